@@ -28,43 +28,32 @@ def validate(op: ops.Op, rank: int, size: int) -> None:
 
 
 def _all_reduce(op: ops.AllReduce, rank: int, size: int) -> None:
-    args.check_reducible(args.output_array("all_reduce", "tensor", op.x), op.op)
+    args.check_reducible(args.array("all_reduce", "tensor", op.x, written=True), op.op)
 
 
 def _reduce(op: ops.Reduce, rank: int, size: int) -> None:
     args.check_rank("reduce", "dst", op.root, size)
-    read_or_write = args.output_array if op.root == rank else args.input_array
-    args.check_reducible(read_or_write("reduce", "tensor", op.x), op.op)
+    args.check_reducible(args.array("reduce", "tensor", op.x, written=op.root == rank), op.op)
 
 
 def _broadcast(op: ops.Broadcast, rank: int, size: int) -> None:
     args.check_rank("broadcast", "src", op.root, size)
-    read_or_write = args.input_array if op.root == rank else args.output_array
-    read_or_write("broadcast", "tensor", op.x)
+    args.array("broadcast", "tensor", op.x, written=op.root != rank)
 
 
 def _all_gather(op: ops.AllGather, rank: int, size: int) -> None:
-    if args.is_list(op.out):
-        piece = args.input_array("all_gather", "tensor", op.inp)
-        args.check_chunks(
-            args.output_list("all_gather", "tensor_list", op.out, size), piece, rank, size
-        )
-    else:
-        piece = args.input_array("all_gather_into_tensor", "input_tensor", op.inp)
-        whole = args.output_array("all_gather_into_tensor", "output_tensor", op.out)
-        args.check_flat(whole, piece, rank, size)
+    call, own, whole = "all_gather", "tensor", "tensor_list"
+    if not args.is_list(op.out):
+        call, own, whole = "all_gather_into_tensor", "input_tensor", "output_tensor"
+    args.check_whole(whole, op.out, args.array(call, own, op.inp, written=False), rank, size)
 
 
 def _reduce_scatter(op: ops.ReduceScatter, rank: int, size: int) -> None:
-    if args.is_list(op.inp):
-        piece = args.output_array("reduce_scatter", "output", op.out)
-        args.check_chunks(
-            args.input_list("reduce_scatter", "input_list", op.inp, size), piece, rank, size
-        )
-    else:
-        piece = args.output_array("reduce_scatter_tensor", "output", op.out)
-        whole = args.input_array("reduce_scatter_tensor", "input", op.inp)
-        args.check_flat(whole, piece, rank, size)
+    call, whole = "reduce_scatter", "input_list"
+    if not args.is_list(op.inp):
+        call, whole = "reduce_scatter_tensor", "input"
+    piece = args.array(call, "output", op.out, written=True)
+    args.check_whole(whole, op.inp, piece, rank, size)
     args.check_reducible(piece, op.op)
 
 
@@ -75,16 +64,16 @@ def _all_to_all(op: ops.AllToAll, rank: int, size: int) -> None:
         return _all_to_all_single(op, rank, size)
     if op.out_splits is not None or op.in_splits is not None:
         raise ValueError("all_to_all: split sizes are for arrays, the lists have their own sizes")
-    outs = args.output_list("all_to_all", "output_tensor_list", op.out, size)
-    ins = args.input_list("all_to_all", "input_tensor_list", op.inp, size)
+    outs = args.arrays("all_to_all", "output_tensor_list", op.out, size, written=True)
+    ins = args.arrays("all_to_all", "input_tensor_list", op.inp, size, written=False)
     args.check_same_type([*outs, *ins])
     args.check_count(outs[rank], ins[rank].buffer.count, f"as many as {ins[rank].name}")
     return args.check_disjoint([*outs, *ins])
 
 
 def _all_to_all_single(op: ops.AllToAll, rank: int, size: int) -> None:
-    out = args.output_array("all_to_all_single", "output", op.out)
-    inp = args.input_array("all_to_all_single", "input", op.inp)
+    out = args.array("all_to_all_single", "output", op.out, written=True)
+    inp = args.array("all_to_all_single", "input", op.inp, written=False)
     args.check_same_type([out, inp])
     given = args.split_counts(out, "output_split_sizes", op.out_splits, size)[rank]
     taken = args.split_counts(inp, "input_split_sizes", op.in_splits, size)[rank]
@@ -95,40 +84,38 @@ def _all_to_all_single(op: ops.AllToAll, rank: int, size: int) -> None:
 
 
 def _gather(op: ops.Gather, rank: int, size: int) -> None:
-    call = "gather_single" if op.even else "gather"
-    own, whole = ("input", "output") if op.even else ("tensor", "gather_list")
+    call, own, whole = "gather", "tensor", "gather_list"
+    if op.even:
+        call, own, whole = "gather_single", "input", "output"
     args.check_rank(call, "dst", op.root, size)
-    piece = args.input_array(call, own, op.inp)
+    piece = args.array(call, own, op.inp, written=False)
     args.check_given(call, whole, op.out, "dst", rank, op.root)
-    if args.is_list(op.out) and not op.even:
-        args.check_chunks(args.output_list(call, whole, op.out, size), piece, rank, size)
-    elif op.out is not None:
-        args.check_flat(args.output_array(call, whole, op.out), piece, rank, size)
+    if op.out is not None:
+        args.check_whole(whole, op.out, piece, rank, size, lists=not op.even)
 
 
 def _scatter(op: ops.Scatter, rank: int, size: int) -> None:
-    call = "scatter_single" if op.even else "scatter"
-    own, whole = ("output", "input") if op.even else ("tensor", "scatter_list")
+    call, own, whole = "scatter", "tensor", "scatter_list"
+    if op.even:
+        call, own, whole = "scatter_single", "output", "input"
     args.check_rank(call, "src", op.root, size)
-    piece = args.output_array(call, own, op.out)
+    piece = args.array(call, own, op.out, written=True)
     args.check_given(call, whole, op.inp, "src", rank, op.root)
-    if args.is_list(op.inp) and not op.even:
-        args.check_chunks(args.input_list(call, whole, op.inp, size), piece, rank, size)
-    elif op.inp is not None:
-        args.check_flat(args.input_array(call, whole, op.inp), piece, rank, size)
+    if op.inp is not None:
+        args.check_whole(whole, op.inp, piece, rank, size, lists=not op.even)
 
 
 def _send(op: ops.Send, rank: int, size: int) -> None:
     args.check_peer("send", "dst", op.peer, rank, size)
     args.check_tag("send", op.tag)
-    args.input_array("send", "tensor", op.x)
+    args.array("send", "tensor", op.x, written=False)
 
 
 def _recv(op: ops.Recv, rank: int, size: int) -> None:
     if op.peer is not None:
         args.check_peer("recv", "src", op.peer, rank, size)
     args.check_tag("recv", op.tag)
-    args.output_array("recv", "tensor", op.x)
+    args.array("recv", "tensor", op.x, written=True)
 
 
 def _barrier(op: ops.Barrier, rank: int, size: int) -> None:

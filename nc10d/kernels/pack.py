@@ -20,24 +20,11 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.kernels import simd
 from nc10d.kernels.cache import compiled, compiled_callback, entry_point, made_once
 from nc10d.kernels.copy import library_copy, quick_copy_address
 from nc10d.kernels.loops import SIGNATURE
-from nc10d.kernels.simd import (
-    DOUBLE,
-    FLOAT,
-    I64,
-    NARROW,
-    STORED,
-    WIDEN,
-    Builder,
-    Value,
-    emits,
-    load,
-    spread,
-    store,
-    vector,
-)
+from nc10d.kernels.simd import Builder, Value
 
 STEP = 32
 """The elements of a step of a cast: two AVX-512 registers of float32."""
@@ -124,40 +111,44 @@ def _named(kernel: Any, name: str) -> Any:
 
 
 def _cast_step(src: DType, dst: DType, lanes: int) -> Any:
-    middle = DOUBLE if DType.FLOAT64 in (src, dst) else FLOAT
+    middle = simd.DOUBLE if DType.FLOAT64 in (src, dst) else simd.FLOAT
 
-    @emits(types.void(types.int64, types.int64, types.float64))
+    @simd.emits(types.void(types.int64, types.int64, types.float64))
     def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
-        x = _widened(b, load(b, at, STORED[src], lanes), src, middle)
-        scale = factor if middle is DOUBLE else b.fptrunc(factor, FLOAT)
-        store(b, _narrowed(b, b.fmul(x, spread(b, scale, lanes)), dst), to)
+        x = _widened(b, simd.load(b, at, simd.STORED[src], lanes), src, middle)
+        scale = factor if middle is simd.DOUBLE else b.fptrunc(factor, simd.FLOAT)
+        simd.store(b, _narrowed(b, b.fmul(x, simd.spread(b, scale, lanes)), dst), to)
 
     return step
 
 
 def _widened(b: Builder, x: Value, dtype: DType, middle: ir.Type) -> Value:
-    wide = WIDEN[dtype](b, x) if dtype in WIDEN else x
-    return wide if wide.type.element == middle else b.fpext(wide, vector(middle, wide.type.count))
+    wide = simd.WIDEN[dtype](b, x) if dtype in simd.WIDEN else x
+    return (
+        wide if wide.type.element == middle else b.fpext(wide, simd.vector(middle, wide.type.count))
+    )
 
 
 def _narrowed(b: Builder, x: Value, dtype: DType) -> Value:
     if dtype is DType.FLOAT64:
         return x
-    single = x if x.type.element == FLOAT else b.fptrunc(x, vector(FLOAT, x.type.count))
-    return NARROW[dtype](b, single) if dtype in NARROW else single
+    single = (
+        x if x.type.element == simd.FLOAT else b.fptrunc(x, simd.vector(simd.FLOAT, x.type.count))
+    )
+    return simd.NARROW[dtype](b, single) if dtype in simd.NARROW else single
 
 
-@emits(types.void(*[types.int64] * 5))
+@simd.emits(types.void(*[types.int64] * 5))
 def _call(b: Builder, kernel: Value, dst: Value, src: Value, arg: Value, nbytes: Value) -> None:
-    function = ir.FunctionType(ir.VoidType(), [I64] * 4).as_pointer()
+    function = ir.FunctionType(ir.VoidType(), [simd.I64] * 4).as_pointer()
     b.call(b.inttoptr(kernel, function), (dst, src, arg, nbytes))
 
 
-@emits(types.int64(types.int64))
+@simd.emits(types.int64(types.int64))
 def _read(b: Builder, address: Value) -> Value:
-    return b.load(b.inttoptr(address, I64.as_pointer()), align=8)
+    return b.load(b.inttoptr(address, simd.I64.as_pointer()), align=8)
 
 
-@emits(types.float64(types.int64))
+@simd.emits(types.float64(types.int64))
 def _read_double(b: Builder, address: Value) -> Value:
-    return b.load(b.inttoptr(address, DOUBLE.as_pointer()), align=8)
+    return b.load(b.inttoptr(address, simd.DOUBLE.as_pointer()), align=8)

@@ -40,11 +40,9 @@ class GroupOfBackends(Protocol):
     @property
     def timeout(self) -> float:
         """The timeout of the group's operations, in seconds."""
-        ...
 
     def backend(self, device: str) -> Backend:
         """Return the backend of a device."""
-        ...
 
 
 def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:

@@ -117,12 +117,14 @@ class LaunchTable:
 
 
 class LaunchText:
-    """Text in memory at `address`, as long as this object lives."""
+    """The text of a launch, in memory at `address` as long as this object lives."""
 
     __slots__ = ("_bytes", "address")
 
-    def __init__(self, text: str) -> None:
-        self._bytes = array("B", text.encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0"))
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._bytes = array(
+            "B", _text_of_launch(ops).encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0")
+        )
         self.address = self._bytes.buffer_info()[0]
 
 
@@ -143,7 +145,7 @@ class LaunchRecord:
         nc10d_nccl_record.ctypes(self.address, text.address)
 
 
-def text_of_launch(ops: Sequence[Op]) -> str:
+def _text_of_launch(ops: Sequence[Op]) -> str:
     """Return a launch's text, in the form that the errors of all backends have."""
     if isinstance(ops, AllReduces):  # without making its operations
         x = as_buffer(ops.arrays[0])

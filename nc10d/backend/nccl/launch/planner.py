@@ -26,7 +26,6 @@ from nc10d.backend.nccl.launch.launch_table import (
     TableRows,
     grouped,
     in_groups,
-    text_of_launch,
 )
 from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
 from nc10d.base.deadline import Deadline
@@ -140,7 +139,7 @@ class LaunchPlanner:
 
     def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
         """Write the launch record of a deferred launch."""
-        self._record_for(comm_streams).write(LaunchText(text_of_launch(ops)))
+        self._record_for(comm_streams).write(LaunchText(ops))
 
     def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
         """Return the record of a launch; launches of messages only are not published."""
@@ -182,7 +181,7 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        record_address, text = self._record_for(comm_streams), LaunchText(text_of_launch(ops))
+        record_address, text = self._record_for(comm_streams), LaunchText(ops)
         return LaunchTable(
             comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
         )
