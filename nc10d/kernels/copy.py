@@ -23,8 +23,8 @@ from llvmlite import binding, ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, made_once
-from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.cache import made_once
+from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import I8, I64, STORED, Builder, Value, emits, load, store
 from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
 
@@ -116,9 +116,7 @@ def _kernel() -> Any:
             step(dst + at, src + at)
         step(dst + nbytes - _STEP, src + nbytes - _STEP)
 
-    # The name is the key in the cache and the symbol in memory.
-    vector_copy.__qualname__ = vector_copy.__name__
-    return compiled_callback(SIGNATURE)(vector_copy)
+    return compile_kernel(vector_copy, "vector_copy")
 
 
 def _moved(times: int) -> Any:

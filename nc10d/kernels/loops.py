@@ -68,7 +68,7 @@ def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
         for at in range(middle_end, nbytes, single):
             single_step(dst + at, a + at, b + at)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
 def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> Any:
@@ -96,7 +96,7 @@ def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide:
         for at in range(middle_end, nbytes, single):
             single_step(dst + at, src + at, value)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
 def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
@@ -117,10 +117,11 @@ def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
         for at in range(middle_end, nbytes, single):
             single_step(a + at, b + at)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
-def _compile(kernel: Any, name: str) -> Any:
+def compile_kernel(kernel: Any, name: str) -> Any:
+    """Compile a kernel as a C function of this name."""
     # The name is the key in the cache and the symbol in memory: unique for each kernel.
     kernel.__name__ = kernel.__qualname__ = name
     return compiled_callback(SIGNATURE)(kernel)

@@ -21,9 +21,9 @@ from numba import types
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels import simd
-from nc10d.kernels.cache import compiled, compiled_callback, entry_point, made_once
+from nc10d.kernels.cache import compiled, entry_point, made_once
 from nc10d.kernels.copy import library_copy, quick_copy_address
-from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.loops import SIGNATURE, compile_kernel
 from nc10d.kernels.simd import Builder, Value
 
 STEP = 32
@@ -84,7 +84,7 @@ def _copy_kernel() -> Any:
         """dst[:] = src"""
         library_copy(dst, src, nbytes)
 
-    return _named(kernel, "copy_bytes")
+    return compile_kernel(kernel, "copy_bytes")
 
 
 def _cast_kernel(src: DType, dst: DType, name: str) -> Any:
@@ -101,13 +101,7 @@ def _cast_kernel(src: DType, dst: DType, name: str) -> Any:
         for at in range(wide_end, count):
             single_step(dst + at * write, src + at * read, factor)
 
-    return _named(kernel, name)
-
-
-def _named(kernel: Any, name: str) -> Any:
-    # The name is the key in the cache and the symbol in memory: unique for each kernel.
-    kernel.__name__ = kernel.__qualname__ = name
-    return compiled_callback(SIGNATURE)(kernel)
+    return compile_kernel(kernel, name)
 
 
 def _cast_step(src: DType, dst: DType, lanes: int) -> Any:

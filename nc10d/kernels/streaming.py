@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, made_once
-from nc10d.kernels.loops import SIGNATURE
+from nc10d.kernels.cache import made_once
+from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, emits, load, spread, store, vector
 
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -96,8 +96,7 @@ def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any
         for at in range(end, nbytes, single):
             element(dst + at, src + at, arg)
 
-    kernel.__name__ = kernel.__qualname__ = name
-    return compiled_callback(SIGNATURE)(kernel)
+    return compile_kernel(kernel, name)
 
 
 def _step(dtype: DType, lanes: int, change: Callable[..., Value] | None, past: bool) -> Any:

@@ -24,8 +24,7 @@ from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import call
-from nc10d.cuda.events import event_done, event_pool
+from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError

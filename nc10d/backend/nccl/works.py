@@ -13,8 +13,7 @@ from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
-from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import EventPool, event_done, seconds_between
+from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
 
@@ -112,7 +111,7 @@ class NcclWork(DeviceWork):
             self._owner.fail(error)
             return
         if over:
-            self._owner.retire(self)
+            self._owner.retire([self])
 
     def _block(self, deadline: Deadline) -> None:
         looks, pause = 0, _FIRST_PAUSE
@@ -157,11 +156,7 @@ class PendingWorks:
             self._hurried.add(work)
         watchdog.wake()
 
-    def retire(self, work: NcclWork) -> None:
-        """Finish a Work whose event has ended."""
-        self._retire([work])
-
-    def _retire(self, works: list[NcclWork], wait: bool = True) -> None:
+    def retire(self, works: list[NcclWork], wait: bool = True) -> None:
         """Finish Works whose events have ended; callbacks run without the lock.
 
         A failed kernel of NCCL ends as any other: only its communicator has the error.
@@ -217,7 +212,7 @@ class PendingWorks:
         finally:
             self.lock.release()
         if over:
-            self._retire(over, wait)
+            self.retire(over, wait)
         # Other threads may have ended these; this thread runs their callbacks.
         for work in [work for work in self._hurried if work._state != PENDING]:
             self._hurried.discard(work)

@@ -14,8 +14,7 @@ from nc10d.backend.device_work import DeviceWork
 from nc10d.backend.staged.pinned import pinned_pool
 from nc10d.backend.staged.staging import Staging
 from nc10d.base.deadline import NEVER, Deadline
-from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import event_done, event_pool
+from nc10d.cuda.driver import call, event_done, event_pool, on_device
 from nc10d.cuda.streams import Stream
 from nc10d.errors import UnsupportedPlatform
 from nc10d.ops import Op

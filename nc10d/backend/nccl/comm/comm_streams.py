@@ -19,8 +19,7 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import on_device
-from nc10d.cuda.events import EventPool
+from nc10d.cuda.driver import EventPool, on_device
 from nc10d.cuda.streams import Stream
 from nc10d.errors import DistError, RendezvousError
 from nc10d.ops import Op, Recv, Send

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONSTANTS
-from nc10d.backend.nccl.bindings.library import IN_PROGRESS, SUCCESS, Library, UniqueId
+from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
@@ -282,6 +282,3 @@ def _within(deadline: Deadline, call_name: str, function: Callable[[], None]) ->
         raise CollectiveTimeout(message, op=call_name)
     if failures:
         raise failures[0]
-
-
-__all__ = ["SUCCESS", "UNTIL_ABORT_ANYWAY", "Communicator", "Registration", "mem_alloc", "mem_free"]

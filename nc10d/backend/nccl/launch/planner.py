@@ -29,8 +29,7 @@ from nc10d.backend.nccl.launch.launch_table import (
 )
 from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import call, driver
-from nc10d.cuda.events import EventPool
+from nc10d.cuda.driver import EventPool, call, driver
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import Stream
 from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
