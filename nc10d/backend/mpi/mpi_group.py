@@ -143,7 +143,7 @@ class MpiGroup:
         try:
             task.begin(steps_of_task)
         except MPI.Exception as error:
-            self.fail(error_from(error, task.work.describe()))
+            self.fail(error_from(error, task.work._describe()))
 
     # -- progress --------------------------------------------------------------------------
 
@@ -176,13 +176,13 @@ class MpiGroup:
             if not task.advance():
                 return False
         except MPI.Exception as error:
-            self.fail(error_from(error, task.work.describe()))
+            self.fail(error_from(error, task.work._describe()))
             return False
         except DistError as error:
             self.fail(error)
             return False
         except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
-            self.fail(DistError(f"{task.work.describe()}: {type(error).__name__}: {error}"))
+            self.fail(DistError(f"{task.work._describe()}: {type(error).__name__}: {error}"))
             return False
         if task.work.task_ended(task.places, task.result):
             self._engine.end(task.work, None, task.work.outcome())
@@ -194,18 +194,18 @@ class MpiGroup:
         blocked = self._leave_protocol.blocked_task(in_flight)
         if blocked is not None:
             task, rank = blocked
-            text = f"{task.work.describe()}: rank {rank} of group {self.name!r} has left"
+            text = f"{task.work._describe()}: rank {rank} of group {self.name!r} has left"
             self.fail(PeerLost(text, rank=rank, **self._about(task)))
             return
         now = time.monotonic()
         overdue = next((task for task in in_flight if task.deadline.at <= now), None)
         if overdue is not None:
             rank = self.comm.rank
-            text = f"{overdue.work.describe()} timed out on rank {rank} of group {self.name!r}"
+            text = f"{overdue.work._describe()} timed out on rank {rank} of group {self.name!r}"
             self.fail(CollectiveTimeout(text, rank=rank, **self._about(overdue)))
 
     def _about(self, task: Task) -> dict[str, Any]:
-        return {"group": self.name, "op": task.work.describe(), "seq": task.seq or None}
+        return {"group": self.name, "op": task.work._describe(), "seq": task.seq or None}
 
     def _handle_notices(self) -> None:
         for source, kind, text in self._control.received():
