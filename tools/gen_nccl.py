@@ -7,6 +7,8 @@ are extended by hand. The generator refuses a function or a field that is not in
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -88,6 +90,11 @@ class Field(NamedTuple):
     since: Version
 
 
+def _since(version: Version, *fields: str) -> tuple[Field, ...]:
+    """Return the fields that came with a release, each given as letter and name."""
+    return tuple(Field(name, kind, version) for kind, name in map(str.split, fields))
+
+
 '''
 
 
@@ -134,8 +141,12 @@ def _structs(text: str) -> Iterator[str]:
     for body, name in bodies:
         if name == "ncclUniqueId":
             continue  # bytes; its size is a constant
-        fields = "".join(f"        {_field(name, *pair)},\n" for pair in _members(body[1:-1]))
-        yield f'    "{name}": (\n{fields}    ),\n'
+        releases = itertools.groupby(_members(body[1:-1]), functools.partial(_release, name))
+        rows = (
+            f"        *_since({since}, {', '.join(map(_field, members))}),\n"
+            for since, members in releases
+        )
+        yield f'    "{name}": (\n{"".join(rows)}    ),\n'
 
 
 def _members(body: str) -> Iterator[tuple[str, str]]:
@@ -147,11 +158,15 @@ def _members(body: str) -> Iterator[tuple[str, str]]:
         yield kind, name
 
 
-def _field(struct: str, kind: str, name: str) -> str:
-    since = OLDEST
-    if struct == "ncclConfig_t":
-        since = next((v for v, names in FIELDS.items() if name in names.split()), OLDEST)
-    return f'Field("{name}", "{_letter(kind)}", {since})'
+def _release(struct: str, member: tuple[str, str]) -> Version:
+    if struct != "ncclConfig_t":
+        return OLDEST
+    return next((v for v, names in FIELDS.items() if member[1] in names.split()), OLDEST)
+
+
+def _field(member: tuple[str, str]) -> str:
+    kind, name = member
+    return f'"{_letter(kind)} {name}"'
 
 
 def _functions(text: str) -> Iterator[str]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from nc10d.base.deadline import Deadline
 from nc10d.codec import EncodedMessage, Envelope, encode, encode_pickled
+from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.messages import LARGEST, WORDS
-from nc10d.codec.payload import Bytes, Locate
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup

@@ -7,7 +7,7 @@ The checks read memory's description through `as_buffer` and change nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -34,47 +34,29 @@ def is_list(x: Any) -> bool:
     return isinstance(x, (list, tuple))
 
 
-def _argument(call: str, name: str, x: Any, written: bool) -> Argument:
+def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
+    """Return an array that the operation reads, or writes if `written`.
+
+    TypeError if `x` is no array; ValueError if it is written, and read-only or self-overlapping.
+    """
     try:
-        return Argument(call, name, as_buffer(x), written)
+        found = Argument(call, name, as_buffer(x), written)
     except TypeError as error:
         raise TypeError(f"{call}: {name}: {error}") from error
-
-
-def input_array(call: str, name: str, x: Any) -> Argument:
-    """Return an array that the operation only reads; TypeError if `x` is no array."""
-    return _argument(call, name, x, written=False)
-
-
-def output_array(call: str, name: str, x: Any) -> Argument:
-    """Return an array that the operation writes; ValueError if read-only or self-overlapping."""
-    found = _argument(call, name, x, written=True)
-    if not found.buffer.writable:
+    if written and not found.buffer.writable:
         raise ValueError(f"{call}: {name} is written, so it must not be read-only")
-    if found.buffer.repeats:
+    if written and found.buffer.repeats:
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
     return found
 
 
-_Taker = Callable[[str, str, Any], Argument]
-
-
-def _each_array(take: _Taker, call: str, name: str, xs: Sequence[Any], size: int) -> list[Argument]:
+def arrays(call: str, name: str, xs: Sequence[Any], size: int, *, written: bool) -> list[Argument]:
+    """Return a list with an array for each rank; see `array`."""
     if len(xs) != size:
         message = f"{call}: {name} must have one array per rank, {size} in this group"
         raise ValueError(f"{message}, got {len(xs)}")
-    return [take(call, f"{name}[{index}]", x) for index, x in enumerate(xs)]
-
-
-def input_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
-    """Return a list with an array for each rank that the operation only reads."""
-    return _each_array(input_array, call, name, xs, size)
-
-
-def output_list(call: str, name: str, xs: Any, size: int) -> list[Argument]:
-    """Return a list with an array for each rank that the operation writes."""
-    return _each_array(output_array, call, name, xs, size)
+    return [array(call, f"{name}[{index}]", x, written=written) for index, x in enumerate(xs)]
 
 
 def check_reducible(x: Argument, op: ReduceOp) -> None:
@@ -143,6 +125,21 @@ def check_count(x: Argument, count: int, why: str) -> None:
         raise ValueError(f"{message}, got {x.buffer.count}")
 
 
+def check_whole(
+    name: str, xs: Any, piece: Argument, rank: int, size: int, *, lists: bool = True
+) -> None:
+    """Check a list with an array for each rank, or a flat array, against this rank's `piece`.
+
+    The operation writes `xs` if it reads `piece`, and the other way round. Without `lists` a list
+    is a TypeError.
+    """
+    written = not piece.written
+    if lists and is_list(xs):
+        check_chunks(arrays(piece.call, name, xs, size, written=written), piece, rank, size)
+    else:
+        check_flat(array(piece.call, name, xs, written=written), piece, rank, size)
+
+
 def check_flat(whole: Argument, piece: Argument, rank: int, size: int) -> None:
     """Check a flat array, the `whole` of all ranks, against this rank's `piece`."""
     check_same_type([piece, whole])
@@ -188,8 +185,8 @@ def check_disjoint(arguments: Sequence[Argument]) -> None:
                 raise ValueError(f"{x.call}: {x.name} and {y.name} must not share memory")
 
 
-def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:
-    """Return the number of rows of `x` that go to, or come from, each rank."""
+def split_counts(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:
+    """Return the number of elements of `x` that go to, or come from, each rank."""
     shape = x.buffer.shape
     if not shape:
         raise ValueError(f"{x.call}: {x.name} must have a dimension to split, got a 0-d array")
@@ -197,17 +194,12 @@ def split_rows(x: Argument, name: str, splits: Sequence[int] | None, size: int) 
         if shape[0] % size:
             message = f"{x.call}: without {name}, {x.name} must have rows for {size} equal parts"
             raise ValueError(f"{message}, got {shape[0]}")
-        return [shape[0] // size] * size
-    counts = [integer(x.call, name, count) for count in splits]
-    if len(counts) != size or min(counts) < 0 or sum(counts) != shape[0]:
+        return [x.buffer.count // size] * size
+    rows = [integer(x.call, name, count) for count in splits]
+    if len(rows) != size or min(rows) < 0 or sum(rows) != shape[0]:
         message = f"{x.call}: {name} must be {size} numbers, 0 or more, whose sum is the rows"
-        raise ValueError(f"{message} of {x.name}, {shape[0]}, got {counts}")
-    return counts
-
-
-def row_length(x: Argument) -> int:
-    """Return the number of elements in a row of `x`."""
-    return prod(x.buffer.shape[1:])
+        raise ValueError(f"{message} of {x.name}, {shape[0]}, got {rows}")
+    return [n * prod(shape[1:]) for n in rows]
 
 
 def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:

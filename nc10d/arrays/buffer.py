@@ -119,18 +119,10 @@ def register(
         _devices[kind] = device or (lambda x: resolve(x).device)
 
 
-_resolvers_by_name: dict[tuple[str, str], Resolver] = {}
-
-
-def register_named(package: str, name: str, resolve: Resolver) -> None:
-    """Resolve CUDA arrays of the type `package.name`; the package need not be imported."""
-    _resolvers_by_name[package, name] = resolve
-
-
 def _register_by_name(x: Any) -> bool:
-    """Register the type of an array if `register_named` knows its name; return whether it does."""
+    """Register the type of an array that `_RESOLVERS_BY_NAME` has; return whether it does."""
     kind = type(x)
-    resolve = _resolvers_by_name.get((kind.__module__.partition(".")[0], kind.__name__))
+    resolve = _RESOLVERS_BY_NAME.get((kind.__module__.partition(".")[0], kind.__name__))
     if resolve is not None:
         register(kind, resolve, "cuda")
     return resolve is not None
@@ -208,13 +200,33 @@ def _resolve_cuda(x: Any) -> Buffer:
     interface = x.__cuda_array_interface__
     dtype = dtype_of(np.dtype(interface["typestr"]))
     shape = tuple(interface["shape"])
-    packed = _packed_strides(shape, dtype.itemsize)
+    packed = packed_strides(shape, dtype.itemsize)
     strides = tuple(interface.get("strides") or packed)
     address, read_only = interface["data"]
     contiguous = _is_packed(shape, strides, packed)
     return Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
 
 
+def _resolve_numba(x: Any) -> Buffer:
+    address = x.device_ctypes_pointer.value or 0  # ctypes reads a null pointer as None
+    contiguous = x.flags["C_CONTIGUOUS"] or not x.size
+    dtype = dtype_of(x.dtype)
+    return Buffer(address, x.size, dtype, "cuda", x, True, contiguous, x.shape, x.strides)
+
+
+def _resolve_cupy(x: Any) -> Buffer:
+    contiguous, dtype = x.flags.c_contiguous, dtype_of(x.dtype)
+    return Buffer(x.data.ptr, x.size, dtype, "cuda", x, True, contiguous, x.shape, x.strides)
+
+
+_RESOLVERS_BY_NAME = {
+    ("numba", "DeviceNDArray"): _resolve_numba,
+    ("cupy", "ndarray"): _resolve_cupy,
+}
+"""CUDA arrays of libraries that need not be imported, by package and type.
+
+Their attributes give the same Buffer as `__cuda_array_interface__`, and faster.
+"""
 # The device types of the DLPack specification (dlpack.h) that name host or CUDA memory.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
@@ -261,7 +273,7 @@ def _replacement_hint(x: Any) -> str:
     return "pass a plain array in host memory"
 
 
-def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Return the strides of a C-contiguous array."""
     strides: list[int] = []
     step = itemsize

@@ -15,24 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nc10d.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Array,
-    Arrays,
-    Broadcast,
-    Gather,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    Scatter,
-    Send,
-)
+from nc10d import ops
 
-View = Callable[[Any], Array]
-UnownedView = Callable[[Any], Array | None]
+View = Callable[[Any], ops.Array]
+UnownedView = Callable[[Any], ops.Array | None]
 numpy_views: dict[type, View] = {}
 unowned_views: dict[type, UnownedView] = {}
 
@@ -46,19 +32,19 @@ def register_view(kind: type, view: View, unowned: UnownedView) -> None:
     numpy_views[kind], unowned_views[kind] = view, unowned
 
 
-def numpy_view(x: Array) -> Array:
+def numpy_view(x: ops.Array) -> ops.Array:
     """Return an ndarray on the memory of `x`, if its type is registered; else `x`."""
     view = numpy_views.get(type(x))
     return x if view is None else view(x)
 
 
-def unowned_view(x: Array) -> Array | None:
+def unowned_view(x: ops.Array) -> ops.Array | None:
     """Return an unowned view of `x`, or None if there is none."""
     make = unowned_views.get(type(x))
     return None if make is None else make(x)
 
 
-def use_unowned_views(op: Op) -> tuple[Array, ...] | None:
+def use_unowned_views(op: ops.Op) -> tuple[ops.Array, ...] | None:
     """Replace the arrays of `op` by unowned views; return the replaced arrays.
 
     Return None, and leave `op` unchanged, if an array has no such view. The caller must keep the
@@ -75,40 +61,46 @@ def use_unowned_views(op: Op) -> tuple[Array, ...] | None:
 
 
 _ARRAYS: dict[type[Any], tuple[str, ...]] = {
-    **dict.fromkeys((AllReduce, Reduce, Broadcast, Send), ("x",)),
-    **dict.fromkeys((AllGather, ReduceScatter, AllToAll), ("out", "inp")),
+    **dict.fromkeys((ops.AllReduce, ops.Reduce, ops.Broadcast, ops.Send), ("x",)),
+    **dict.fromkeys((ops.AllGather, ops.ReduceScatter, ops.AllToAll), ("out", "inp")),
 }
 """The array fields of the operations for which `use_unowned_views` works."""
 
 
-def map_to_numpy(op: Op) -> Op:
+def map_to_numpy(op: ops.Op) -> ops.Op:
     """Return `op` on the NumPy views of its arrays; an operation without arrays is unchanged."""
     return map_arrays(op, numpy_view)
 
 
-def map_arrays(op: Op, replace: View) -> Op:
+def map_arrays(op: ops.Op, replace: View) -> ops.Op:
     """Return `op` with each of its arrays x replaced by `replace(x)`."""
     mapper = _MAPPERS.get(type(op))
     return op if mapper is None else mapper(op, replace, partial(_map_value, replace))
 
 
-def _map_value(replace: View, xs: Arrays | None) -> Any:
+def _map_value(replace: View, xs: ops.Arrays | None) -> Any:
     if xs is None:  # Gather and Scatter: only the root has it
         return None
     return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)
 
 
-_MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[Arrays], Arrays]], Op]] = {
-    AllReduce: lambda op, replace, each: AllReduce(replace(op.x), op.op),
-    Reduce: lambda op, replace, each: Reduce(replace(op.x), op.root, op.op),
-    Broadcast: lambda op, replace, each: Broadcast(replace(op.x), op.root),
-    AllGather: lambda op, replace, each: AllGather(each(op.out), replace(op.inp)),
-    ReduceScatter: lambda op, replace, each: ReduceScatter(replace(op.out), each(op.inp), op.op),
-    AllToAll: lambda op, replace, each: AllToAll(
+_MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[ops.Arrays], ops.Arrays]], ops.Op]] = {
+    ops.AllReduce: lambda op, replace, each: ops.AllReduce(replace(op.x), op.op),
+    ops.Reduce: lambda op, replace, each: ops.Reduce(replace(op.x), op.root, op.op),
+    ops.Broadcast: lambda op, replace, each: ops.Broadcast(replace(op.x), op.root),
+    ops.AllGather: lambda op, replace, each: ops.AllGather(each(op.out), replace(op.inp)),
+    ops.ReduceScatter: lambda op, replace, each: ops.ReduceScatter(
+        replace(op.out), each(op.inp), op.op
+    ),
+    ops.AllToAll: lambda op, replace, each: ops.AllToAll(
         each(op.out), each(op.inp), op.out_splits, op.in_splits
     ),
-    Gather: lambda op, replace, each: Gather(each(op.out), replace(op.inp), op.root, op.even),
-    Scatter: lambda op, replace, each: Scatter(replace(op.out), each(op.inp), op.root, op.even),
-    Send: lambda op, replace, each: Send(replace(op.x), op.peer, op.tag),
-    Recv: lambda op, replace, each: Recv(replace(op.x), op.peer, op.tag),
+    ops.Gather: lambda op, replace, each: ops.Gather(
+        each(op.out), replace(op.inp), op.root, op.even
+    ),
+    ops.Scatter: lambda op, replace, each: ops.Scatter(
+        replace(op.out), each(op.inp), op.root, op.even
+    ),
+    ops.Send: lambda op, replace, each: ops.Send(replace(op.x), op.peer, op.tag),
+    ops.Recv: lambda op, replace, each: ops.Recv(replace(op.x), op.peer, op.tag),
 }

@@ -13,26 +13,65 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays.dtypes import DType
-from nc10d.codec.payload import Locate, Payload
-from nc10d.codec.tags import (
-    ARRAY,
-    COMPLEX,
-    COUNT,
-    FLOAT,
-    INT8,
-    INT64,
-    MAX_DEPTH,
-    Tag,
-    hashed_children,
-)
+from nc10d.codec import tags
+from nc10d.codec.tags import Tag
 from nc10d.codec.type_registry import codec_named
 from nc10d.errors import CodecError
 
+Array = np.ndarray[Any, np.dtype[Any]]
+Bytes = npt.NDArray[np.uint8]
+Locate = Callable[[Any], Any] | None
+"""A function that replaces each received array (map_location), or None."""
+_ALIGN = 64
+"""The chunks of a payload begin at multiples of this many bytes."""
 _DTYPES = {dtype.code: dtype for dtype in DType}
 _MOST_WASTED = 64
 """How many times its own size an array may keep alive; a smaller array is copied."""
+
+
+def aligned(nbytes: int) -> int:
+    """Return the next multiple of 64."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def rounded(nbytes: int) -> int:
+    """Round `nbytes` up by at most 1/16 or 63: to one of 16 sizes between powers of two.
+
+    >>> rounded(1), rounded(5000), rounded(1 << 20)
+    (64, 5120, 1048576)
+    """
+    step = max(_ALIGN, 1 << max(0, (nbytes - 1).bit_length() - 5))
+    return -(-nbytes // step) * step
+
+
+class Payload:
+    """The chunks of a received message, taken in their order."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self._at = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole payload."""
+        return self._memory.size
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return the next chunk, a view; CodecError if fewer bytes are left."""
+        if not 0 <= nbytes <= self._memory.size - self._at:
+            left = self._memory.size - self._at
+            raise CodecError(f"the header asks for {nbytes} bytes, and the payload has {left}")
+        chunk = self._memory[self._at : self._at + nbytes]
+        self._at += aligned(nbytes)
+        return chunk
+
+    def finish(self) -> None:
+        """Raise CodecError if bytes are left."""
+        if self._at < self._memory.size:
+            raise CodecError(f"the header leaves {self._memory.size - self._at} bytes of payload")
 
 
 def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
@@ -62,7 +101,7 @@ class _Frame:
     def __init__(self, tag: Tag, count: int, inside_key: bool) -> None:
         self.tag = tag
         self.count = 2 * count if tag is Tag.DICT else count
-        self.hashed = hashed_children(tag, count, inside_key)
+        self.hashed = tags.hashed_children(tag, count, inside_key)
         self.items: list[Any] = []
 
 
@@ -113,13 +152,13 @@ class _Decoder:
         return array if self._locate is None else _call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
-        count = 2 if tag is Tag.OBJECT else self.unpack(COUNT)[0]
-        if len(self._frames) >= MAX_DEPTH:
-            raise CodecError(f"the stream is nested deeper than {MAX_DEPTH} levels")
+        count = 2 if tag is Tag.OBJECT else self.unpack(tags.COUNT)[0]
+        if len(self._frames) >= tags.MAX_DEPTH:
+            raise CodecError(f"the stream is nested deeper than {tags.MAX_DEPTH} levels")
         self._frames.append(_Frame(tag, count, hashed))
 
     def _refer(self, hashed: bool) -> Any:
-        value = self._numbered[self.unpack(COUNT)[0]]
+        value = self._numbered[self.unpack(tags.COUNT)[0]]
         if hashed and type(value) not in (str, bytes):
             raise CodecError("a key refers to a container")
         return value
@@ -145,7 +184,7 @@ class _Decoder:
 
     def counted(self) -> bytes:
         """Read a length and as many bytes."""
-        return self.take(self.unpack(COUNT)[0])
+        return self.take(self.unpack(tags.COUNT)[0])
 
     def dtype(self, code: int) -> DType:
         """Return the element type of a code."""
@@ -156,18 +195,18 @@ class _Decoder:
 
     def blob(self) -> Any:
         """Read a byte string from the payload."""
-        return self._payload.take(self.unpack(INT64)[0])
+        return self._payload.take(self.unpack(tags.INT64)[0])
 
     def packed(self, dtype: type[Any]) -> list[Any]:
         """Read a list of numbers from the payload."""
-        numbers: list[Any] = self._payload.take(8 * self.unpack(INT64)[0]).view(dtype).tolist()
+        numbers: list[Any] = self._payload.take(8 * self.unpack(tags.INT64)[0]).view(dtype).tolist()
         return numbers
 
     def array(self) -> Any:
         """Read an array."""
-        code, ndim = self.unpack(ARRAY)
+        code, ndim = self.unpack(tags.ARRAY)
         dtype = self.dtype(code)
-        shape = [self.unpack(INT64)[0] for _ in range(ndim)]
+        shape = [self.unpack(tags.INT64)[0] for _ in range(ndim)]
         if any(n < 0 for n in shape):
             raise CodecError(f"an array can't have the shape {shape}")
         elements = self._payload.take(prod(shape) * dtype.itemsize)
@@ -233,11 +272,11 @@ _READ: dict[int, Callable[[_Decoder], Any]] = {
     Tag.NONE: lambda d: None,
     Tag.FALSE: lambda d: False,
     Tag.TRUE: lambda d: True,
-    Tag.INT8: lambda d: d.unpack(INT8)[0],
-    Tag.INT64: lambda d: d.unpack(INT64)[0],
+    Tag.INT8: lambda d: d.unpack(tags.INT8)[0],
+    Tag.INT64: lambda d: d.unpack(tags.INT64)[0],
     Tag.BIG_INT: lambda d: int.from_bytes(d.counted(), "little", signed=True),
-    Tag.FLOAT: lambda d: d.unpack(FLOAT)[0],
-    Tag.COMPLEX: lambda d: complex(*d.unpack(COMPLEX)),
+    Tag.FLOAT: lambda d: d.unpack(tags.FLOAT)[0],
+    Tag.COMPLEX: lambda d: complex(*d.unpack(tags.COMPLEX)),
     Tag.TEXT: lambda d: d.number(str(d.counted(), "utf-8", "surrogatepass")),
     Tag.BYTES: lambda d: d.number(d.counted()),
     Tag.BYTE_ARRAY: lambda d: d.number(bytearray(d.counted())),

@@ -12,22 +12,10 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.codec import tags
+from nc10d.codec.decoder import Array
 from nc10d.codec.messages import EncodedMessage, MessageKind
-from nc10d.codec.payload import Array
-from nc10d.codec.tags import (
-    ARRAY,
-    COMPLEX,
-    COUNT,
-    FLOAT,
-    INLINE,
-    INT8,
-    INT64,
-    LARGEST_COUNT,
-    MAX_DEPTH,
-    PACKED,
-    Tag,
-    hashed_children,
-)
+from nc10d.codec.tags import Tag
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import CodecError
 
@@ -80,8 +68,8 @@ class _Encoder:
             else:
                 frames.pop()
                 self._close(frame.value)
-            if len(frames) > MAX_DEPTH + 1:
-                raise CodecError(f"the object is nested deeper than {MAX_DEPTH} levels")
+            if len(frames) > tags.MAX_DEPTH + 1:
+                raise CodecError(f"the object is nested deeper than {tags.MAX_DEPTH} levels")
 
     def _put(self, value: Any, hashed: bool) -> _Frame | None:
         """Write a value; for a container, write its head and return the frame of its children."""
@@ -97,7 +85,7 @@ class _Encoder:
             write(self, value)
             self._number(value)
             return None
-        if kind is list and len(value) >= PACKED and self._packed(value):
+        if kind is list and len(value) >= tags.PACKED and self._packed(value):
             self._number(value)
             return None
         if kind in _CONTAINERS or (write := _writer_for_numpy(kind)) is None:
@@ -110,7 +98,7 @@ class _Encoder:
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
-        self.tagged(Tag.REF, COUNT.pack(seen[0]))
+        self.tagged(Tag.REF, tags.COUNT.pack(seen[0]))
         return True
 
     def _packed(self, value: list[Any]) -> bool:
@@ -123,7 +111,7 @@ class _Encoder:
             chunk = np.array(value, dtype)
         except OverflowError:
             return False
-        self.tagged(tag, INT64.pack(len(value)))
+        self.tagged(tag, tags.INT64.pack(len(value)))
         self.chunks.append(chunk)
         return True
 
@@ -144,7 +132,7 @@ class _Encoder:
             children = iter(_state(value, kind))
             self.header.append(tag)
         self._open.add(id(value))
-        return _Frame(value, children, hashed_children(tag, count, hashed))
+        return _Frame(value, children, tags.hashed_children(tag, count, hashed))
 
     def _close(self, value: Any) -> None:
         self._open.discard(id(value))
@@ -157,9 +145,9 @@ class _Encoder:
 
 
 def _length(count: int) -> bytes:
-    if count > LARGEST_COUNT:
+    if count > tags.LARGEST_COUNT:
         raise CodecError(f"{count} items or bytes are more than a header has room for")
-    return COUNT.pack(count)
+    return tags.COUNT.pack(count)
 
 
 def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
@@ -179,9 +167,9 @@ def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
 
 def _int(encoder: _Encoder, value: int) -> None:
     if -128 <= value < 128:
-        encoder.tagged(Tag.INT8, INT8.pack(value))
+        encoder.tagged(Tag.INT8, tags.INT8.pack(value))
     elif -(2**63) <= value < 2**63:
-        encoder.tagged(Tag.INT64, INT64.pack(value))
+        encoder.tagged(Tag.INT64, tags.INT64.pack(value))
     else:
         size = value.bit_length() // 8 + 1
         encoder.tagged(Tag.BIG_INT, _length(size) + value.to_bytes(size, "little", signed=True))
@@ -194,10 +182,10 @@ def _text(encoder: _Encoder, value: str) -> None:
 
 def _byte_string(inline: Tag, blob: Tag) -> Callable[[_Encoder, Any], None]:
     def write(encoder: _Encoder, value: Any) -> None:
-        if len(value) <= INLINE:
+        if len(value) <= tags.INLINE:
             encoder.tagged(inline, _length(len(value)) + value)
         else:
-            encoder.tagged(blob, INT64.pack(len(value)))
+            encoder.tagged(blob, tags.INT64.pack(len(value)))
             encoder.chunks.append(np.frombuffer(value, np.uint8))
 
     return write
@@ -212,8 +200,8 @@ def _dtype(dtype: np.dtype[Any]) -> DType:
 
 
 def _array(encoder: _Encoder, value: Array) -> None:
-    head = ARRAY.pack(_dtype(value.dtype).code, value.ndim)
-    encoder.tagged(Tag.ARRAY, head + b"".join(INT64.pack(n) for n in value.shape))
+    head = tags.ARRAY.pack(_dtype(value.dtype).code, value.ndim)
+    encoder.tagged(Tag.ARRAY, head + b"".join(tags.INT64.pack(n) for n in value.shape))
     encoder.chunks.append(value)
 
 
@@ -240,8 +228,8 @@ _PLAIN: dict[type[Any], _Writer] = {
     type(None): lambda e, _: e.header.append(Tag.NONE),
     bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
     int: _int,
-    float: lambda e, value: e.tagged(Tag.FLOAT, FLOAT.pack(value)),
-    complex: lambda e, value: e.tagged(Tag.COMPLEX, COMPLEX.pack(value.real, value.imag)),
+    float: lambda e, value: e.tagged(Tag.FLOAT, tags.FLOAT.pack(value)),
+    complex: lambda e, value: e.tagged(Tag.COMPLEX, tags.COMPLEX.pack(value.real, value.imag)),
 }
 _NUMBERED: dict[type[Any], _Writer] = {
     str: _text,

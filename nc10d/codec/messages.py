@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.base.error_wire import message_of
-from nc10d.codec.decoder import decode
-from nc10d.codec.payload import Array, Bytes, Locate, Payload, aligned, rounded
+from nc10d.codec.decoder import Array, Bytes, Locate, Payload, aligned, decode, rounded
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 

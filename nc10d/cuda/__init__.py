@@ -12,7 +12,6 @@ driver loads it; UnsupportedPlatform names the missing part.
 
 from __future__ import annotations
 
-import nc10d.cuda.foreign  # noqa: F401  (registers array types)
 from nc10d.cuda.driver import (
     available,
     current_device,

@@ -1,4 +1,4 @@
-"""CUDA's driver API by cuda.bindings: loaded at first use, with errors as exceptions.
+"""CUDA's driver API by cuda.bindings, loaded at first use: calls, devices and events.
 
 Contract: `call` raises CudaError with the driver's own description. A device is a small number
 (`ordinal`); its context is the primary context, which all frameworks share. NC10D_CUDA_LIBRARY
@@ -141,3 +141,55 @@ def synchronize(device: int | None = None) -> None:
     """Block until everything queued on a device (default: the current) is done."""
     with on_device(current_device() if device is None else device):
         call("cuCtxSynchronize")
+
+
+class EventPool:
+    """The free events of a device, by handle, because creating events is slow.
+
+    An event is a point in a stream. Those with timing are kept separately.
+
+    The caller that takes an event gives it back once nothing waits for it any more, and never while
+    it belongs to a captured graph. Thread-safe, because a list's `pop` and `append` are atomic.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._free: dict[bool, list[int]] = {False: [], True: []}
+
+    def take(self, timing: bool = False) -> int:
+        """Return the handle of an unused event."""
+        try:
+            return self._free[timing].pop()
+        except IndexError:
+            return self._make(timing)
+
+    def give(self, event: int, timing: bool = False) -> None:
+        """Take an event back."""
+        self._free[timing].append(event)
+
+    def _make(self, timing: bool) -> int:
+        flags = driver().CUevent_flags
+        flag = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        with on_device(self.device):
+            return int(call("cuEventCreate", flag))
+
+
+@functools.cache
+def event_pool(device: int) -> EventPool:
+    """Return the pool of a device."""
+    return EventPool(device)
+
+
+def event_done(event: int) -> bool:
+    """Return whether the stream has passed an event; CudaError if the device has failed."""
+    (code,) = driver().cuEventQuery(event)
+    if code == SUCCESS:
+        return True
+    if code == NOT_READY:
+        return False
+    raise CudaError(f"cuEventQuery: {describe(int(code))}", code=int(code))
+
+
+def seconds_between(start: int, end: int) -> float:
+    """Return the seconds between two timing events; both must be done."""
+    return float(call("cuEventElapsedTime", start, end)) / 1000.0

@@ -14,18 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import Buffer, as_buffer, register
+from nc10d.arrays.buffer import Buffer, as_buffer, packed_strides, register
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.cuda import streams
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
-from nc10d.cuda.streams import (
-    LEGACY,
-    PER_THREAD,
-    StreamKey,
-    is_captured,
-    order_after,
-    register_stream,
-    stream_of,
-)
+from nc10d.cuda.streams import StreamKey, stream_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,7 +37,7 @@ class DeviceArray:
         self.dtype = dtype
         self.device = device
         self.owner = owner
-        strides = _packed(shape, dtype.itemsize)
+        strides = packed_strides(shape, dtype.itemsize)
         self.buffer = Buffer(address, prod(shape), dtype, "cuda", owner, True, True, shape, strides)
 
     @property
@@ -60,7 +53,7 @@ class DeviceArray:
             "typestr": self.dtype.numpy.str,
             "data": (self.address, False),
             "strides": None,
-            "stream": LEGACY,
+            "stream": streams.LEGACY,
         }
 
     def __len__(self) -> int:
@@ -120,10 +113,6 @@ class DeviceArray:
         return f"<DeviceArray {self.shape} {self.dtype.label} on cuda:{self.device}>"
 
 
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
     """Return an array of undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -131,8 +120,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = N
     number = current_device() if device is None else ordinal(device)
     with on_device(number):
         # CUDA refuses an allocation of no bytes, but an array may have no elements.
-        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), LEGACY))
-        call("cuStreamSynchronize", LEGACY)  # other streams may use it at once
+        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), streams.LEGACY))
+        call("cuStreamSynchronize", streams.LEGACY)  # other streams may use it at once
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
@@ -168,7 +157,7 @@ def copy_to(target: Any, source: Any) -> None:
         raise ValueError(f"copying needs contiguous device arrays alike, got {' and '.join(found)}")
     if to.count:
         here, there = current_stream_key(target), current_stream_key(source)
-        order_after(here, there)
+        streams.order_after(here, there)
         with on_device(here.device):
             call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, here.stream)
         order_others_after(here, {there})
@@ -177,7 +166,7 @@ def copy_to(target: Any, source: Any) -> None:
 def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
     """Return the current stream of an array, with its device, which is looked up if not given."""
     # The handle 0 means LEGACY too.
-    return StreamKey(stream_of(x) or LEGACY, device_of(x) if device is None else device)
+    return StreamKey(stream_of(x) or streams.LEGACY, device_of(x) if device is None else device)
 
 
 def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
@@ -187,16 +176,16 @@ def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
     """
     if not in_capture(here):
         devices = {here.device, *(key.device for key in others)}
-        for key in {*others, *(StreamKey(LEGACY, device) for device in devices)}:
-            order_after(key, here)
+        for key in {*others, *(StreamKey(streams.LEGACY, device) for device in devices)}:
+            streams.order_after(key, here)
 
 
 def in_capture(key: StreamKey) -> bool:
     """Return whether work queued on a stream becomes part of a graph."""
-    if key.stream <= PER_THREAD:
+    if key.stream <= streams.PER_THREAD:
         return False
     with on_device(key.device):
-        return is_captured(key.stream)
+        return streams.is_captured(key.stream)
 
 
 class _Allocation:
@@ -212,7 +201,7 @@ def _free(device: int, address: int) -> None:
     # Free in the order of the default stream. cuMemFree would wait for the whole device, which may
     # itself wait for messages that this process has yet to send.
     with on_device(device):
-        call("cuMemFreeAsync", address, LEGACY)
+        call("cuMemFreeAsync", address, streams.LEGACY)
 
 
 def to_device(x: HostArray, device: Any = None) -> DeviceArray:
@@ -245,4 +234,4 @@ def device_of(x: Any) -> int:
 
 
 register(DeviceArray, attrgetter("buffer"), "cuda")
-register_stream(DeviceArray, LEGACY)
+streams.register_stream(DeviceArray, streams.LEGACY)

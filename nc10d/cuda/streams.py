@@ -16,8 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from nc10d.cuda.driver import call, context, current_device, driver, on_device
-from nc10d.cuda.events import event_pool
+from nc10d.cuda.driver import call, context, current_device, driver, event_pool, on_device
 
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""

@@ -21,12 +21,11 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
-from numba.extending import intrinsic
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, made_once
-from nc10d.kernels.loops import SIGNATURE
-from nc10d.kernels.simd import I8, I64, STORED, Builder, Value, load, store
+from nc10d.kernels.cache import made_once
+from nc10d.kernels.loops import compile_kernel
+from nc10d.kernels.simd import I8, I64, STORED, Builder, Value, emits, load, store
 from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
 
 ZEN = ("znver3", "znver4")
@@ -117,38 +116,26 @@ def _kernel() -> Any:
             step(dst + at, src + at)
         step(dst + nbytes - _STEP, src + nbytes - _STEP)
 
-    # The name is the key in the cache and the symbol in memory.
-    vector_copy.__qualname__ = vector_copy.__name__
-    return compiled_callback(SIGNATURE)(vector_copy)
+    return compile_kernel(vector_copy, "vector_copy")
 
 
 def _moved(times: int) -> Any:
     """Return the function that copies `times` words: loaded, then stored."""
 
-    @intrinsic
-    def move(_typing: Any, to: Any, at: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at = arguments
-            places = [I64(_WORD * number) for number in range(times)]
-            found = [load(b, b.add(at, place), STORED[DType.UINT8], _WORD) for place in places]
-            for value, place in zip(found, places, strict=True):
-                store(b, value, b.add(to, place))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), emit
+    @emits(types.void(types.int64, types.int64))
+    def move(b: Builder, to: Value, at: Value) -> None:
+        places = [I64(_WORD * number) for number in range(times)]
+        found = [load(b, b.add(at, place), STORED[DType.UINT8], _WORD) for place in places]
+        for value, place in zip(found, places, strict=True):
+            store(b, value, b.add(to, place))
 
     return move
 
 
-@intrinsic
-def library_copy(_typing: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+@emits(types.void(types.int64, types.int64, types.int64))
+def library_copy(b: Builder, dst: Value, src: Value, nbytes: Value) -> None:
     """dst[:nbytes] = src[:nbytes], by the C library's memmove."""
-
-    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-        pointer = I8.as_pointer()
-        copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
-        to, at = (b.inttoptr(address, pointer) for address in arguments[:2])
-        b.call(copy, [to, at, arguments[2], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), emit
+    pointer = I8.as_pointer()
+    copy = b.module.declare_intrinsic("llvm.memmove", [pointer, pointer, I64])
+    to, at = b.inttoptr(dst, pointer), b.inttoptr(src, pointer)
+    b.call(copy, [to, at, nbytes, ir.Constant(ir.IntType(1), 0)])

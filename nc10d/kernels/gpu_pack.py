@@ -23,28 +23,20 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.kernels.simd import (
-    FLOAT,
-    I8,
-    I16,
-    I32,
-    I64,
-    NARROW,
-    STORED,
-    WIDEN,
-    Builder,
-    Value,
-    shuffle,
-    spread,
-    vector,
-)
+from nc10d.kernels import simd
+from nc10d.kernels.simd import Builder, Value
 
 CHUNK = 16 << 10
 """The bytes of src that a block moves: enough blocks for a GPU in a bucket of a few MiB."""
 THREADS = 256
 """The threads of a block: each moves four words of 16 bytes of a chunk."""
-_WORDS = {1: vector(I8, 1), 2: vector(I16, 1), 4: vector(I32, 1), 8: vector(I32, 2)}
-_WORD = vector(I32, 4)
+_WORDS = {
+    1: simd.vector(simd.I8, 1),
+    2: simd.vector(simd.I16, 1),
+    4: simd.vector(simd.I32, 1),
+    8: simd.vector(simd.I32, 2),
+}
+_WORD = simd.vector(simd.I32, 4)
 _ALIGN = 16
 _UNROLLED = 4
 
@@ -148,23 +140,17 @@ def _pointer(b: Builder, target: Target, address: Value, kind: ir.Type) -> Value
 def _word(target: Target) -> Any:
     """Return the function that reads an int64."""
 
-    @target.intrinsic
-    def word(_typing: Any, address: Any) -> Any:
-        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            return b.load(_pointer(b, target, arguments[0], I64), align=8)
-
-        return types.int64(types.int64), emit
+    @simd.emits(types.int64(types.int64), target.intrinsic)
+    def word(b: Builder, address: Value) -> Value:
+        return b.load(_pointer(b, target, address, simd.I64), align=8)
 
     return word
 
 
 def _coordinate(target: Target, index: int) -> Any:
-    @target.intrinsic
-    def coordinate(_typing: Any, place: Any) -> Any:
-        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            return target.coordinate(b, arguments[0], index)
-
-        return types.int64(types.int64), emit
+    @simd.emits(types.int64(types.int64), target.intrinsic)
+    def coordinate(b: Builder, place: Value) -> Value:
+        return target.coordinate(b, place, index)
 
     return coordinate
 
@@ -172,35 +158,23 @@ def _coordinate(target: Target, index: int) -> Any:
 def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
     """Return the function that copies `times` words, `stride` bytes apart: loaded, then stored."""
 
-    @target.intrinsic
-    def move(_typing: Any, to: Any, at: Any, stride: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, stride = arguments
-            steps = [b.mul(stride, I64(i)) for i in range(times)]
-            found = [
-                b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps
-            ]
-            for value, step in zip(found, steps, strict=True):
-                b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), emit
+    @simd.emits(types.void(types.int64, types.int64, types.int64), target.intrinsic)
+    def move(b: Builder, to: Value, at: Value, stride: Value) -> None:
+        steps = [b.mul(stride, simd.I64(i)) for i in range(times)]
+        found = [b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps]
+        for value, step in zip(found, steps, strict=True):
+            b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
 
     return move
 
 
 def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
-    @target.intrinsic
-    def step(_typing: Any, to: Any, at: Any, factor: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, factor = arguments
-            x = _read(b, target, at, STORED[src], lanes)
-            wide = WIDEN[src](b, x) if src in WIDEN else x
-            product = b.fmul(wide, spread(b, b.fptrunc(factor, FLOAT), lanes))
-            _write(b, target, to, NARROW[dst](b, product) if dst in NARROW else product)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float64), emit
+    @simd.emits(types.void(types.int64, types.int64, types.float64), target.intrinsic)
+    def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
+        x = _read(b, target, at, simd.STORED[src], lanes)
+        wide = simd.WIDEN[src](b, x) if src in simd.WIDEN else x
+        product = b.fmul(wide, simd.spread(b, b.fptrunc(factor, simd.FLOAT), lanes))
+        _write(b, target, to, simd.NARROW[dst](b, product) if dst in simd.NARROW else product)
 
     return step
 
@@ -209,11 +183,13 @@ def _read(b: Builder, target: Target, address: Value, element: ir.Type, lanes: i
     """Load elements: small elements as words, which NVVM loads at once, then taken apart."""
     parts = _parts(element, lanes)
     if parts == 1:
-        kind = vector(element, lanes)
+        kind = simd.vector(element, lanes)
         return b.load(_pointer(b, target, address, kind), align=_align(element, lanes))
-    words = b.load(_pointer(b, target, address, vector(I32, lanes // parts)), align=_ALIGN)
+    words = b.load(
+        _pointer(b, target, address, simd.vector(simd.I32, lanes // parts)), align=_ALIGN
+    )
     shifts = [ir.Constant(words.type, [32 // parts * i] * words.type.count) for i in range(parts)]
-    found = [b.trunc(b.lshr(words, by), vector(element, words.type.count)) for by in shifts]
+    found = [b.trunc(b.lshr(words, by), simd.vector(element, words.type.count)) for by in shifts]
     return _interleaved(b, found)
 
 
@@ -222,10 +198,10 @@ def _write(b: Builder, target: Target, address: Value, value: Value) -> None:
     element, lanes = value.type.element, value.type.count
     parts = _parts(element, lanes)
     if parts > 1:
-        wide = vector(I32, lanes // parts)
+        wide = simd.vector(simd.I32, lanes // parts)
         found = ir.Constant(wide, [0] * wide.count)
         for i in range(parts):
-            part = shuffle(b, value, value, list(range(i, lanes, parts)))
+            part = simd.shuffle(b, value, value, list(range(i, lanes, parts)))
             by = ir.Constant(wide, [32 // parts * i] * wide.count)
             found = b.or_(found, b.shl(b.zext(part, wide), by))
         value = found
@@ -242,13 +218,13 @@ def _interleaved(b: Builder, parts: Sequence[Value]) -> Value:
         lanes = []
         for lane in range(count):
             lanes += [*range(lane * at, lane * at + at), whole.type.count + lane]
-        whole = shuffle(b, whole, _padded(b, part, whole.type.count), lanes)
+        whole = simd.shuffle(b, whole, _padded(b, part, whole.type.count), lanes)
     return whole
 
 
 def _padded(b: Builder, part: Value, count: int) -> Value:
     lanes = [min(lane, part.type.count - 1) for lane in range(count)]
-    return shuffle(b, part, part, lanes)
+    return simd.shuffle(b, part, part, lanes)
 
 
 def _parts(element: ir.Type, lanes: int) -> int:
@@ -258,5 +234,5 @@ def _parts(element: ir.Type, lanes: int) -> int:
 
 
 def _align(element: ir.Type, lanes: int) -> int:
-    width: int = {FLOAT: 32}.get(element) or element.width
+    width: int = {simd.FLOAT: 32}.get(element) or element.width
     return _ALIGN if lanes > 1 else width // 8

@@ -13,12 +13,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels.cache import compiled_callback
 from nc10d.kernels.combine import Combine
-from nc10d.kernels.simd import STORED, WIDEN, Builder, Value, lanes_in, load, spread, store
+from nc10d.kernels.simd import STORED, WIDEN, Builder, Value, emits, lanes_in, load, spread, store
 
 SIGNATURE = "void(int64, int64, int64, int64)"
 MIDDLE = 16
@@ -47,9 +46,9 @@ def wide_bytes(dtype: DType) -> int:
 def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
     """Compile dst = a `rule` b, as a C function (dst, a, b, nbytes)."""
     wide, single = wide_bytes(dtype), dtype.itemsize
-    wide_step = _binary_step(dtype, rule, wide)
-    middle_step = _binary_step(dtype, rule, MIDDLE)
-    single_step = _binary_step(dtype, rule, single)
+    wide_step, middle_step, single_step = (
+        _binary_step(dtype, rule, nbytes) for nbytes in (wide, MIDDLE, single)
+    )
 
     def kernel(dst, a, b, nbytes):  # type: ignore[no-untyped-def]
         """dst[:] = a op b"""
@@ -69,7 +68,7 @@ def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
         for at in range(middle_end, nbytes, single):
             single_step(dst + at, a + at, b + at)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
 def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> Any:
@@ -79,10 +78,11 @@ def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide:
     """
     single = dtype.itemsize
     middle = min(wide, MIDDLE)
-    prepare_scalar = _scalar(prepare)
-    wide_step = _unary_step(dtype, rule, wide)
-    middle_step = _unary_step(dtype, rule, middle)
-    single_step = _unary_step(dtype, rule, single)
+    scalar = _type_of_scalar(prepare)
+    prepare_scalar = emits(scalar(types.int64))(prepare)
+    wide_step, middle_step, single_step = (
+        _unary_step(dtype, rule, nbytes, scalar) for nbytes in (wide, middle, single)
+    )
 
     def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
         """dst[:] = src op arg"""
@@ -96,15 +96,15 @@ def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide:
         for at in range(middle_end, nbytes, single):
             single_step(dst + at, src + at, value)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
 def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
     """Compile a = b = a `rule` b, as a C function (a, b, unused, nbytes)."""
     wide, single = wide_bytes(dtype), dtype.itemsize
-    wide_step = _both_step(dtype, rule, wide)
-    middle_step = _both_step(dtype, rule, MIDDLE)
-    single_step = _both_step(dtype, rule, single)
+    wide_step, middle_step, single_step = (
+        _both_step(dtype, rule, nbytes) for nbytes in (wide, MIDDLE, single)
+    )
 
     def kernel(a, b, _unused, nbytes):  # type: ignore[no-untyped-def]
         """a[:] = b[:] = a op b"""
@@ -117,10 +117,11 @@ def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
         for at in range(middle_end, nbytes, single):
             single_step(a + at, b + at)
 
-    return _compile(kernel, name)
+    return compile_kernel(kernel, name)
 
 
-def _compile(kernel: Any, name: str) -> Any:
+def compile_kernel(kernel: Any, name: str) -> Any:
+    """Compile a kernel as a C function of this name."""
     # The name is the key in the cache and the symbol in memory: unique for each kernel.
     kernel.__name__ = kernel.__qualname__ = name
     return compiled_callback(SIGNATURE)(kernel)
@@ -129,15 +130,9 @@ def _compile(kernel: Any, name: str) -> Any:
 def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
-    @intrinsic
-    def step(_typing: Any, dst: Any, a: Any, b: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
-            dst, x, y = addresses
-            value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
-            store(b, value, dst)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), emit
+    @emits(types.void(types.int64, types.int64, types.int64))
+    def step(b: Builder, dst: Value, x: Value, y: Value) -> None:
+        store(b, rule(b, load(b, x, element, lanes), load(b, y, element, lanes)), dst)
 
     return step
 
@@ -145,48 +140,29 @@ def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
 def _both_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
-    @intrinsic
-    def step(_typing: Any, a: Any, b: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, addresses: list[Value]) -> Value:
-            x, y = addresses
-            value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
-            store(b, value, x)
-            store(b, value, y)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), emit
+    @emits(types.void(types.int64, types.int64))
+    def step(b: Builder, x: Value, y: Value) -> None:
+        value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
+        store(b, value, x)
+        store(b, value, y)
 
     return step
 
 
-def _unary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+def _unary_step(dtype: DType, rule: Combine, nbytes: int, scalar_type: types.Type) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
-    @intrinsic
-    def step(_typing: Any, dst: Any, src: Any, value: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            dst, x, scalar = arguments
-            store(b, rule(b, load(b, x, element, lanes), spread(b, scalar, lanes)), dst)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, value), emit
+    @emits(types.void(types.int64, types.int64, scalar_type))
+    def step(b: Builder, dst: Value, x: Value, scalar: Value) -> None:
+        store(b, rule(b, load(b, x, element, lanes), spread(b, scalar, lanes)), dst)
 
     return step
 
 
-def _scalar(prepare: Prepare) -> Any:
-    """Wrap `prepare`, which turns the kernel's int64 argument into the scalar that it uses."""
+def _type_of_scalar(prepare: Prepare) -> types.Type:
+    """Return the type of the scalar that `prepare` makes of the kernel's int64 argument."""
     probe = ir.IRBuilder(ir.Function(ir.Module(), _ONE_INT, "probe").append_basic_block())
-    result = _NUMBA_SCALAR[prepare(probe, probe.function.args[0]).type]
-
-    @intrinsic
-    def scalar(_typing: Any, arg: Any) -> Any:
-        def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            return prepare(b, arguments[0])
-
-        return result(types.int64), emit
-
-    return scalar
+    return _NUMBA_SCALAR[prepare(probe, probe.function.args[0]).type]
 
 
 _ONE_INT = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])

@@ -13,46 +13,29 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.kernels.cache import compiled, compiled_callback, entry_point
+from nc10d.kernels import simd
+from nc10d.kernels.cache import compiled, entry_point, made_once
 from nc10d.kernels.copy import library_copy, quick_copy_address
-from nc10d.kernels.loops import SIGNATURE
-from nc10d.kernels.simd import (
-    DOUBLE,
-    FLOAT,
-    I64,
-    NARROW,
-    STORED,
-    WIDEN,
-    Builder,
-    Value,
-    load,
-    spread,
-    store,
-    vector,
-)
+from nc10d.kernels.loops import SIGNATURE, compile_kernel
+from nc10d.kernels.simd import Builder, Value
 
 STEP = 32
 """The elements of a step of a cast: two AVX-512 registers of float32."""
 
-Key = tuple[str, ...]
-
-_entries: dict[Key, Any] = {}
-_alive: list[Any] = []
-_building = threading.Lock()
+_made: dict[str, Any] = {}
 
 
 def copy_address() -> int:
     """Return the address of dst = src, by the C library where it is quick; arg is not looked at."""
-    return quick_copy_address() or _once(("copy",), lambda: _address(_copy_kernel()))
+    address: int = quick_copy_address() or made_once(_made, "copy_bytes", _copy_kernel).address
+    return address
 
 
 def cast_address(src: DType, dst: DType) -> int:
@@ -62,7 +45,9 @@ def cast_address(src: DType, dst: DType) -> int:
     """
     if src is dst or not {src.family, dst.family} == {ElementKind.FLOAT}:
         raise TypeError(f"arrays of {src.label} can't be cast to {dst.label}")
-    return _once((src.label, dst.label), lambda: _address(_cast_kernel(src, dst)))
+    name = f"cast_{src.label}_to_{dst.label}"
+    address: int = made_once(_made, name, lambda: _cast_kernel(src, dst, name)).address
+    return address
 
 
 def move_all(table: int, rows: int, kernel: int, factor: int) -> None:
@@ -71,8 +56,8 @@ def move_all(table: int, rows: int, kernel: int, factor: int) -> None:
 
 
 def _mover() -> Callable[[int, int, int, int], object]:
-    mover: Callable[[int, int, int, int], object] = _once(
-        ("move",), lambda: entry_point(compiled(SIGNATURE)(_move_rows))
+    mover: Callable[[int, int, int, int], object] = made_once(
+        _made, "move_rows", lambda: entry_point(compiled(SIGNATURE)(_move_rows))
     )
     return mover
 
@@ -87,20 +72,6 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
         yield name, functools.partial(cast_address, src, dst)
 
 
-def _once(key: Key, make: Callable[[], Any]) -> Any:
-    found = _entries.get(key)
-    if found is None:
-        with _building:
-            found = _entries.get(key) or _entries.setdefault(key, make())
-    return found
-
-
-def _address(callback: Any) -> int:
-    _alive.append(callback)
-    address: int = callback.address
-    return address
-
-
 def _move_rows(table, rows, kernel, factor):  # type: ignore[no-untyped-def]
     """for dst, src, nbytes in table: kernel(dst, src, factor, nbytes)"""
     for row in range(rows):
@@ -113,10 +84,10 @@ def _copy_kernel() -> Any:
         """dst[:] = src"""
         library_copy(dst, src, nbytes)
 
-    return _named(kernel, "copy_bytes")
+    return compile_kernel(kernel, "copy_bytes")
 
 
-def _cast_kernel(src: DType, dst: DType) -> Any:
+def _cast_kernel(src: DType, dst: DType, name: str) -> Any:
     wide_step, single_step = _cast_step(src, dst, STEP), _cast_step(src, dst, 1)
     read, write = src.itemsize, dst.itemsize
 
@@ -130,65 +101,48 @@ def _cast_kernel(src: DType, dst: DType) -> Any:
         for at in range(wide_end, count):
             single_step(dst + at * write, src + at * read, factor)
 
-    return _named(kernel, f"cast_{src.label}_to_{dst.label}")
-
-
-def _named(kernel: Any, name: str) -> Any:
-    # The name is the key in the cache and the symbol in memory: unique for each kernel.
-    kernel.__name__ = kernel.__qualname__ = name
-    return compiled_callback(SIGNATURE)(kernel)
+    return compile_kernel(kernel, name)
 
 
 def _cast_step(src: DType, dst: DType, lanes: int) -> Any:
-    middle = DOUBLE if DType.FLOAT64 in (src, dst) else FLOAT
+    middle = simd.DOUBLE if DType.FLOAT64 in (src, dst) else simd.FLOAT
 
-    @intrinsic
-    def step(_typing: Any, to: Any, at: Any, factor: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, factor = arguments
-            x = _widened(b, load(b, at, STORED[src], lanes), src, middle)
-            scale = factor if middle is DOUBLE else b.fptrunc(factor, FLOAT)
-            store(b, _narrowed(b, b.fmul(x, spread(b, scale, lanes)), dst), to)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.float64), emit
+    @simd.emits(types.void(types.int64, types.int64, types.float64))
+    def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
+        x = _widened(b, simd.load(b, at, simd.STORED[src], lanes), src, middle)
+        scale = factor if middle is simd.DOUBLE else b.fptrunc(factor, simd.FLOAT)
+        simd.store(b, _narrowed(b, b.fmul(x, simd.spread(b, scale, lanes)), dst), to)
 
     return step
 
 
 def _widened(b: Builder, x: Value, dtype: DType, middle: ir.Type) -> Value:
-    wide = WIDEN[dtype](b, x) if dtype in WIDEN else x
-    return wide if wide.type.element == middle else b.fpext(wide, vector(middle, wide.type.count))
+    wide = simd.WIDEN[dtype](b, x) if dtype in simd.WIDEN else x
+    return (
+        wide if wide.type.element == middle else b.fpext(wide, simd.vector(middle, wide.type.count))
+    )
 
 
 def _narrowed(b: Builder, x: Value, dtype: DType) -> Value:
     if dtype is DType.FLOAT64:
         return x
-    single = x if x.type.element == FLOAT else b.fptrunc(x, vector(FLOAT, x.type.count))
-    return NARROW[dtype](b, single) if dtype in NARROW else single
+    single = (
+        x if x.type.element == simd.FLOAT else b.fptrunc(x, simd.vector(simd.FLOAT, x.type.count))
+    )
+    return simd.NARROW[dtype](b, single) if dtype in simd.NARROW else single
 
 
-@intrinsic
-def _call(_typing: Any, kernel: Any, dst: Any, src: Any, arg: Any, nbytes: Any) -> Any:
-    def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-        function = ir.FunctionType(ir.VoidType(), [I64] * 4).as_pointer()
-        b.call(b.inttoptr(arguments[0], function), arguments[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), emit
+@simd.emits(types.void(*[types.int64] * 5))
+def _call(b: Builder, kernel: Value, dst: Value, src: Value, arg: Value, nbytes: Value) -> None:
+    function = ir.FunctionType(ir.VoidType(), [simd.I64] * 4).as_pointer()
+    b.call(b.inttoptr(kernel, function), (dst, src, arg, nbytes))
 
 
-@intrinsic
-def _read(_typing: Any, address: Any) -> Any:
-    def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-        return b.load(b.inttoptr(arguments[0], I64.as_pointer()), align=8)
-
-    return types.int64(types.int64), emit
+@simd.emits(types.int64(types.int64))
+def _read(b: Builder, address: Value) -> Value:
+    return b.load(b.inttoptr(address, simd.I64.as_pointer()), align=8)
 
 
-@intrinsic
-def _read_double(_typing: Any, address: Any) -> Any:
-    def emit(_context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-        return b.load(b.inttoptr(arguments[0], DOUBLE.as_pointer()), align=8)
-
-    return types.float64(types.int64), emit
+@simd.emits(types.float64(types.int64))
+def _read_double(b: Builder, address: Value) -> Value:
+    return b.load(b.inttoptr(address, simd.DOUBLE.as_pointer()), align=8)

@@ -12,34 +12,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nc10d.arrays.dtypes import DType, ElementKind, allows, check_reduce
+from nc10d.kernels import simd
+from nc10d.kernels.cache import made_once
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
-from nc10d.kernels.simd import (
-    DOUBLE,
-    FLOAT,
-    I64,
-    NARROW,
-    STORED,
-    WIDEN,
-    Builder,
-    Value,
-    splat,
-    spread,
-)
+from nc10d.kernels.simd import Builder, Value
 from nc10d.ops import AVG, RedOp, ReduceOp
 
-Key = tuple[str, DType]
 BOTH = (RedOp.SUM, RedOp.AVG)
 """The operations for which there are kernels that write to both operands."""
 
-_kernels: dict[Key, Any] = {}
+_kernels: dict[str, Any] = {}
 _addresses: dict[tuple[RedOp, DType], int] = {}
-_building = threading.Lock()
 
 
 def kernel_address(kind: RedOp, dtype: DType) -> int:
@@ -54,9 +42,9 @@ def kernel_address(kind: RedOp, dtype: DType) -> int:
 def _resolve(kind: RedOp, dtype: DType) -> int:
     check_reduce(dtype, example(kind))
     same, stored = canonical(kind, dtype)
-    key = (same.name.lower(), stored)
-    kernel = _kernel(key, lambda name: binary_kernel(name, stored, combine(same, stored)))
-    return _addresses.setdefault((kind, dtype), kernel.address)
+    name = f"{same.name.lower()}_{stored.label}"
+    address = _made(name, lambda: binary_kernel(name, stored, combine(same, stored)))
+    return _addresses.setdefault((kind, dtype), address)
 
 
 def both_address(kind: RedOp, dtype: DType) -> int:
@@ -69,14 +57,13 @@ def both_address(kind: RedOp, dtype: DType) -> int:
     same, stored = canonical(kind, dtype)
     total = combine(same, stored)
     rule = _halved(stored, total) if kind is RedOp.AVG else total
-    key = (f"both_{kind.name.lower()}", stored)
-    address: int = _kernel(key, lambda name: both_kernel(name, stored, rule)).address
-    return address
+    name = f"both_{kind.name.lower()}_{stored.label}"
+    return _made(name, lambda: both_kernel(name, stored, rule))
 
 
 def _halved(dtype: DType, rule: Combine) -> Combine:
     """Halve the rounded result of `rule`: the same bits as a division by two."""
-    halve = _widened(dtype, lambda b, x, y: b.fmul(x, splat(x, 0.5)))
+    halve = _widened(dtype, lambda b, x, y: b.fmul(x, simd.splat(x, 0.5)))
     return lambda b, x, y: halve(b, rule(b, x, y), y)
 
 
@@ -87,28 +74,29 @@ def divide_address(dtype: DType) -> int:
     """
     real = parts(dtype)
     assert real.family is not ElementKind.BOOL, "AVG of bool is refused earlier"
-    return _unary("divide", real, *_DIVIDE[real.family](real))
+    return _unary("divide", real, *(_divide_float if _is_float(real) else _divide_int)(real))
 
 
 def scale_address(dtype: DType) -> int:
     """Return the address of dst = src * factor; arg is the address of the factor, a float64."""
     real = unsigned(parts(dtype))
     assert real.family is not ElementKind.BOOL, "PREMUL_SUM of bool is refused earlier"
-    return _unary("scale", real, *_SCALE[real.family](real))
+    return _unary("scale", real, *(_scale_float if _is_float(real) else _scale_int)(real))
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype.family is ElementKind.FLOAT
 
 
 def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> int:
-    kernel = _kernel((what, dtype), lambda name: unary_kernel(name, dtype, prepare, rule, wide))
-    address: int = kernel.address
+    name = f"{what}_{dtype.label}"
+    return _made(name, lambda: unary_kernel(name, dtype, prepare, rule, wide))
+
+
+def _made(name: str, make: Callable[[], Any]) -> int:
+    """Return the address of the kernel of this name, made by `make` if it is new."""
+    address: int = made_once(_kernels, name, make).address
     return address
-
-
-def _kernel(key: Key, make: Callable[[str], Any]) -> Any:
-    """Return the kernel of this name, made by `make` if it is new."""
-    with _building:
-        if key not in _kernels:
-            _kernels[key] = make(f"{key[0]}_{key[1].label}")
-        return _kernels[key]
 
 
 def assembly(address: int) -> str:
@@ -145,14 +133,14 @@ Map = tuple[Prepare, Combine, int]
 
 
 def _real(dtype: DType) -> Any:
-    return DOUBLE if dtype is DType.FLOAT64 else FLOAT
+    return simd.DOUBLE if dtype is DType.FLOAT64 else simd.FLOAT
 
 
 def _widened(dtype: DType, rule: Combine) -> Combine:
     """Apply `rule` to the float32 of a narrow float, and round once."""
-    if dtype not in WIDEN:
+    if dtype not in simd.WIDEN:
         return rule
-    return lambda b, x, y: NARROW[dtype](b, rule(b, WIDEN[dtype](b, x), y))
+    return lambda b, x, y: simd.NARROW[dtype](b, rule(b, simd.WIDEN[dtype](b, x), y))
 
 
 def _divide_float(dtype: DType) -> Map:
@@ -177,42 +165,28 @@ def _divide_int(dtype: DType) -> Map:
 
 
 def _load_factor(b: Builder, arg: Value) -> Value:
-    return b.load(b.inttoptr(arg, DOUBLE.as_pointer()), align=1)
+    return b.load(b.inttoptr(arg, simd.DOUBLE.as_pointer()), align=1)
 
 
 def _scale_float(dtype: DType) -> Map:
     def factor(b: Builder, arg: Value) -> Value:
         wide = _load_factor(b, arg)
-        return wide if dtype is DType.FLOAT64 else _rounded(b, b.fptrunc(wide, FLOAT), dtype)
+        return wide if dtype is DType.FLOAT64 else _rounded(b, b.fptrunc(wide, simd.FLOAT), dtype)
 
     return factor, _widened(dtype, Builder.fmul), wide_bytes(dtype)
 
 
 def _rounded(b: Builder, scalar: Value, dtype: DType) -> Value:
     """Round a float32 to the array's dtype, and widen it again."""
-    if dtype not in WIDEN:
+    if dtype not in simd.WIDEN:
         return scalar
-    one = spread(b, scalar, 1)
-    return b.extract_element(WIDEN[dtype](b, NARROW[dtype](b, one)), I64(0))
+    one = simd.spread(b, scalar, 1)
+    return b.extract_element(simd.WIDEN[dtype](b, simd.NARROW[dtype](b, one)), simd.I64(0))
 
 
 def _scale_int(dtype: DType) -> Map:
     def factor(b: Builder, arg: Value) -> Value:
-        whole = b.fptosi(_load_factor(b, arg), I64)
-        return whole if dtype.itemsize == 8 else b.trunc(whole, STORED[dtype])
+        whole = b.fptosi(_load_factor(b, arg), simd.I64)
+        return whole if dtype.itemsize == 8 else b.trunc(whole, simd.STORED[dtype])
 
     return factor, Builder.mul, wide_bytes(dtype)
-
-
-_DIVIDE = {
-    ElementKind.UINT: _divide_int,
-    ElementKind.INT: _divide_int,
-    ElementKind.FLOAT: _divide_float,
-    ElementKind.COMPLEX: _divide_float,
-}
-_SCALE = {
-    ElementKind.UINT: _scale_int,
-    ElementKind.INT: _scale_int,
-    ElementKind.FLOAT: _scale_float,
-    ElementKind.COMPLEX: _scale_float,
-}

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 from numba.core.registry import cpu_target
+from numba.extending import intrinsic as cpu_intrinsic
 
 from nc10d.arrays.dtypes import DType, ElementKind
 
@@ -46,6 +47,33 @@ STORED: dict[DType, ir.Type] = {
     DType.COMPLEX128: DOUBLE,
 }
 """The stored form of an element; a complex number is two lanes."""
+
+
+Emit = Callable[..., Value | None]
+
+
+def emits(signature: Any, intrinsic: Callable[..., Any] = cpu_intrinsic) -> Callable[[Emit], Any]:
+    """Make `emit(builder, *arguments)` a function of compiled code, whose instructions it emits.
+
+    `signature` is Numba's; an `emit` of a void function returns None. `intrinsic` is Numba's
+    decorator for the machine that the code is for.
+    """
+
+    def declare(emit: Emit) -> Any:
+        @intrinsic
+        @functools.wraps(emit)  # Numba reads the parameters behind the first
+        def function(_typing: Any, *_types: Any) -> Any:
+            def generate(
+                context: Any, b: Builder, _signature: Any, arguments: list[Value]
+            ) -> Value:
+                value = emit(b, *arguments)
+                return context.get_dummy_value() if value is None else value
+
+            return signature, generate
+
+        return function
+
+    return declare
 
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:

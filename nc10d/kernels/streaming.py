@@ -18,12 +18,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import compiled_callback, made_once
-from nc10d.kernels.loops import SIGNATURE
-from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, load, spread, store, vector
+from nc10d.kernels.cache import made_once
+from nc10d.kernels.loops import compile_kernel
+from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, emits, load, spread, store, vector
 
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
@@ -97,38 +96,27 @@ def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any
         for at in range(end, nbytes, single):
             element(dst + at, src + at, arg)
 
-    kernel.__name__ = kernel.__qualname__ = name
-    return compiled_callback(SIGNATURE)(kernel)
+    return compile_kernel(kernel, name)
 
 
 def _step(dtype: DType, lanes: int, change: Callable[..., Value] | None, past: bool) -> Any:
     """Return the function that moves `lanes` elements, past the cache if `past`."""
 
-    @intrinsic
-    def step(_typing: Any, to: Any, at: Any, arg: Any) -> Any:
-        def emit(context: Any, b: Builder, _signature: Any, arguments: list[Value]) -> Value:
-            to, at, arg = arguments
-            x = load(b, at, STORED[dtype], lanes)
-            value = x if change is None else change(b, x, arg)
-            if past:
-                place = b.inttoptr(to, vector(STORED[dtype], lanes).as_pointer())
-                one = b.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-                b.store(value, place, align=_WORD).set_metadata("nontemporal", one)
-            else:
-                store(b, value, to)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), emit
+    @emits(types.void(types.int64, types.int64, types.int64))
+    def step(b: Builder, to: Value, at: Value, arg: Value) -> None:
+        x = load(b, at, STORED[dtype], lanes)
+        value = x if change is None else change(b, x, arg)
+        if past:
+            place = b.inttoptr(to, vector(STORED[dtype], lanes).as_pointer())
+            one = b.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+            b.store(value, place, align=_WORD).set_metadata("nontemporal", one)
+        else:
+            store(b, value, to)
 
     return step
 
 
-@intrinsic
-def _publish(_typing: Any) -> Any:
-    """Let all stores so far be seen before any that come."""
-
-    def emit(context: Any, b: Builder, _signature: Any, _arguments: list[Value]) -> Value:
-        b.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), emit
+@emits(types.void())
+def _publish(b: Builder) -> None:
+    """Let other threads see all earlier stores before any later store."""
+    b.fence("seq_cst")

@@ -19,8 +19,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.cuda.driver import call, driver, on_device
-from nc10d.cuda.events import event_pool
+from nc10d.cuda.driver import call, driver, event_pool, on_device
 from nc10d.cuda.memory import (
     DeviceArray,
     current_stream_key,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import event_pool, seconds_between
+from nc10d.cuda.driver import call, event_pool, on_device, seconds_between
 from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import stream_of
 from nc10d.reducer.timing import PARTS, Moment

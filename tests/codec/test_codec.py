@@ -27,7 +27,7 @@ from nc10d.codec import (
     encode,
     encode_pickled,
 )
-from nc10d.codec.payload import Payload, aligned, rounded
+from nc10d.codec.decoder import Payload, aligned, rounded
 from nc10d.codec.tags import COUNT, INLINE, INT64, PACKED, Tag
 from nc10d.errors import CodecError
 from nc10d.testing import layouts

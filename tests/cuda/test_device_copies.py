@@ -15,8 +15,7 @@ import pytest
 
 from build import build
 from nc10d import cuda
-from nc10d.cuda.driver import call, driver
-from nc10d.cuda.events import event_done, event_pool
+from nc10d.cuda.driver import call, driver, event_done, event_pool
 from nc10d.cuda.streams import LEGACY
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks

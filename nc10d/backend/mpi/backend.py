@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.mpi.devices import check_devices
+from nc10d.backend.mpi.buffers import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup
@@ -82,11 +82,9 @@ def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
 
 
-@contextlib.contextmanager
-def _blocking_calls() -> Iterator[None]:
-    """Surround blocking calls of MPI: if threads must take turns, the other threads wait."""
-    with engine.lock if serialized() else contextlib.nullcontext():
-        yield
+def _blocking_calls() -> contextlib.AbstractContextManager[Any]:
+    """Return what surrounds blocking calls of MPI: where threads take turns, the others wait."""
+    return engine.lock if serialized() else contextlib.nullcontext()
 
 
 class MpiBackend(Backend):

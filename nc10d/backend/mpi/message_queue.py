@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers
+from nc10d.backend.mpi.buffers import OpBuffers
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Recv, Send
@@ -49,45 +49,41 @@ class MessageQueue:
         """Return the steps of a message; a receive leaves MPI's status in `status`."""
         if isinstance(op, Send):
             self.sent[op.peer] += 1
-        if op.tag < self._first_numbered_tag:
-            return self._send(op, op.tag) if isinstance(op, Send) else self._recv(op, status)
-        return (
-            self._send_announced(op) if isinstance(op, Send) else self._recv_announced(op, status)
-        )
+            return self._send(op)
+        return self._recv(op, status)
 
-    def _send(self, op: Send, tag: int) -> Steps:
+    def _send(self, op: Send) -> Steps:
+        requests, tag = [], op.tag
+        if op.tag >= self._first_numbered_tag:
+            number = self._next_numbers[op.peer] % NUMBERED_TAGS
+            self._next_numbers[op.peer] += 1
+            announcement = np.array([op.tag, number], np.int64)
+            requests = [self._comm.Isend(announcement, op.peer, self._announcement_tag)]
+            tag = self._first_numbered_tag + number
         buffers = OpBuffers()
         x = buffers.contiguous(op.x, False)
-        yield [self._comm.Isend(x.whole(), op.peer, tag)]
+        yield [*requests, self._comm.Isend(x.whole(), op.peer, tag)]
         return None
 
     def _recv(self, op: Recv, status: Any) -> Steps:
         buffers = OpBuffers()
         x = buffers.contiguous(op.x, True)
-        source = MPI.ANY_SOURCE if op.peer is None else op.peer
-        yield [self._comm.Irecv(x.whole(), source, op.tag)]
-        return self._received(x, buffers, status)
-
-    def _send_announced(self, op: Send) -> Steps:
-        number = self._next_numbers[op.peer] % NUMBERED_TAGS
-        self._next_numbers[op.peer] += 1
-        announcement = np.array([op.tag, number], np.int64)
-        announcing = self._comm.Isend(announcement, op.peer, self._announcement_tag)
-        buffers = OpBuffers()
-        x = buffers.contiguous(op.x, False)
-        yield [announcing, self._comm.Isend(x.whole(), op.peer, self._first_numbered_tag + number)]
-        return None
-
-    def _recv_announced(self, op: Recv, status: Any) -> Steps:
-        buffers = OpBuffers()
-        x = buffers.contiguous(op.x, True)
-        self._waiting_receives += 1
-        while (found := self._take(op)) is None:
-            yield None
-        self._waiting_receives -= 1
-        source, number = found
-        yield [self._comm.Irecv(x.whole(), source, self._first_numbered_tag + number)]
-        return self._received(x, buffers, status)
+        source, tag = MPI.ANY_SOURCE if op.peer is None else op.peer, op.tag
+        if op.tag >= self._first_numbered_tag:
+            self._waiting_receives += 1
+            while (found := self._take(op)) is None:
+                yield None
+            self._waiting_receives -= 1
+            source, number = found
+            tag = self._first_numbered_tag + number
+        yield [self._comm.Irecv(x.whole(), source, tag)]
+        source, got = int(status.Get_source()), status.Get_elements(MPI.BYTE)
+        if got != x.nbytes:
+            text = f"recv: rank {source} sent {got} bytes, and this rank takes {x.nbytes}"
+            raise CollectiveMismatch(text, rank=source, op="recv")
+        buffers.finish()
+        self.received[source] += 1
+        return source
 
     def _take(self, op: Recv) -> tuple[int, int] | None:
         """Remove and return the first announcement that matches a receive, None if none does."""
@@ -110,13 +106,3 @@ class MessageQueue:
             source = status.Get_source()
             self._comm.Recv(announcement, source, self._announcement_tag)
             self._announced.append((source, int(announcement[0]), int(announcement[1])))
-
-    def _received(self, x: FlatBuffer, buffers: OpBuffers, status: Any) -> int:
-        source = int(status.Get_source())
-        got = status.Get_elements(MPI.BYTE)
-        if got != x.nbytes:
-            text = f"recv: rank {source} sent {got} bytes, and this rank takes {x.nbytes}"
-            raise CollectiveMismatch(text, rank=source, op="recv")
-        buffers.finish()
-        self.received[source] += 1
-        return source

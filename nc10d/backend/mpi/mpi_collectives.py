@@ -14,29 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from nc10d import ops
 from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers, finish, fold, prepare
 from nc10d.backend.mpi.datatypes import order_matters, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
-from nc10d.ops import (
-    OP_NAMES,
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Gather,
-    Op,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
-    Scatter,
-)
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
 
 
-def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
+def steps(comm: Comm, op: ops.Op, any_order: bool) -> Steps:
     """Return the steps of a validated collective on which all ranks have agreed."""
     buffers = OpBuffers()
     yield from _STEPS[type(op)](comm, op, buffers, any_order)
@@ -46,7 +33,7 @@ def steps(comm: Comm, op: Op, any_order: bool) -> Steps:
 # Reductions
 
 
-def _all_reduce(comm: Comm, op: AllReduce, buffers: OpBuffers, any_order: bool) -> Steps:
+def _all_reduce(comm: Comm, op: ops.AllReduce, buffers: OpBuffers, any_order: bool) -> Steps:
     x = buffers.contiguous(op.x, True)
     if _reduced_by_mpi(x, op.op, comm.size, any_order):
         prepare(x, x, op.op)
@@ -63,7 +50,7 @@ def _all_reduce(comm: Comm, op: AllReduce, buffers: OpBuffers, any_order: bool) 
         yield [comm.Iallgatherv(own.whole(), x.in_chunks(counts))]
 
 
-def _reduce(comm: Comm, op: Reduce, buffers: OpBuffers, any_order: bool) -> Steps:
+def _reduce(comm: Comm, op: ops.Reduce, buffers: OpBuffers, any_order: bool) -> Steps:
     is_root = comm.rank == op.root
     x = buffers.contiguous(op.x, is_root)
     if _reduced_by_mpi(x, op.op, comm.size, any_order):
@@ -81,7 +68,9 @@ def _reduce(comm: Comm, op: Reduce, buffers: OpBuffers, any_order: bool) -> Step
     yield [comm.Igatherv(own.whole(), x.in_chunks(counts) if is_root else None, op.root)]
 
 
-def _reduce_scatter(comm: Comm, op: ReduceScatter, buffers: OpBuffers, any_order: bool) -> Steps:
+def _reduce_scatter(
+    comm: Comm, op: ops.ReduceScatter, buffers: OpBuffers, any_order: bool
+) -> Steps:
     out = buffers.contiguous(op.out, True)
     inp, counts = buffers.chunks(op.inp, comm.size, False)
     if inp.device == "cpu" or not _reduced_by_mpi(inp, op.op, comm.size, any_order):
@@ -98,7 +87,7 @@ def _fold_chunk(
     x: FlatBuffer,
     counts: Sequence[int],
     own: FlatBuffer,
-    op: ReduceOp,
+    op: ops.ReduceOp,
     buffers: OpBuffers,
 ) -> Steps:
     """own := op over all ranks of this rank's chunk of x"""
@@ -107,12 +96,12 @@ def _fold_chunk(
     fold(own, rows, comm.size, op)
 
 
-def _reduced_by_mpi(x: FlatBuffer, op: ReduceOp, size: int, any_order: bool) -> bool:
+def _reduced_by_mpi(x: FlatBuffer, op: ops.ReduceOp, size: int, any_order: bool) -> bool:
     """Return whether MPI itself reduces; for device arrays there is no alternative."""
     return any_order or x.device != "cpu" or not order_matters(op.kind, x.dtype, size)
 
 
-def _operands(x: FlatBuffer, op: ReduceOp) -> tuple[list[Any], Any]:
+def _operands(x: FlatBuffer, op: ops.ReduceOp) -> tuple[list[Any], Any]:
     operator = reduction(op.kind, x.dtype)
     return [x.memory(), x.count * operator.width, operator.datatype], operator.op
 
@@ -124,18 +113,18 @@ def _even(count: int, size: int) -> list[int]:
 # Moving
 
 
-def _broadcast(comm: Comm, op: Broadcast, buffers: OpBuffers, any_order: bool) -> Steps:
+def _broadcast(comm: Comm, op: ops.Broadcast, buffers: OpBuffers, any_order: bool) -> Steps:
     x = buffers.contiguous(op.x, comm.rank != op.root)
     yield [comm.Ibcast(x.whole(), op.root)]
 
 
-def _all_gather(comm: Comm, op: AllGather, buffers: OpBuffers, any_order: bool) -> Steps:
+def _all_gather(comm: Comm, op: ops.AllGather, buffers: OpBuffers, any_order: bool) -> Steps:
     inp = buffers.contiguous(op.inp, False)
     out, counts = buffers.chunks(op.out, comm.size, True)
     yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), out.in_chunks(counts))]
 
 
-def _all_to_all(comm: Comm, op: AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
+def _all_to_all(comm: Comm, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, comm.size, False)
     out, takes = buffers.chunks(op.out, comm.size, True)
     if exchanges_sizes(op):
@@ -145,7 +134,7 @@ def _all_to_all(comm: Comm, op: AllToAll, buffers: OpBuffers, any_order: bool) -
     yield [comm.Ialltoallv(inp.in_chunks(sends), out.in_chunks(takes))]
 
 
-def _gather(comm: Comm, op: Gather, buffers: OpBuffers, any_order: bool) -> Steps:
+def _gather(comm: Comm, op: ops.Gather, buffers: OpBuffers, any_order: bool) -> Steps:
     inp = buffers.contiguous(op.inp, False)
     sends = [inp.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
@@ -158,7 +147,7 @@ def _gather(comm: Comm, op: Gather, buffers: OpBuffers, any_order: bool) -> Step
     yield [comm.Igatherv(own, out.in_chunks(counts), op.root)]
 
 
-def _scatter(comm: Comm, op: Scatter, buffers: OpBuffers, any_order: bool) -> Steps:
+def _scatter(comm: Comm, op: ops.Scatter, buffers: OpBuffers, any_order: bool) -> Steps:
     out = buffers.contiguous(op.out, True)
     takes = [out.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
@@ -171,7 +160,7 @@ def _scatter(comm: Comm, op: Scatter, buffers: OpBuffers, any_order: bool) -> St
     yield [comm.Iscatterv(inp.in_chunks(counts), own, op.root)]
 
 
-def _barrier(comm: Comm, op: Barrier, buffers: OpBuffers, any_order: bool) -> Steps:
+def _barrier(comm: Comm, op: ops.Barrier, buffers: OpBuffers, any_order: bool) -> Steps:
     """Do nothing: the call check needed every rank."""
     yield from ()
 
@@ -193,35 +182,35 @@ def _split(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[
 # Sizes that only sender and receiver know
 
 
-def exchanges_sizes(op: Op) -> bool:
+def exchanges_sizes(op: ops.Op) -> bool:
     """Return whether ranks must exchange sizes, because the call check can't compare them."""
-    if isinstance(op, AllToAll):
+    if isinstance(op, ops.AllToAll):
         splits = (op.in_splits, op.out_splits)
         return isinstance(op.inp, (list, tuple)) or splits != (None, None)
-    return isinstance(op, (Gather, Scatter))
+    return isinstance(op, (ops.Gather, ops.Scatter))
 
 
-def _announce(comm: Comm, op: Op, sends: Sequence[int], takes: Sequence[int]) -> Steps:
+def _announce(comm: Comm, op: ops.Op, sends: Sequence[int], takes: Sequence[int]) -> Steps:
     """Compare the sizes that ranks send with those their peers expect; all raise if any differ."""
     coming = np.empty(comm.size, np.int64)
     yield [comm.Ialltoall(np.array(sends, np.int64), coming)]
     first = np.array([comm.size if coming.tolist() == list(takes) else comm.rank])
     yield [comm.Iallreduce(MPI.IN_PLACE, first, MPI.MIN)]
     if first[0] < comm.size:
-        name, rank = OP_NAMES[type(op)], int(first[0])
+        name, rank = ops.OP_NAMES[type(op)], int(first[0])
         text = f"{name}: rank {rank} expects other sizes than its peers send"
         detail = f" (it sends {list(sends)}, takes {list(takes)}, and is sent {coming.tolist()})"
         raise CollectiveMismatch(text + detail * (rank == comm.rank), rank=rank, op=name)
 
 
 _STEPS: dict[type[Any], Callable[[Comm, Any, OpBuffers, bool], Steps]] = {
-    AllReduce: _all_reduce,
-    Reduce: _reduce,
-    Broadcast: _broadcast,
-    AllGather: _all_gather,
-    ReduceScatter: _reduce_scatter,
-    AllToAll: _all_to_all,
-    Gather: _gather,
-    Scatter: _scatter,
-    Barrier: _barrier,
+    ops.AllReduce: _all_reduce,
+    ops.Reduce: _reduce,
+    ops.Broadcast: _broadcast,
+    ops.AllGather: _all_gather,
+    ops.ReduceScatter: _reduce_scatter,
+    ops.AllToAll: _all_to_all,
+    ops.Gather: _gather,
+    ops.Scatter: _scatter,
+    ops.Barrier: _barrier,
 }

@@ -14,22 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d.backend.mpi import tasks
 from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
-from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, MpiControl
-from nc10d.backend.mpi.leaving import LeaveProtocol
+from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, MpiControl
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
 from nc10d.backend.mpi.progress_thread import ProgressThread
-from nc10d.backend.mpi.tasks import (
-    Dependencies,
-    MessageTask,
-    MpiWork,
-    Task,
-    after,
-    dependencies_of,
-    side_by_side,
-)
+from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -71,7 +63,7 @@ class MpiGroup:
         collectives = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
         messages = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
         work = MpiWork(ops, self._engine, len(messages) + bool(collectives))
-        dependencies = dependencies_of(ops)
+        dependencies = tasks.dependencies_of(ops)
         with self._engine.lock:
             self._handle_notices()
             self.check()
@@ -87,14 +79,18 @@ class MpiGroup:
             raise copy_to_raise(self.failure) from None  # its context is another call's
 
     def _launch_collectives(
-        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, deadline: Deadline
+        self,
+        work: MpiWork,
+        places: Sequence[int],
+        dependencies: tasks.Dependencies,
+        deadline: Deadline,
     ) -> None:
         task = Task(work, places, deadline, next(self._seq))
         self._calls.append(task)
         self._begin_task(task, self._agreed_steps(work, places, dependencies, task.seq))
 
     def _agreed_steps(
-        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, seq: int
+        self, work: MpiWork, places: Sequence[int], dependencies: tasks.Dependencies, seq: int
     ) -> Steps:
         """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
@@ -110,14 +106,14 @@ class MpiGroup:
         elif len(parts) == 1:
             yield from parts[0]
         else:
-            yield from side_by_side(parts)
+            yield from tasks.side_by_side(parts)
 
     def _run_in_order(
         self,
         work: MpiWork,
         places: Sequence[int],
         parts: Sequence[Steps],
-        dependencies: Dependencies,
+        dependencies: tasks.Dependencies,
     ) -> Steps:
         """Make the calls of a block in order; messages of the block may run in between."""
         for place, part in zip(places, parts, strict=True):
@@ -132,7 +128,7 @@ class MpiGroup:
         message = MessageTask(work, place, deadline)
         steps_of_task = self._message_queue.steps(message.op, message.status)
         if earlier or self._is_held_back(message):
-            steps_of_task = after(
+            steps_of_task = tasks.after(
                 lambda: earlier <= work.ended and not self._is_held_back(message), steps_of_task
             )
         self._messages.append(message)
@@ -147,7 +143,7 @@ class MpiGroup:
         try:
             task.begin(steps_of_task)
         except MPI.Exception as error:
-            self.fail(error_from(error, task.work.describe()))
+            self.fail(error_from(error, task.work._describe()))
 
     # -- progress --------------------------------------------------------------------------
 
@@ -180,13 +176,13 @@ class MpiGroup:
             if not task.advance():
                 return False
         except MPI.Exception as error:
-            self.fail(error_from(error, task.work.describe()))
+            self.fail(error_from(error, task.work._describe()))
             return False
         except DistError as error:
             self.fail(error)
             return False
         except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
-            self.fail(DistError(f"{task.work.describe()}: {type(error).__name__}: {error}"))
+            self.fail(DistError(f"{task.work._describe()}: {type(error).__name__}: {error}"))
             return False
         if task.work.task_ended(task.places, task.result):
             self._engine.end(task.work, None, task.work.outcome())
@@ -194,22 +190,22 @@ class MpiGroup:
 
     def _check_tasks(self) -> None:
         """Fail the group if a task needs a rank that has left, or has missed its deadline."""
-        tasks = (*self._calls, *self._messages)
-        blocked = self._leave_protocol.blocked_task(tasks)
+        in_flight = (*self._calls, *self._messages)
+        blocked = self._leave_protocol.blocked_task(in_flight)
         if blocked is not None:
             task, rank = blocked
-            text = f"{task.work.describe()}: rank {rank} of group {self.name!r} has left"
+            text = f"{task.work._describe()}: rank {rank} of group {self.name!r} has left"
             self.fail(PeerLost(text, rank=rank, **self._about(task)))
             return
         now = time.monotonic()
-        overdue = next((task for task in tasks if task.deadline.at <= now), None)
+        overdue = next((task for task in in_flight if task.deadline.at <= now), None)
         if overdue is not None:
             rank = self.comm.rank
-            text = f"{overdue.work.describe()} timed out on rank {rank} of group {self.name!r}"
+            text = f"{overdue.work._describe()} timed out on rank {rank} of group {self.name!r}"
             self.fail(CollectiveTimeout(text, rank=rank, **self._about(overdue)))
 
     def _about(self, task: Task) -> dict[str, Any]:
-        return {"group": self.name, "op": task.work.describe(), "seq": task.seq or None}
+        return {"group": self.name, "op": task.work._describe(), "seq": task.seq or None}
 
     def _handle_notices(self) -> None:
         for source, kind, text in self._control.received():

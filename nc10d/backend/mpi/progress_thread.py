@@ -28,23 +28,18 @@ class ProgressedGroup(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a call or a message is in flight."""
-        ...
 
     def advance(self) -> None:
         """Advance calls and messages without blocking."""
-        ...
 
     def close(self) -> None:
         """Leave the group."""
-        ...
 
     def free(self) -> bool:
         """Free the communicators if no message can arrive any more; return whether."""
-        ...
 
     def stop_listening(self) -> None:
         """Cancel the receive that MPI_Finalize would wait for."""
-        ...
 
 
 class ProgressThread:

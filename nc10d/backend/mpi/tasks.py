@@ -45,10 +45,6 @@ class MpiWork(Work):
             return self._results[0]
         return self._results if any(isinstance(op, Recv) for op in self.ops) else None
 
-    def describe(self) -> str:
-        """Return the launch's name in errors."""
-        return self._describe()
-
     def _poll(self) -> None:
         self._engine.advance()
 

@@ -10,24 +10,24 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.access import first_array
-from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.nccl import failure
-from nc10d.backend.nccl.bindings.library import RESULT, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, GroupIdentity
+from nc10d.backend.base import Backend, BackendSetup, OtherBackends
+from nc10d.backend.nccl.bindings.library import RESULT, Library, library
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
+from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
-from nc10d.errors import Aborted, CudaError, DistError, GroupClosed, NCCLError
+from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 _ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
+_CAUSE_KEY = "cause"  # in the store, for groups without a failure detector
 _CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
 _CAUSE_PAUSE = 0.01  # seconds between polls for it
 _CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
@@ -47,9 +48,7 @@ def make(setup: BackendSetup) -> NcclBackend:
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
-    options = read_options(setup.options)
-    library()
-    backend = NcclBackend(setup, options)
+    backend = NcclBackend(setup, read_options(setup.options), library())
     if setup.device is not None:
         backend.bind(ordinal(setup.device), setup.deadline)
     return backend
@@ -61,13 +60,21 @@ class NcclBackend(Backend):
     name = "nccl"
     device_type = "cuda"
 
-    def __init__(self, setup: BackendSetup, options: NcclOptions) -> None:
+    def __init__(self, setup: BackendSetup, options: NcclOptions, library: Library) -> None:
         self.rank = setup.rank
         self.size = setup.size
-        self._identity = GroupIdentity(setup.group_name, setup.rank, setup.size)
-        self._options = options
-        self._keys = PrefixStore("nccl", setup.store)
         self._others = setup.others
+        self._group = NcclGroup(
+            setup.group_name,
+            setup.rank,
+            setup.size,
+            PrefixStore("nccl", setup.store),
+            library,
+            options,
+            self.fail,
+            self._check,
+            self._others.record_address,
+        )
         self._store: Store | None = None
         self._device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
@@ -86,8 +93,7 @@ class NcclBackend(Backend):
         assert self._device_group is not None
         main = self._device_group.comm_streams.find(COLLECTIVES)
         assert main is not None
-        assert main.comm is not None, "a barrier has run on it"
-        return main.comm
+        return main.formed
 
     @property
     def device(self) -> int:
@@ -117,7 +123,7 @@ class NcclBackend(Backend):
             work.wait()
         except KeyboardInterrupt:
             text = f"rank {self.rank} was interrupted in {work._describe()}"
-            self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._identity.group))
+            self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), group=self._group.name))
             raise
 
     def _on_device(self, device: int) -> DeviceGroup:
@@ -125,17 +131,8 @@ class NcclBackend(Backend):
         self._check()
         with self._binding:
             if self._device_group is None:
-                self._store = self._keys.clone()
-                self._device_group = DeviceGroup(
-                    self._identity,
-                    device,
-                    self._keys,
-                    library(),
-                    self._options,
-                    self.fail,
-                    self._check,
-                    self._others.record_address(),
-                )
+                self._store = self._group.store.clone()
+                self._device_group = DeviceGroup(self._group, device)
                 watchdog.watch(self)
             return self._device_group
 
@@ -166,9 +163,7 @@ class NcclBackend(Backend):
             if self._failure is not None:
                 return
             self._refuse_launches(error)
-        end = threading.Thread(target=self._end, args=(error, notify), name="nc10d-nccl-end")
-        end.daemon = True
-        end.start()
+        _start_thread(self._end, error, notify)
 
     def _refuse_launches(self, error: DistError) -> None:
         """Refuse all launches from now on."""
@@ -198,7 +193,7 @@ class NcclBackend(Backend):
         found = self._others.notify(error)
         if found is None:  # without a failure detector the store carries it
             with contextlib.suppress(DistError, OSError):  # the store may be gone
-                found = failure.publish(self._store or self._keys.clone(), error)
+                found = _publish(self._store or self._group.store.clone(), error)
         return found or error
 
     def _root_cause(self, error: DistError) -> DistError:
@@ -227,7 +222,7 @@ class NcclBackend(Backend):
             return None
         late = device_group.pending.late()
         if late is not None:
-            self.fail(failure.timeout_of(self._identity, late, self._others))
+            self.fail(_timeout_of(self._group, late, self._others))
         elif device_group.pending.busy:
             self._check_for_peer_failure()
         return device_group.pending.pause()
@@ -248,7 +243,7 @@ class NcclBackend(Backend):
         cause = self._others.cause()
         if cause is None and not self._others.agree:
             with contextlib.suppress(DistError, OSError):
-                cause = failure.published(self._store)
+                cause = _published(self._store)
         if cause is not None:
             self.fail(cause, notify=False)
 
@@ -257,31 +252,23 @@ class NcclBackend(Backend):
 
         Blocks until NCCL has released them, at most ten seconds.
         """
-        gone = GroupClosed(
-            f"group {self._identity.group!r} has been closed", group=self._identity.group
-        )
+        name = self._group.name
+        gone = GroupClosed(f"group {name!r} has been closed", group=name)
         device_group = self._device_group
-        if device_group is not None:
-            with contextlib.suppress(DistError):
-                device_group.pending.sweep()
         if device_group is None:
             self._failure = self._failure or gone
             self._cause_agreed.set()
             return
+        with contextlib.suppress(DistError):
+            device_group.pending.sweep()
         if self._failure is None and not device_group.pending.busy:
             self._refuse_launches(gone)
             self._cause_agreed.set()
-            end = threading.Thread(
-                target=self._release, args=(device_group,), name="nc10d-nccl-end"
-            )
-            end.daemon = True
-            end.start()
+            _start_thread(self._release, device_group)
         else:
             self.fail(gone, notify=False)
         if not self._ended.wait(_CLOSE_PATIENCE):
-            _log.warning(
-                "NCCL has not let go of group %r: it keeps what it has", self._identity.group
-            )
+            _log.warning("NCCL has not let go of group %r: it keeps what it has", name)
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
@@ -289,9 +276,39 @@ class NcclBackend(Backend):
         self._ended.set()
 
 
+def _start_thread(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
+
+
 def _device_of(ops: Sequence[Op]) -> int:
     array = first_array(ops)
     return current_device() if array is None else device_of(array)
 
 
-__all__ = ["NcclBackend", "make"]
+def _publish(store: Store, cause: DistError) -> DistError:
+    """Publish an error for all ranks; return the first error that any rank has published."""
+    own_text = error_wire.encode_error(cause)
+    first = store.compare_set(_CAUSE_KEY, "", own_text)
+    return cause if first == own_text else error_wire.decode_error(first)
+
+
+def _published(store: Store) -> DistError | None:
+    """Return the error that a rank has published, None if none has; never blocks."""
+    return error_wire.decode_error(store.get(_CAUSE_KEY)) if store.check([_CAUSE_KEY]) else None
+
+
+def _timeout_of(group: NcclGroup, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
+    """Return the failure of a launch that has not ended by its deadline."""
+    name = work._describe()
+    call = f"{name} #{work.seq} of rank {group.rank} in group {group.name!r}"
+    state = "has waited for other ranks to come" if work.submitted else "is still under way"
+    latest, last = others.whereabouts()
+    return CollectiveTimeout(
+        f"{call} {state} at its timeout{latest}",
+        rank=group.rank,
+        pid=os.getpid(),
+        group=group.name,
+        op=name,
+        seq=work.seq,
+        last=last or None,
+    )

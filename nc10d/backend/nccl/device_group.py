@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.bindings import native
-from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, GroupIdentity
-from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.launch.launch_table import AFTER_EVENT, DeviceContext, LaunchTable
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
-from nc10d.backend.nccl.pending import PendingWorks
-from nc10d.backend.nccl.works import NcclWork
-from nc10d.cuda.driver import call, on_device
-from nc10d.cuda.events import event_pool
+from nc10d.backend.nccl.works import NcclWork, PendingWorks
+from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
 
 if TYPE_CHECKING:
-    from nc10d.store.base import Store
+    pass
 
 _run_rows = entry_point(native.nc10d_nccl_run)
 
@@ -40,38 +36,20 @@ class DeferredLaunch(NamedTuple):
 class DeviceGroup:
     """A group's launches on its device. Any thread may call `launch`.
 
-    The backend sets `failed` to refuse launches; `check` then raises the reason. `record_address`
-    is the record in which peers read this rank's launches; see OtherBackends.
+    The backend sets `failed` to refuse launches; the group's `check` then raises the reason.
     """
 
-    def __init__(
-        self,
-        identity: GroupIdentity,
-        device: int,
-        store: Store,
-        library: Library,
-        options: NcclOptions,
-        fail: Callable[[DistError], None],
-        check: Callable[[], None],
-        record_address: int = 0,
-    ) -> None:
+    def __init__(self, group: NcclGroup, device: int) -> None:
         self.device = device
-        self._identity = identity
-        self._library = library
-        self._check = check
-        self._fail = fail
+        self._group = group
         self._pool = event_pool(device)
-        self.pending = PendingWorks(self._pool, fail)
-        self.comm_streams = CommStreams(
-            identity, store, library, options, self._pool, formed=self.pump, fail=fail, check=check
-        )
-        self._planner = LaunchPlanner(
-            identity, library, options, self._pool, self.comm_streams, record_address
-        )
+        self.pending = PendingWorks(self._pool, group.fail)
+        self.comm_streams = CommStreams(group, self._pool, self.pump)
+        self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
         self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
         self._context = DeviceContext(device)
         self._device_rows = self._context.address
-        self._timing = options.timing
+        self._timing = group.options.timing
         self._waiting = 0  # number of deferred launches
         self.failed = False
         self._take = self._pool.take
@@ -85,7 +63,7 @@ class DeviceGroup:
         pending = self.pending
         with pending.lock:
             if self.failed:
-                self._check()
+                self._group.check()
             kept = ops.prepared if type(ops) is RepeatedOps else None
             if kept is not None and kept.is_valid():
                 cached: CachedLaunch = kept
@@ -157,7 +135,7 @@ class DeviceGroup:
             work.cached.table = table
             self._submit(table, work, 0, False, first=AFTER_EVENT)
         except DistError as error:
-            self._fail(error)
+            self._group.fail(error)
             return
         self._pool.give(deferred.before)
         work.submitted.set()
@@ -174,12 +152,12 @@ class DeviceGroup:
                 answer = _run_rows(rows, first, count, device, current, ended, end)
                 while answer < 0:  # nonblocking: rows after a group wait for its end
                     for comm_stream in table.comm_streams:
-                        comm_stream.settle(work.deadline, work._describe())
+                        comm_stream.formed.settle(work.deadline, work._describe())
                     answer = _run_rows(rows, -answer, count, device, current, ended, end)
             if answer:
                 raise self._error(table, work, answer)
         except DistError as error:
-            self._fail(error)
+            self._group.fail(error)
             raise
         work.event, work.begun = ended, table.begun
         work.comm_streams = comm_streams = table.comm_streams
@@ -190,11 +168,11 @@ class DeviceGroup:
     def _error(self, table: LaunchTable, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
-        identity = self._identity
-        what = f"rank {identity.rank} of group {identity.group!r}, {work._describe()}{which}"
+        group = self._group
+        what = f"rank {group.rank} of group {group.name!r}, {work._describe()}{which}"
         if by_cuda:
             return CudaError(f"{what}: CUDA error {code}", code=code)
-        return NCCLError(f"{what}: {self._library.describe(code)}", code=code)
+        return NCCLError(f"{what}: {group.library.describe(code)}", code=code)
 
 
 def _is_next(deferred: DeferredLaunch) -> bool:

@@ -24,8 +24,7 @@ from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import call
-from nc10d.cuda.events import event_done, event_pool
+from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError
@@ -40,11 +39,9 @@ class GroupOfBackends(Protocol):
     @property
     def timeout(self) -> float:
         """The timeout of the group's operations, in seconds."""
-        ...
 
     def backend(self, device: str) -> Backend:
         """Return the backend of a device."""
-        ...
 
 
 def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
@@ -109,9 +106,8 @@ def _registered(
 def _dropped() -> queue.SimpleQueue[_Piece]:
     """Return the queue of unreferenced pieces; starts the thread that frees them."""
     pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
-    thread = threading.Thread(target=_give_all_back, args=(pieces,), name="nc10d-nccl-free")
-    thread.daemon = True
-    thread.start()
+    name = "nc10d-nccl-free"
+    threading.Thread(target=_give_all_back, args=(pieces,), name=name, daemon=True).start()
     return pieces
 
 

@@ -30,7 +30,6 @@ class Watched(Protocol):
 
     def tick(self) -> float | None:
         """Poll once; return the seconds until the next poll, None if no Work is pending."""
-        ...
 
 
 class Watchdog:

@@ -1,43 +1,30 @@
-"""The Work of a launch on a device: it ends with an event, for which streams can wait."""
+"""Works of launches on a device, pending in the order of their launch until their events end."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from nc10d.backend.device_work import DeviceWork
+from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
+from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
-from nc10d.cuda.events import event_done, seconds_between
-from nc10d.errors import CudaError
+from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
+from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.comm.comm_streams import CommStream
     from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 
+MANY = 128
+"""With more pending Works than this, a launch finishes the ended Works itself."""
 _SPINS = 50  # polls at full speed, before pauses that grow
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
-
-
-class WorkOwner:
-    """The backend that launched a Work, as the Work uses it."""
-
-    lock: threading.RLock
-
-    def retire(self, work: NcclWork) -> None:
-        """Recycle the events of a Work, and finish it."""
-
-    def hurry(self, work: NcclWork) -> None:
-        """Finish a Work soon after it ends, because it has a callback."""
-
-    def let_wait(self, stream: int, event: int) -> None:
-        """Make a stream wait for an event."""
-
-    def fail(self, error: CudaError) -> None:
-        """Fail the group: the device has failed."""
 
 
 class NcclWork(DeviceWork):
@@ -54,7 +41,7 @@ class NcclWork(DeviceWork):
     )
 
     def __init__(
-        self, ops: Sequence[Op], owner: WorkOwner, timeout: float, cached: CachedLaunch
+        self, ops: Sequence[Op], owner: PendingWorks, timeout: float, cached: CachedLaunch
     ) -> None:
         """Make the Work of a cached launch; the timeout, in seconds, runs from now."""
         # Written out instead of super().__init__(ops), because every launch makes a Work.
@@ -124,7 +111,7 @@ class NcclWork(DeviceWork):
             self._owner.fail(error)
             return
         if over:
-            self._owner.retire(self)
+            self._owner.retire([self])
 
     def _block(self, deadline: Deadline) -> None:
         looks, pause = 0, _FIRST_PAUSE
@@ -137,3 +124,141 @@ class NcclWork(DeviceWork):
 
     def _watch(self) -> None:
         self._owner.hurry(self)
+
+
+class PendingWorks:
+    """The pending Works of a group, which `fail` fails; `lock` guards them and every launch."""
+
+    def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:
+        self.lock = threading.RLock()
+        self._pool = pool
+        self.fail = fail
+        self._works: dict[NcclWork, None] = {}
+        self._hurried: set[NcclWork] = set()
+        self._frozen = False
+
+    def add(self, work: NcclWork) -> None:
+        """Add a Work, which is finished when its event has ended."""
+        self._works[work] = None
+        if len(self._works) > MANY:
+            self.sweep()
+        if watchdog.idle:
+            watchdog.wake()
+
+    def let_wait(self, stream: int, event: int) -> None:
+        """Make a stream of this device, perhaps a default stream, wait for an event."""
+        with on_device(self._pool.device):
+            call("cuStreamWaitEvent", stream, event, 0)
+
+    def hurry(self, work: NcclWork) -> None:
+        """Have the watchdog poll often until a Work ends."""
+        with self.lock:
+            self._hurried.add(work)
+        watchdog.wake()
+
+    def retire(self, works: list[NcclWork], wait: bool = True) -> None:
+        """Finish Works whose events have ended; callbacks run without the lock.
+
+        A failed kernel of NCCL ends as any other: only its communicator has the error.
+        """
+        if not self.lock.acquire(blocking=wait):
+            return
+        try:
+            if self._frozen or not self._check_communicators(works):
+                return
+            for work in works:
+                self._works.pop(work, None)
+                self._hurried.discard(work)
+                self._recycle_events(work)
+        finally:
+            self.lock.release()
+        for work in works:
+            work._finish(None, work.outcome())
+
+    def _check_communicators(self, works: list[NcclWork]) -> bool:
+        try:
+            for comm_stream in {comm_stream for work in works for comm_stream in work.comm_streams}:
+                comm_stream.check()
+        except DistError as error:
+            self._frozen = True
+            self.fail(error)
+        return not self._frozen
+
+    def freeze(self) -> None:
+        """Finish no Work any more: from now on they end by an abort.
+
+        Waits at most a second for a thread that launches. Such a thread may be stuck in NCCL, and
+        only the abort frees it.
+        """
+        self._frozen = True
+        if self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY):
+            self.lock.release()
+
+    def _recycle_events(self, work: NcclWork) -> None:
+        event, begun = work.event, work.begun
+        if begun and event:
+            work.measure()
+            self._pool.give(begun, timing=True)
+        if event:
+            self._pool.give(event, timing=bool(begun))
+        work.event = work.begun = 0
+
+    def sweep(self, wait: bool = True) -> None:
+        """Finish ended Works; without `wait` return at once while a thread launches."""
+        if not self.lock.acquire(blocking=wait):
+            return
+        try:
+            over = self._over()
+        finally:
+            self.lock.release()
+        if over:
+            self.retire(over, wait)
+        # Other threads may have ended these; this thread runs their callbacks.
+        for work in [work for work in self._hurried if work._state != PENDING]:
+            self._hurried.discard(work)
+            work._finish()
+
+    def _over(self) -> list[NcclWork]:
+        """Return the Works whose events have ended; on a stream they end in order.
+
+        Usually the latest Work has ended too, so a single query per stream is enough.
+        """
+        comm_streams: dict[object, list[NcclWork]] = {}
+        for work in self._works:
+            comm_streams.setdefault(work.comm_streams, []).append(work)
+        over: list[NcclWork] = []
+        for works in comm_streams.values():
+            done = works if _has_ended(works[-1]) else itertools.takewhile(_has_ended, works)
+            over += done
+        return over
+
+    def late(self) -> NcclWork | None:
+        """Return a Work whose deadline has passed."""
+        now = monotonic()  # no lock: the late thread may hold it
+        return next((work for work in list(self._works) if work.due <= now), None)
+
+    def pause(self) -> float | None:
+        """Return the seconds until the next poll, None if no Work is pending."""
+        if self._hurried:
+            return FAST
+        return SLOW if self._works else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any Work is pending."""
+        return bool(self._works)
+
+    def end(self, error: DistError) -> None:
+        """Fail all pending Works; nothing touches their arrays any more."""
+        with self.lock:
+            works, self._works = list(self._works), {}
+            self._hurried.clear()
+        for work in works:
+            work.event = work.begun = 0  # not recycled: the device may have failed
+            work._finish(error)
+            if work.submitted is not None:
+                work.submitted.set()
+
+
+def _has_ended(work: NcclWork) -> bool:
+    return bool(work.event) and event_done(work.event)

@@ -15,17 +15,16 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
-from nc10d.backend.staged.copies import Copies
+from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
 from nc10d.backend.staged.workers import CopyWorker
-from nc10d.backend.staged.works import StagedWork
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
@@ -68,6 +67,18 @@ def _checked(options: Any) -> StagedOptions:
     return options
 
 
+class _Launch(NamedTuple):
+    """A launch in flight: its Work, and its arrays on the host.
+
+    Copies to the host begin after `event`; `copies` is None if there are no elements to copy.
+    """
+
+    work: StagedWork
+    staging: Staging
+    copies: Copies | None
+    event: int
+
+
 class StagedBackend(Backend):
     """One rank's end of a group; a method's docstring states if it blocks."""
 
@@ -80,10 +91,8 @@ class StagedBackend(Backend):
         self.size = inner.size
         self.inner = inner
         self._name = group_name
-        self._down_thread, self._up_thread = (
-            CopyWorker("nc10d-staged-down"),
-            CopyWorker("nc10d-staged-up"),
-        )
+        self._down_thread = CopyWorker("nc10d-staged-down")
+        self._up_thread = CopyWorker("nc10d-staged-up")
         self._copies: dict[int, Copies] = {}
         self._in_flight: dict[StagedWork, Staging] = {}
         self._lock = threading.RLock()
@@ -102,28 +111,26 @@ class StagedBackend(Backend):
                 raise GroupClosed(f"group {self._name!r} has been closed", group=self._name)
             copies = self._copies_for(staging)
             event = 0 if copies is None else copies.record_event(stream_of(array))
+            launch = _Launch(work, staging, copies, event)
             in_caller = not async_op and all(other.queued.is_set() for other in self._in_flight)
             self._in_flight[work] = staging
             if not in_caller:
-                self._down_thread.give(
-                    functools.partial(self._start_down, work, staging, copies, event)
-                )
+                self._down_thread.give(functools.partial(self._start_down, launch))
         if async_op:
             return work
         if in_caller:
-            self._run_in_caller(work, staging, copies, event)
+            self._run_in_caller(launch)
         self._wait_unless_interrupted(work)
         return None
 
-    def _run_in_caller(
-        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
-    ) -> None:
+    def _run_in_caller(self, launch: _Launch) -> None:
         """Run a launch in its caller's thread, while no other launch is in flight on the host.
 
         The up thread waits for its copies to the device.
         """
+        work, staging, copies, _ = launch
         try:
-            self._copy_down_after_earlier(work, staging, copies, event)
+            self._copy_down_after_earlier(launch)
             self.inner.launch(staging.on_host(), work.deadline.remaining(), False)
             if copies is not None:
                 copies.copy_up(staging, work)
@@ -131,9 +138,7 @@ class StagedBackend(Backend):
             self._finish_work(work, error)
             self.abort(error)
             raise
-        self._up_thread.give(
-            functools.partial(self._wait_until_copied, work, staging, copies, None)
-        )
+        self._up_thread.give(functools.partial(self._wait_until_copied, launch, None))
 
     def _copies_for(self, staging: Staging) -> Copies | None:
         """Return the Copies of a launch's device; None if it has no elements to copy."""
@@ -158,11 +163,10 @@ class StagedBackend(Backend):
 
     # To the host, on the down thread
 
-    def _start_down(
-        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
-    ) -> None:
+    def _start_down(self, launch: _Launch) -> None:
+        work, staging = launch.work, launch.staging
         try:
-            self._copy_down_after_earlier(work, staging, copies, event)
+            self._copy_down_after_earlier(launch)
             inner = self.inner.launch(staging.on_host(), work.deadline.remaining(), True)
             assert inner is not None
         except BaseException as error:  # noqa: BLE001  (the Work carries it, and the other ranks)
@@ -170,12 +174,11 @@ class StagedBackend(Backend):
             self.abort(error)
             return
         inner.add_done_callback(
-            lambda ended: self._up_thread.give(lambda: self._finish(work, staging, copies, ended))
+            lambda ended: self._up_thread.give(lambda: self._finish(launch, ended))
         )
 
-    def _copy_down_after_earlier(
-        self, work: StagedWork, staging: Staging, copies: Copies | None, event: int
-    ) -> None:
+    def _copy_down_after_earlier(self, launch: _Launch) -> None:
+        work, staging, copies, event = launch
         if copies is not None:
             self._follow_earlier(work, staging, copies)
             if not copies.copy_down(staging, event, work.deadline):
@@ -201,9 +204,8 @@ class StagedBackend(Backend):
 
     # To the device, on the up thread
 
-    def _finish(
-        self, work: StagedWork, staging: Staging, copies: Copies | None, inner: Work
-    ) -> None:
+    def _finish(self, launch: _Launch, inner: Work) -> None:
+        work, staging, copies, _ = launch
         if inner.exception() is not None:
             self._finish_work(work, inner.exception())
             return
@@ -214,20 +216,18 @@ class StagedBackend(Backend):
             self._finish_work(work, error)
             self.abort(error)
             return
-        self._wait_until_copied(work, staging, copies, inner._result)
+        self._wait_until_copied(launch, inner._result)
 
-    def _wait_until_copied(
-        self, work: StagedWork, staging: Staging, copies: Copies | None, result: Any
-    ) -> None:
-        """Wait until the copies to the device end; `staging` keeps the host memory until then."""
+    def _wait_until_copied(self, launch: _Launch, result: Any) -> None:
+        """Wait until the copies to the device end; the launch keeps the host memory until then."""
         error = None
         try:
-            if copies is not None:
-                copies.wait_until_copied(work)
+            if launch.copies is not None:
+                launch.copies.wait_until_copied(launch.work)
         except CudaError as failure:
             error = failure
             self.abort(failure)
-        self._finish_work(work, error, result)
+        self._finish_work(launch.work, error, result)
 
     def _finish_work(
         self, work: StagedWork, error: BaseException | None, result: Any = None

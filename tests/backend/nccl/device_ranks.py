@@ -21,7 +21,7 @@ import nc10d as dist
 from nc10d import cuda
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.bindings.library import library
-from nc10d.backend.nccl.comm.comm_init import wait_for_ranks
+from nc10d.backend.nccl.comm.comm_streams import wait_for_ranks
 from nc10d.backend.nccl.comm.communicator import Communicator, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, driver

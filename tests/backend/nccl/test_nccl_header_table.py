@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from nccl_here import HEADERS, needs_headers
 
-from nc10d.backend.nccl.bindings.comm_config import C_NAMES, UNDEFINED, NCCLConfig, as_struct
 from nc10d.backend.nccl.bindings.header_table import (
     CONSTANTS,
     ENUMS,
@@ -27,6 +26,7 @@ from nc10d.backend.nccl.bindings.library import (
     version_code,
     version_of,
 )
+from nc10d.backend.nccl.comm.options import C_NAMES, UNDEFINED, NCCLConfig, as_struct
 from nc10d.errors import UnsupportedPlatform
 
 ROOT = Path(__file__).parents[3]

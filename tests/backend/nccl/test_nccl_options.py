@@ -11,8 +11,7 @@ import pytest
 
 import nc10d
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.bindings.comm_config import NCCLConfig
-from nc10d.backend.nccl.comm.options import NONBLOCKING, NcclOptions, read_options
+from nc10d.backend.nccl.comm.options import NONBLOCKING, NCCLConfig, NcclOptions, read_options
 from nc10d.backend.nccl.launch.datatypes import FP8
 from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray

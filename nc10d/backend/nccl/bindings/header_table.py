@@ -29,6 +29,12 @@ class Field(NamedTuple):
     since: Version
 
 
+def _since(version: Version, *fields: str) -> tuple[Field, ...]:
+    """Return the fields that came with a release, each given as letter and name."""
+    return tuple(Field(name, kind, version) for kind, name in map(str.split, fields))
+
+
+
 HEADER_VERSION: Version = (2, 32, 3)
 
 CONSTANTS = {
@@ -55,72 +61,29 @@ ENUMS = {
 
 STRUCTS = {
     "ncclConfig_t": (
-        Field("size", "z", (2, 18, 0)),
-        Field("magic", "u", (2, 18, 0)),
-        Field("version", "u", (2, 18, 0)),
-        Field("blocking", "i", (2, 18, 0)),
-        Field("cgaClusterSize", "i", (2, 18, 0)),
-        Field("minCTAs", "i", (2, 18, 0)),
-        Field("maxCTAs", "i", (2, 18, 0)),
-        Field("netName", "s", (2, 18, 0)),
-        Field("splitShare", "i", (2, 18, 0)),
-        Field("trafficClass", "i", (2, 26, 0)),
-        Field("commName", "s", (2, 27, 0)),
-        Field("collnetEnable", "i", (2, 27, 0)),
-        Field("CTAPolicy", "i", (2, 27, 0)),
-        Field("shrinkShare", "i", (2, 27, 0)),
-        Field("nvlsCTAs", "i", (2, 27, 0)),
-        Field("nChannelsPerNetPeer", "i", (2, 28, 3)),
-        Field("nvlinkCentricSched", "i", (2, 28, 3)),
-        Field("graphUsageMode", "i", (2, 29, 2)),
-        Field("numRmaCtx", "i", (2, 29, 2)),
-        Field("maxP2pPeers", "i", (2, 30, 3)),
-        Field("graphStreamOrdering", "i", (2, 30, 5)),
-        Field("launchOrderImplicit", "i", (2, 32, 0)),
-        Field("numRmaSig", "i", (2, 32, 0)),
-        Field("rmaEagerInit", "i", (2, 32, 0)),
-        Field("hostCftMode", "i", (2, 32, 0)),
-        Field("nvlsHostMode", "i", (2, 32, 0)),
+        *_since((2, 18, 0), "z size", "u magic", "u version", "i blocking", "i cgaClusterSize", "i minCTAs", "i maxCTAs", "s netName", "i splitShare"),
+        *_since((2, 26, 0), "i trafficClass"),
+        *_since((2, 27, 0), "s commName", "i collnetEnable", "i CTAPolicy", "i shrinkShare", "i nvlsCTAs"),
+        *_since((2, 28, 3), "i nChannelsPerNetPeer", "i nvlinkCentricSched"),
+        *_since((2, 29, 2), "i graphUsageMode", "i numRmaCtx"),
+        *_since((2, 30, 3), "i maxP2pPeers"),
+        *_since((2, 30, 5), "i graphStreamOrdering"),
+        *_since((2, 32, 0), "i launchOrderImplicit", "i numRmaSig", "i rmaEagerInit", "i hostCftMode", "i nvlsHostMode"),
     ),
     "ncclConfigExt_t": (
-        Field("next", "p", (2, 18, 0)),
-        Field("vendorId", "i", (2, 18, 0)),
-        Field("optionId", "i", (2, 18, 0)),
-        Field("val", "p", (2, 18, 0)),
+        *_since((2, 18, 0), "p next", "i vendorId", "i optionId", "p val"),
     ),
     "ncclCollConfig_t": (
-        Field("size", "z", (2, 18, 0)),
-        Field("magic", "u", (2, 18, 0)),
-        Field("version", "u", (2, 18, 0)),
-        Field("ext", "p", (2, 18, 0)),
-        Field("minCTAs", "i", (2, 18, 0)),
-        Field("maxCTAs", "i", (2, 18, 0)),
-        Field("nvlsCTAs", "i", (2, 18, 0)),
-        Field("cgaClusterSize", "i", (2, 18, 0)),
-        Field("algSelection", "s", (2, 18, 0)),
-        Field("forceAlgSelection", "i", (2, 18, 0)),
-        Field("CTAPolicy", "i", (2, 18, 0)),
-        Field("userProfilerTag", "U", (2, 18, 0)),
-        Field("launchCompletionEvent", "p", (2, 18, 0)),
+        *_since((2, 18, 0), "z size", "u magic", "u version", "p ext", "i minCTAs", "i maxCTAs", "i nvlsCTAs", "i cgaClusterSize", "s algSelection", "i forceAlgSelection", "i CTAPolicy", "U userProfilerTag", "p launchCompletionEvent"),
     ),
     "ncclSimInfo_t": (
-        Field("size", "z", (2, 18, 0)),
-        Field("magic", "u", (2, 18, 0)),
-        Field("version", "u", (2, 18, 0)),
-        Field("estimatedTime", "f", (2, 18, 0)),
+        *_since((2, 18, 0), "z size", "u magic", "u version", "f estimatedTime"),
     ),
     "ncclWaitSignalDesc_t": (
-        Field("opCnt", "i", (2, 18, 0)),
-        Field("peer", "i", (2, 18, 0)),
-        Field("sigIdx", "i", (2, 18, 0)),
-        Field("ctx", "i", (2, 18, 0)),
+        *_since((2, 18, 0), "i opCnt", "i peer", "i sigIdx", "i ctx"),
     ),
     "ncclEncryptionConfig_t": (
-        Field("size", "z", (2, 18, 0)),
-        Field("magic", "u", (2, 18, 0)),
-        Field("version", "u", (2, 18, 0)),
-        Field("mode", "i", (2, 18, 0)),
-        Field("psk", "s", (2, 18, 0)),
+        *_since((2, 18, 0), "z size", "u magic", "u version", "i mode", "s psk"),
     ),
 }
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
 from nc10d.backend.cpu.native.atomics import load, move, nc10d_now, store
 from nc10d.backend.cpu.native.offsets import RECORD_TEXT, TEXT_BYTES
 from nc10d.kernels.cache import compiled, compiled_callback
+from nc10d.kernels.simd import I64, Builder, Value, emits
 
 WORDS = 11
 PLAIN, GROUPED, ENDS = 0, 1, 2
@@ -27,22 +27,17 @@ SCALE = 1000
 """An answer is SCALE * (row + 1) + code for an error, -row to continue there later, else 0."""
 
 _ROW = 8 * WORDS
-_I64 = ir.IntType(64)
 
 
 def _caller(count: int) -> Any:
     """Return an intrinsic that calls the C function at an address with `count` integers."""
 
-    @intrinsic
-    def call(_typing: Any, function: Any, arguments: Any) -> Any:
-        def generate(_context: Any, b: Any, _signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(ir.IntType(32), [_I64] * count)
-            table = b.inttoptr(args[1], _I64.as_pointer())
-            values = [b.load(b.gep(table, [_I64(index)])) for index in range(count)]
-            answer = b.call(b.inttoptr(args[0], kind.as_pointer()), values)
-            return b.sext(answer, _I64)
-
-        return types.int64(types.int64, types.int64), generate
+    @emits(types.int64(types.int64, types.int64))
+    def call(b: Builder, function: Value, arguments: Value) -> Value:
+        kind = ir.FunctionType(ir.IntType(32), [I64] * count)
+        table = b.inttoptr(arguments, I64.as_pointer())
+        values = [b.load(b.gep(table, [I64(index)])) for index in range(count)]
+        return b.sext(b.call(b.inttoptr(function, kind.as_pointer()), values), I64)
 
     return call
 

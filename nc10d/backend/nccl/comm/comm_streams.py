@@ -9,21 +9,21 @@ it is formed.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm.comm_init import wait_for_ranks
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import on_device
-from nc10d.cuda.events import EventPool
+from nc10d.cuda.driver import EventPool, on_device
 from nc10d.cuda.streams import Stream
-from nc10d.errors import DistError
+from nc10d.errors import DistError, RendezvousError
 from nc10d.ops import Op, Recv, Send
+from nc10d.store.arrival import arrive
 from nc10d.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
@@ -32,14 +32,25 @@ if TYPE_CHECKING:
 
 COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""
+_GO = "go"
 
 
-class GroupIdentity(NamedTuple):
-    """The name of a group, this rank in it, and its size."""
+class NcclGroup(NamedTuple):
+    """A group as the parts of the backend know it.
 
-    group: str
+    `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
+    the address of the record in which peers read this rank's launches; see OtherBackends.
+    """
+
+    name: str
     rank: int
     size: int
+    store: Store
+    library: Library
+    options: NcclOptions
+    fail: Callable[[DistError], None]
+    check: Callable[[], None]
+    record_address: Callable[[], int]
 
 
 class CommStream:
@@ -57,56 +68,28 @@ class CommStream:
         self.stream = stream.handle
 
     @property
-    def lock(self) -> threading.RLock:
-        """The lock that a thread holds while it is in NCCL with the communicator."""
+    def formed(self) -> Communicator:
+        """The communicator, which has been formed."""
         assert self.comm is not None, "the communicator has not been formed"
-        return self.comm.lock
-
-    @property
-    def handle(self) -> int:
-        """The ncclComm_t; GroupClosed once it has ended."""
-        assert self.comm is not None, "the communicator has not been formed"
-        return self.comm.handle
-
-    def settle(self, deadline: Deadline, call: str) -> None:
-        """Wait until a nonblocking communicator takes calls again."""
-        assert self.comm is not None, "the communicator has not been formed"
-        self.comm.settle(deadline, call)
+        return self.comm
 
     def check(self) -> None:
         """Raise NCCLError if an operation has failed asynchronously."""
-        comm = self.comm
-        assert comm is not None, "the communicator has not been formed"
+        comm = self.formed
         comm.library.check(comm.async_error(), f"nccl communicator {self.name!r}")
 
 
 class CommStreams:
     """The communicators of a group on its device.
 
-    `formed` is called when a communicator is formed, `fail` with the error if it can't be, both on
-    the thread that forms it. `check` raises the group's failure.
+    `formed` is called when a communicator is formed, the group's `fail` with the error if it can't
+    be, both on the thread that forms it.
     """
 
-    def __init__(
-        self,
-        identity: GroupIdentity,
-        store: Store,
-        library: Library,
-        options: NcclOptions,
-        pool: EventPool,
-        *,
-        formed: Callable[[], None],
-        fail: Callable[[DistError], None],
-        check: Callable[[], None],
-    ) -> None:
-        self._group, self._rank, self._size = identity
-        self._store = store
-        self._library = library
-        self._options = options
+    def __init__(self, group: NcclGroup, pool: EventPool, formed: Callable[[], None]) -> None:
+        self._group = group
         self._pool = pool
         self._formed = formed
-        self._fail = fail
-        self._check = check
         self._comm_streams: dict[str, CommStream] = {}
         self._ended = False
 
@@ -121,30 +104,27 @@ class CommStreams:
     def of(self, op: Op, deadline: Deadline) -> CommStream:
         """Return an operation's communicator; begins to form a new one, until `deadline`."""
         if isinstance(op, Send):
-            return self._link(self._rank, op.peer, op.tag, deadline)
+            return self._link(self._group.rank, op.peer, op.tag, deadline)
         if isinstance(op, Recv):
             assert op.peer is not None, "a receive from any rank has been refused"
-            return self._link(op.peer, self._rank, op.tag, deadline)
-        return self.get(COLLECTIVES, self._rank, self._size, deadline)
+            return self._link(op.peer, self._group.rank, op.tag, deadline)
+        return self.get(COLLECTIVES, self._group.rank, self._group.size, deadline)
 
     def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> CommStream:
-        return self.get(f"{src}-{dst}-{tag}", int(dst == self._rank), 2, deadline)
+        return self.get(f"{src}-{dst}-{tag}", int(dst == self._group.rank), 2, deadline)
 
     def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
         """Return a communicator by name; begins to form it if it is new."""
         comm_stream = self._comm_streams.get(name)
         if comm_stream is None:
-            stream = Stream(self._pool.device, self._options.high_priority)
+            stream = Stream(self._pool.device, self._group.options.high_priority)
             comm_stream = self._comm_streams[name] = CommStream(
                 name, rank, size, stream, self._pool.take()
             )
-            thread = threading.Thread(
-                target=self._form_communicator,
-                args=(comm_stream, deadline),
-                name=f"nc10d-nccl-form-{name}",
-                daemon=True,
-            )
-            thread.start()
+            arguments, thread_name = (comm_stream, deadline), f"nc10d-nccl-form-{name}"
+            threading.Thread(
+                target=self._form_communicator, args=arguments, name=thread_name, daemon=True
+            ).start()
         return comm_stream
 
     def _form_communicator(self, comm_stream: CommStream, deadline: Deadline) -> None:
@@ -152,7 +132,7 @@ class CommStreams:
         try:
             comm = self._communicator(comm_stream, deadline)
         except DistError as error:
-            self._fail(error)
+            self._group.fail(error)
             return
         comm_stream.comm = comm
         if self._ended:  # meanwhile, and `abort` has not seen this communicator
@@ -161,24 +141,17 @@ class CommStreams:
             self._formed()
 
     def _communicator(self, comm_stream: CommStream, deadline: Deadline) -> Communicator:
-        store = self._store.clone()
+        store = self._group.store.clone()
         try:
-            name = f"group {self._group!r}, nccl communicator {comm_stream.name!r}"
+            name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"
             keys = PrefixStore(comm_stream.name, store)
-            unique = wait_for_ranks(
-                keys, self._library, name, comm_stream.rank, comm_stream.size, deadline, self._check
-            )
+            rank, size, library = comm_stream.rank, comm_stream.size, self._group.library
+            unique = wait_for_ranks(keys, library, name, rank, size, deadline, self._group.check)
         finally:
             store.close()
-        return Communicator.create(
-            self._library,
-            unique,
-            comm_stream.rank,
-            comm_stream.size,
-            deadline,
-            lambda: on_device(self._pool.device),
-            self._options.config,
-        )
+        config, device = self._group.options.config, self._pool.device
+        enter = functools.partial(on_device, device)
+        return Communicator.create(library, unique, rank, size, deadline, enter, config)
 
     def abort(self) -> None:
         """Abort all communicators and the operations on them; blocks until NCCL has done so.
@@ -200,3 +173,36 @@ class CommStreams:
 
     def _communicators(self) -> list[Communicator]:
         return [comm_stream.comm for comm_stream in self.all() if comm_stream.comm is not None]
+
+
+def wait_for_ranks(
+    store: Store,
+    library: Library,
+    name: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> bytes:
+    """Wait until all `size` ranks have called with a store of their own; return the unique id.
+
+    NCCL waits for a missing rank for ever. So the ranks count themselves in the store. The last
+    rank to arrive writes the permission to go on; a rank that gives up writes the reason. The first
+    of these entries holds for all ranks.
+
+    `name` is the communicator's in errors. `check` is called meanwhile and raises if waiting has
+    become pointless. RendezvousError, the same on all ranks, names the ranks that had not arrived
+    by the first deadline.
+    """
+    if rank == 0:
+        store.set("id", library.unique_id())
+    store.set(f"here/{rank}", "")
+
+    def give_up() -> str:
+        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        return f"{name}: ranks {missing} of {size} have not come in time"
+
+    verdict = arrive(store, size, lambda: _GO, give_up, deadline, check)
+    if verdict != _GO.encode():
+        raise RendezvousError(verdict.decode(errors="replace"))
+    return store.get("id")

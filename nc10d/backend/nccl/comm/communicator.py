@@ -1,7 +1,7 @@
 """A communicator of NCCL as an object: made within a deadline, used under its lock, ended once.
 
 All ranks call `Communicator.create` with the same unique id, after all have arrived (see
-comm_init): NCCL itself waits for a missing rank for ever. So a blocking init runs on a thread of
+comm_streams): NCCL itself waits for a missing rank for ever. So a blocking init runs on a thread of
 its own, which is abandoned at the deadline; a nonblocking init is polled.
 
 A single thread at a time may be in NCCL with a communicator: every call holds its `lock`. Only
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nc10d.backend.nccl.bindings.comm_config import NCCLConfig, as_struct
 from nc10d.backend.nccl.bindings.header_table import CONSTANTS
-from nc10d.backend.nccl.bindings.library import IN_PROGRESS, SUCCESS, Library, UniqueId
+from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
+from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 
@@ -282,6 +282,3 @@ def _within(deadline: Deadline, call_name: str, function: Callable[[], None]) ->
         raise CollectiveTimeout(message, op=call_name)
     if failures:
         raise failures[0]
-
-
-__all__ = ["SUCCESS", "UNTIL_ABORT_ANYWAY", "Communicator", "Registration", "mem_alloc", "mem_free"]

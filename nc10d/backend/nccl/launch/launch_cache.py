@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
+from nc10d import ops
 from nc10d.arrays.access import arrays_of, first_array
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.nccl.bindings import native
@@ -22,18 +23,6 @@ from nc10d.backend.nccl.launch.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
 from nc10d.cuda.streams import default_stream_of
 from nc10d.kernels.cache import entry_point
-from nc10d.ops import (
-    AllGather,
-    AllReduce,
-    AllReduces,
-    Barrier,
-    Broadcast,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    Send,
-)
 
 _same = entry_point(native.nc10d_nccl_same_objects)
 MOST = 64
@@ -41,13 +30,13 @@ Key = tuple[Any, ...]
 
 # The key of an operation; operations on lists of arrays are not cached.
 _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
-    AllReduce: lambda op: (AllReduce, id(op.x), op.op),
-    Reduce: lambda op: (Reduce, id(op.x), op.op, op.root),
-    Broadcast: lambda op: (Broadcast, id(op.x), op.root),
-    AllGather: lambda op: (AllGather, id(op.out), id(op.inp)),
-    ReduceScatter: lambda op: (ReduceScatter, id(op.out), id(op.inp), op.op),
-    Send: lambda op: (Send, id(op.x), op.peer, op.tag),
-    Recv: lambda op: (Recv, id(op.x), op.peer, op.tag),
+    ops.AllReduce: lambda op: (ops.AllReduce, id(op.x), op.op),
+    ops.Reduce: lambda op: (ops.Reduce, id(op.x), op.op, op.root),
+    ops.Broadcast: lambda op: (ops.Broadcast, id(op.x), op.root),
+    ops.AllGather: lambda op: (ops.AllGather, id(op.out), id(op.inp)),
+    ops.ReduceScatter: lambda op: (ops.ReduceScatter, id(op.out), id(op.inp), op.op),
+    ops.Send: lambda op: (ops.Send, id(op.x), op.peer, op.tag),
+    ops.Recv: lambda op: (ops.Recv, id(op.x), op.peer, op.tag),
 }
 
 
@@ -64,12 +53,12 @@ class CachedLaunch:
         *("blocks", "default_stream", "comm_streams", "table", "receives"),
     )
 
-    def __init__(self, comm_streams: tuple[CommStream, ...], ops: Sequence[Op]) -> None:
-        uniform = type(ops) is AllReduces
+    def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
+        uniform = type(batch) is ops.AllReduces
         self.comm_streams = comm_streams
-        self.default_stream = default_stream_of(first_array(ops))
-        self.receives = not uniform and any(type(op) is Recv for op in ops)
-        self.blocks = not uniform and any(type(op) is Barrier for op in ops)
+        self.default_stream = default_stream_of(first_array(batch))
+        self.receives = not uniform and any(type(op) is ops.Recv for op in batch)
+        self.blocks = not uniform and any(type(op) is ops.Barrier for op in batch)
         self.table: LaunchTable | None = None
         self._freed: list[object] = []
         self._ids = array("q")
@@ -118,22 +107,22 @@ class LaunchCache:
     def __init__(self) -> None:
         self._known: dict[Key, CachedLaunch] = {}
 
-    def find(self, key: Key | None, ops: Sequence[Op]) -> CachedLaunch | None:
+    def find(self, key: Key | None, batch: Sequence[ops.Op]) -> CachedLaunch | None:
         """Return the cached launch of operations with a key if it is still valid."""
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
             return None
-        if found.is_valid() and (type(ops) is not AllReduces or found.is_for(ops.arrays)):
+        if found.is_valid() and (type(batch) is not ops.AllReduces or found.is_for(batch.arrays)):
             return found
         del self._known[key]
         return None
 
-    def keep(self, key: Key | None, ops: Sequence[Op], cached: CachedLaunch) -> None:
+    def keep(self, key: Key | None, batch: Sequence[ops.Op], cached: CachedLaunch) -> None:
         """Keep a cached launch that has its table, in place of the oldest."""
         if key is None or cached.table is None:
             return
         try:
-            cached.remember(_all_arrays(ops))
+            cached.remember(_all_arrays(batch))
         except TypeError:  # an array without weak references
             return
         if len(self._known) >= MOST:
@@ -141,24 +130,28 @@ class LaunchCache:
         self._known[key] = cached
 
 
-def key_of(ops: Sequence[Op]) -> Key | None:
+def key_of(batch: Sequence[ops.Op]) -> Key | None:
     """Return the key of a launch, None if it is not cached.
 
     The key of a block of all_reduces has its first and last array only; `find` compares all.
     """
-    if isinstance(ops, AllReduces):
-        arrays = ops.arrays
-        return ops.op, len(arrays), id(arrays[0]), id(arrays[-1])
-    key = tuple(map(_signature, ops))
+    if isinstance(batch, ops.AllReduces):
+        arrays = batch.arrays
+        return batch.op, len(arrays), id(arrays[0]), id(arrays[-1])
+    key = tuple(map(_signature, batch))
     return None if None in key else key
 
 
-def _signature(op: Op) -> Key | None:
+def _signature(op: ops.Op) -> Key | None:
     sign = _SIGNATURES.get(type(op))
     if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
         return None
     return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
 
 
-def _all_arrays(ops: Sequence[Op]) -> Sequence[Any]:
-    return ops.arrays if isinstance(ops, AllReduces) else [x for op in ops for x in arrays_of(op)]
+def _all_arrays(batch: Sequence[ops.Op]) -> Sequence[Any]:
+    return (
+        batch.arrays
+        if isinstance(batch, ops.AllReduces)
+        else [x for op in batch for x in arrays_of(op)]
+    )

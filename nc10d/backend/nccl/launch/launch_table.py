@@ -14,18 +14,19 @@ has no order inside a group, so operations of a block that share memory are in d
 from __future__ import annotations
 
 import contextlib
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nc10d.arrays.access import touched
+from nc10d.arrays.access import first_array, touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import disjoint
+from nc10d.backend.cpu.native.offsets import RECORD_BYTES, TEXT_BYTES
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_record
-from nc10d.backend.nccl.launch.launch_record import LaunchRecord, LaunchText
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
-from nc10d.ops import Op
+from nc10d.ops import OP_NAMES, AllReduces, Op
 
 if TYPE_CHECKING:
     from nc10d.backend.nccl.bindings.library import Library
@@ -81,7 +82,8 @@ class LaunchTable:
         """
         self._keep = keep
         self.comm_streams = comm_streams
-        self.lock = comm_streams[0].lock if len(comm_streams) == 1 else _Locks(comm_streams)
+        locks = [comm_stream.formed.lock for comm_stream in comm_streams]
+        self.lock = locks[0] if len(locks) == 1 else _Locks(locks)
         self.begun = events.begun
         record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
         rows.add(nc10d_nccl_record.address, launch_record.address, keep[0].address)
@@ -114,6 +116,57 @@ class LaunchTable:
         return code, next((place for span in spans for place in span), None), by_cuda
 
 
+class LaunchText:
+    """The text of a launch, in memory at `address` as long as this object lives."""
+
+    __slots__ = ("_bytes", "address")
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._bytes = array(
+            "B", _text_of_launch(ops).encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0")
+        )
+        self.address = self._bytes.buffer_info()[0]
+
+
+class LaunchRecord:
+    """A rank's latest launch, which peers read for their errors if the rank dies.
+
+    The record at `address` is in memory that the group's failure detector shares with all ranks of
+    the host (`OtherBackends.record_address`); without a detector it is private. The compiled loop
+    writes number and text of each launch on the communicator of the collectives.
+    """
+
+    def __init__(self, address: int = 0) -> None:
+        self._own = array("B", bytes(RECORD_BYTES))
+        self.address = address or self._own.buffer_info()[0]
+
+    def write(self, text: LaunchText) -> None:
+        """Count a launch and record its text, as the compiled loop does."""
+        nc10d_nccl_record.ctypes(self.address, text.address)
+
+
+def _text_of_launch(ops: Sequence[Op]) -> str:
+    """Return a launch's text, in the form that the errors of all backends have."""
+    if isinstance(ops, AllReduces):  # without making its operations
+        x = as_buffer(ops.arrays[0])
+        first = f"all_reduce(dtype={x.dtype.label}, count={x.count}, op={ops.op.name})"
+    else:
+        first = _text_of_op(ops[0])
+    return first if len(ops) == 1 else f"coalesced({first} and {len(ops) - 1} more)"
+
+
+def _text_of_op(op: Op) -> str:
+    parts = []
+    x = first_array((op,))
+    if x is not None:
+        found = as_buffer(x)
+        parts = [f"dtype={found.dtype.label}", f"count={found.count}"]
+    how, root = getattr(op, "op", None), getattr(op, "root", None)
+    parts += [f"op={how.name}"] if how is not None else []
+    parts += [f"root={root}"] if root is not None else []
+    return f"{OP_NAMES[type(op)]}({', '.join(parts)})"
+
+
 class DeviceContext:
     """The rows that make a device's context current around a table, and their `address`."""
 
@@ -132,13 +185,13 @@ class DeviceContext:
 class _Locks:
     """The locks of several communicators, held together."""
 
-    def __init__(self, comm_streams: Sequence[CommStream]) -> None:
-        self._comm_streams = comm_streams
+    def __init__(self, locks: Sequence[threading.RLock]) -> None:
+        self._locks = locks
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        for comm_stream in self._comm_streams:
-            self._stack.enter_context(comm_stream.lock)
+        for lock in self._locks:
+            self._stack.enter_context(lock)
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -175,7 +228,8 @@ class TableRows:
         if several:
             self.add(self._address("ncclGroupStart"))
         ends = {
-            comm_stream: (comm_stream.handle, comm_stream.stream) for comm_stream, _, _ in placed
+            comm_stream: (comm_stream.formed.handle, comm_stream.stream)
+            for comm_stream, _, _ in placed
         }
         self.places.append((self.count, [place for _, _, place in placed]))
         for comm_stream, call, _ in placed:

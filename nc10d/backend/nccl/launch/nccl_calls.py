@@ -15,25 +15,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
-from nc10d.ops import (
-    OP_NAMES,
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Gather,
-    Op,
-    Recv,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
-    Scatter,
-    Send,
-)
 
 Call = tuple[Any, ...]
 """(function, argument, ...), all arguments ints."""
@@ -57,7 +42,7 @@ class CallContext:
     fp8: bool = True
 
 
-def calls_of(op: Op, place: CallContext) -> list[Call]:
+def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
     """Return the calls of a validated operation; calls that would move nothing are left out.
 
     TypeError or ValueError for arrays and reductions that NCCL can't take.
@@ -75,10 +60,10 @@ _COUNT = {
 }
 
 
-def flat(op: Op, x: Any) -> Buffer:
+def flat(op: ops.Op, x: Any) -> Buffer:
     """Return an array's memory, which must be on a device, contiguous, and aligned."""
     found = as_buffer(x)
-    name = OP_NAMES[type(op)]
+    name = ops.OP_NAMES[type(op)]
     if found.device != "cuda":
         raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
     assert found.contiguous, "strided arrays have been copied"
@@ -88,15 +73,15 @@ def flat(op: Op, x: Any) -> Buffer:
     return found
 
 
-def _flats(op: Op, arrays: Any) -> list[Buffer]:
+def _flats(op: ops.Op, arrays: Any) -> list[Buffer]:
     return [flat(op, x) for x in arrays]
 
 
 def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     """Return count, type and operator of a reduction of `x`."""
-    how: ReduceOp = op.op
+    how: ops.ReduceOp = op.op
     if x.dtype in FP8 and not place.fp8:
-        raise TypeError(f"{OP_NAMES[type(op)]}: {x.dtype.label} needs {FP8_NEEDS}")
+        raise TypeError(f"{ops.OP_NAMES[type(op)]}: {x.dtype.label} needs {FP8_NEEDS}")
     found = reduction(x.dtype, how)
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op
@@ -105,23 +90,23 @@ def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     return x.count * found.elements, found.datatype, operator
 
 
-def _all_reduce(op: AllReduce, place: CallContext) -> Iterator[Call]:
+def _all_reduce(op: ops.AllReduce, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclAllReduce", x.address, x.address, *_reducing(op, x, place)
 
 
-def _reduce(op: Reduce, place: CallContext) -> Iterator[Call]:
+def _reduce(op: ops.Reduce, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     out = x.address if place.rank == op.root else 0
     yield "ncclReduce", x.address, out, *_reducing(op, x, place), op.root
 
 
-def _broadcast(op: Broadcast, place: CallContext) -> Iterator[Call]:
+def _broadcast(op: ops.Broadcast, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclBroadcast", x.address, x.address, x.nbytes, BYTES, op.root
 
 
-def _all_gather(op: AllGather, place: CallContext) -> Iterator[Call]:
+def _all_gather(op: ops.AllGather, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
     if not isinstance(op.out, (list, tuple)):
         yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
@@ -131,7 +116,7 @@ def _all_gather(op: AllGather, place: CallContext) -> Iterator[Call]:
         yield "ncclBroadcast", source, out.address, out.nbytes, BYTES, root
 
 
-def _reduce_scatter(op: ReduceScatter, place: CallContext) -> Iterator[Call]:
+def _reduce_scatter(op: ops.ReduceScatter, place: CallContext) -> Iterator[Call]:
     out = flat(op, op.out)
     if not isinstance(op.inp, (list, tuple)):
         how = _reducing(op, out, place)
@@ -142,7 +127,7 @@ def _reduce_scatter(op: ReduceScatter, place: CallContext) -> Iterator[Call]:
         yield "ncclReduce", x.address, to, *_reducing(op, x, place), root
 
 
-def _all_to_all(op: AllToAll, place: CallContext) -> Iterator[Call]:
+def _all_to_all(op: ops.AllToAll, place: CallContext) -> Iterator[Call]:
     if isinstance(op.out, (list, tuple)):
         yield from _exchange(_spans(_flats(op, op.inp)), _spans(_flats(op, op.out)))
         return
@@ -177,7 +162,7 @@ def _exchange(sent: Sequence[Span], got: Sequence[Span]) -> Iterator[Call]:
         yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _gather(op: Gather, place: CallContext) -> Iterator[Call]:
+def _gather(op: ops.Gather, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
     if op.even and place.has("ncclGather"):
         out = 0 if op.out is None else flat(op, op.out).address
@@ -189,7 +174,7 @@ def _gather(op: Gather, place: CallContext) -> Iterator[Call]:
             yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _scatter(op: Scatter, place: CallContext) -> Iterator[Call]:
+def _scatter(op: ops.Scatter, place: CallContext) -> Iterator[Call]:
     if op.even and place.has("ncclScatter"):
         inp, x = 0 if op.inp is None else flat(op, op.inp).address, flat(op, op.out)
         yield "ncclScatter", inp, x.address, x.nbytes, BYTES, op.root
@@ -201,7 +186,7 @@ def _scatter(op: Scatter, place: CallContext) -> Iterator[Call]:
     yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
 
 
-def _chunks(op: Op, arrays: Any, size: int) -> list[Span]:
+def _chunks(op: ops.Op, arrays: Any, size: int) -> list[Span]:
     """Return each rank's chunk of a list or of a flat array."""
     if isinstance(arrays, (list, tuple)):
         return _spans(_flats(op, arrays))
@@ -210,30 +195,30 @@ def _chunks(op: Op, arrays: Any, size: int) -> list[Span]:
     return [(x.address + rank * nbytes, nbytes) for rank in range(size)]
 
 
-def _send(op: Send, place: CallContext) -> Iterator[Call]:
+def _send(op: ops.Send, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is its rank 0
 
 
-def _recv(op: Recv, place: CallContext) -> Iterator[Call]:
+def _recv(op: ops.Recv, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclRecv", x.address, x.nbytes, BYTES, 0
 
 
-def _barrier(op: Barrier, place: CallContext) -> Iterator[Call]:
+def _barrier(op: ops.Barrier, place: CallContext) -> Iterator[Call]:
     yield "ncclAllReduce", place.scratch, place.scratch, 1, INT32, SUM
 
 
 _CALLS: dict[type[Any], Callable[[Any, CallContext], Iterator[Call]]] = {
-    AllReduce: _all_reduce,
-    Reduce: _reduce,
-    Broadcast: _broadcast,
-    AllGather: _all_gather,
-    ReduceScatter: _reduce_scatter,
-    AllToAll: _all_to_all,
-    Gather: _gather,
-    Scatter: _scatter,
-    Send: _send,
-    Recv: _recv,
-    Barrier: _barrier,
+    ops.AllReduce: _all_reduce,
+    ops.Reduce: _reduce,
+    ops.Broadcast: _broadcast,
+    ops.AllGather: _all_gather,
+    ops.ReduceScatter: _reduce_scatter,
+    ops.AllToAll: _all_to_all,
+    ops.Gather: _gather,
+    ops.Scatter: _scatter,
+    ops.Send: _send,
+    ops.Recv: _recv,
+    ops.Barrier: _barrier,
 }

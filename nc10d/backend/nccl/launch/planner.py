@@ -11,17 +11,17 @@ from nc10d.arrays.access import first_array
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, GroupIdentity
-from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import datatypes, uniform
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
-from nc10d.backend.nccl.launch.launch_record import LaunchRecord, LaunchText, text_of_launch
 from nc10d.backend.nccl.launch.launch_table import (
     Body,
     Events,
     Grouped,
+    LaunchRecord,
     LaunchTable,
+    LaunchText,
     Placed,
     TableRows,
     grouped,
@@ -29,8 +29,7 @@ from nc10d.backend.nccl.launch.launch_table import (
 )
 from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import call, driver
-from nc10d.cuda.events import EventPool
+from nc10d.cuda.driver import EventPool, call, driver
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import Stream
 from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
@@ -39,27 +38,19 @@ from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
 class LaunchPlanner:
     """Makes the launch tables of a group on its device; used under the lock of the launches."""
 
-    def __init__(
-        self,
-        identity: GroupIdentity,
-        library: Library,
-        options: NcclOptions,
-        pool: EventPool,
-        comm_streams: CommStreams,
-        record_address: int,
-    ) -> None:
+    def __init__(self, group: NcclGroup, pool: EventPool, comm_streams: CommStreams) -> None:
         self.device = pool.device
-        self._identity = identity
-        self._library = library
-        self._timing = options.timing
+        self._group = group
+        self._library = group.library
+        self._timing = group.options.timing
         self._pool = pool
         self._comm_streams = comm_streams
         self._cache = LaunchCache()
-        self._record, self._unread_record = LaunchRecord(record_address), LaunchRecord()
+        self._record, self._unread_record = LaunchRecord(group.record_address()), LaunchRecord()
         self._before = pool.take()
-        self._joint = Stream(self.device, options.high_priority)
+        self._joint = Stream(self.device, group.options.high_priority)
         self._scratch = to_device(np.ones(1, np.int32), self.device)
-        self._fp8 = _reduces_fp8(library, self.device)
+        self._fp8 = _reduces_fp8(group.library, self.device)
 
     def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
         """Return the cached launch of operations; makes it if it is not in the cache.
@@ -79,7 +70,7 @@ class LaunchPlanner:
         main = self._comm_streams.find(COLLECTIVES)
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
             return None
-        ends = self._library.address("ncclAllReduce"), main.handle, main.stream
+        ends = self._library.address("ncclAllReduce"), main.comm.handle, main.stream
         rows = uniform.rows_of(ops, self.device, self._fp8, ends)
         if rows is None:
             return None
@@ -95,11 +86,11 @@ class LaunchPlanner:
     ) -> CachedLaunch:
         """Check the caller's operations, and make their launch."""
         for op in ops:
-            validate(op, self._identity.rank, self._identity.size)
+            validate(op, self._group.rank, self._group.size)
             if getattr(op, "peer", 0) is None:
                 raise ValueError("recv: nccl must know from whom: src can't be None")
             self._check_device(op)
-        copies = ContiguousCopies(ops, self._identity.rank, self.device)
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, lambda *_: 0)
         comm_streams: dict[CommStream, None] = {
             self._comm_streams.of(op, deadline): None for op in ops
@@ -118,15 +109,15 @@ class LaunchPlanner:
         array = first_array((op,))
         device = self.device if array is None else device_of(array)
         if device != self.device:
-            where = f"group {self._identity.group!r} is on cuda:{self.device}"
+            where = f"group {self._group.name!r} is on cuda:{self.device}"
             raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
 
     def _calls(
         self, ops: Sequence[Op], premul_op: Callable[[float, int, DType], int]
     ) -> list[list[Call]]:
-        identity, scratch = self._identity, self._scratch.address
+        group, scratch = self._group, self._scratch.address
         place = CallContext(
-            identity.rank, identity.size, self._library.has, premul_op, scratch, self._fp8
+            group.rank, group.size, group.library.has, premul_op, scratch, self._fp8
         )
         return [calls_of(op, place) for op in ops]
 
@@ -141,13 +132,13 @@ class LaunchPlanner:
 
         The event `before` has been recorded already.
         """
-        copies = ContiguousCopies(ops, self._identity.rank, self.device)
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, self._premul_op)
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
     def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
         """Write the launch record of a deferred launch."""
-        self._record_for(comm_streams).write(LaunchText(text_of_launch(ops)))
+        self._record_for(comm_streams).write(LaunchText(ops))
 
     def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
         """Return the record of a launch; launches of messages only are not published."""
@@ -189,7 +180,7 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        record_address, text = self._record_for(comm_streams), LaunchText(text_of_launch(ops))
+        record_address, text = self._record_for(comm_streams), LaunchText(ops)
         return LaunchTable(
             comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
         )
@@ -198,10 +189,9 @@ class LaunchPlanner:
         """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
         main = self._comm_streams.find(COLLECTIVES)
         assert main is not None
-        assert main.comm is not None, "its communicator has been formed"
         value = np.array(factor).astype(dtype.numpy)
         scalar = ctypes.create_string_buffer(value.tobytes())
-        return main.comm.premul_sum(factor, datatype, scalar)
+        return main.formed.premul_sum(factor, datatype, scalar)
 
 
 def _is_scaled(op: Op) -> bool:
