@@ -81,7 +81,7 @@ class Hubs:
         return LocalBackend(self._hubs[setup.size], setup.group_name, setup.rank, setup.size)
 
 
-def check(make: Callable[[BackendSetup], Any] | None = None, timeout: float = 10.0) -> int:
+def check(make: Callable[[BackendSetup], Any] | None = None, timeout: float = 30.0) -> int:
     # The first timeout fails all other ranks, and a busy machine is not a fault.
     dtypes = [DType.FLOAT32, DType.INT32, DType.BOOL]
     return check_backend(make or Hubs(), (3,), dtypes=dtypes, timeout=timeout)

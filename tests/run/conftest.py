@@ -48,7 +48,7 @@ def free_port() -> int:
 def launch(environment: dict[str, str]) -> Launch:
     """Run the launcher to its end."""
 
-    def run(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*LAUNCHER, *words],
             env=environment,

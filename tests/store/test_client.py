@@ -138,8 +138,8 @@ def test_a_world_size_of_0_is_a_value_error() -> None:
 
 
 def test_the_master_reports_how_many_clients_connected() -> None:
-    with pytest.raises(StoreTimeout, match=r"1 of 2 clients came within 0\.2 s"):
-        TCPStore(HOST, 0, 2, is_master=True, timeout=0.2)
+    with pytest.raises(StoreTimeout, match="1 of 2 clients came within 3 s"):
+        TCPStore(HOST, 0, 2, is_master=True, timeout=3)
 
 
 def test_the_master_need_not_wait() -> None:
