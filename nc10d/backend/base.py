@@ -25,20 +25,16 @@ class FailureDetector(Protocol):
 
     def failure(self) -> BaseException | None:
         """Return the error of the group, the same on all its ranks; None if it has not failed."""
-        ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        ...
 
     @property
     def record_address(self) -> int:
         """The address of the record where this rank publishes its launches on other devices."""
-        ...
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return each rank's latest call: as the end of a message, and its number by rank."""
-        ...
 
 
 class CallRecords(Protocol):
@@ -49,23 +45,18 @@ class CallRecords(Protocol):
 
     def logged(self) -> Sequence[tuple[Any, str, bool]]:
         """Return the latest entries, oldest first: entry, text, and whether it is a message."""
-        ...
 
     def waits_for(self) -> int | None:
         """Return the rank that the latest collective waits for now, None if it does not wait."""
-        ...
 
     def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
         """Return direction, peer, messages begun, and whether this rank waits, for each link."""
-        ...
 
     def progress(self) -> dict[int, int]:
         """Return the number of the latest collective of each rank of this host."""
-        ...
 
     def observe_failure(self, observer: Callable[[DistError], None]) -> None:
         """Have `observer` called with the error when the group fails."""
-        ...
 
 
 class Shrinkable(Protocol):
@@ -74,15 +65,12 @@ class Shrinkable(Protocol):
     @property
     def control(self) -> Any:
         """The control channel over which survivors agree."""
-        ...
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
-        ...
 
     def shrink(self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline) -> Backend:
         """Make the backend of the surviving `ranks`; all of them call."""
-        ...
 
 
 class PreparedCall(Protocol):
@@ -109,26 +97,21 @@ class PreparingBackend(Protocol):
         `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or
         peer.
         """
-        ...
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.
 
         False: nothing has happened, and the operation has to be launched.
         """
-        ...
 
     def abandon(self, prepared: Any, x: Any, y: Any) -> None:
         """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
-        ...
 
     def start(self, prepared: Any, x: Any, y: Any, timeout: float) -> Work | None:
         """Submit a prepared call and return its Work; None: nothing has happened."""
-        ...
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages, sends first, if all are prepared; None: nothing has happened."""
-        ...
 
 
 class Backend(Protocol):
@@ -154,7 +137,6 @@ class Backend(Protocol):
         Operations execute in the order of launch. Point-to-point operations have links of their
         own: they may overtake, also each other where no rank can observe the difference.
         """
-        ...
 
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
@@ -164,18 +146,15 @@ class Backend(Protocol):
         It may wait for them until `deadline`. If a rank does not come, it releases everything that
         it has taken, and raises an error that names the rank. `options` are as in BackendSetup.
         """
-        ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
         Any thread may call at any time; never blocks. The first reason in the group wins.
         """
-        ...
 
     def close(self) -> None:
         """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
-        ...
 
     @property
     def failure_detector(self) -> FailureDetector | None:

@@ -67,7 +67,6 @@ class OpenBatch(Protocol):
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
         """Take an operation; return its pending Work if `async_op`."""
-        ...
 
 
 class Runner:

@@ -23,15 +23,12 @@ class BatchedMessage(Protocol):
     @property
     def group(self) -> Any:
         """The group of the message."""
-        ...
 
     def operation(self) -> Send | Recv:
         """Return the message as an operation for a backend."""
-        ...
 
     def start(self) -> Work | None:
         """Join the group's open block; return its pending Work, if any."""
-        ...
 
 
 def start_all(messages: Sequence[BatchedMessage]) -> list[Work]:

@@ -58,11 +58,9 @@ class WorkList(Protocol):
 
     def notify(self) -> bool:
         """Finish Works that have ended; return True to be called again soon."""
-        ...
 
     def disown(self) -> None:
         """Become unusable in a forked child."""
-        ...
 
 
 class Context:

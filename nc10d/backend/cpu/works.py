@@ -34,35 +34,27 @@ class PartWaiter(Protocol):
 
         `limit` is the operation's own deadline: when it passes, the group fails.
         """
-        ...
 
     def failure(self) -> DistError | None:
         """Return why the group has failed, or None."""
-        ...
 
     def check(self) -> None:
         """Raise the group's failure, if it has failed."""
-        ...
 
     def need_worker(self) -> None:
         """Start the worker unless it runs: no thread may wait for this Work."""
-        ...
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
-        ...
 
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block these parts."""
-        ...
 
     def watch(self, work: Work) -> None:
         """Let the notifier finish a Work that nobody waits for."""
-        ...
 
     def poke(self) -> None:
         """Make the notifier look at all watched Works."""
-        ...
 
 
 class CompletedMessage(Work):

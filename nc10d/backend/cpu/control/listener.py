@@ -22,31 +22,24 @@ class Listener(Protocol):
     @property
     def members(self) -> Sequence[int]:
         """The members, as ranks of the job."""
-        ...
 
     def on_death(self, number: int) -> None:
         """React to the end of a process of this host, rank `number` of the job."""
-        ...
 
     def on_lost(self, number: int, reason: str) -> None:
         """React to the end of the control connection to rank `number` of the job."""
-        ...
 
     def on_engine_failure(self, address: int, answer: int) -> None:
         """React to a negative answer that the worker got from the channel at `address`."""
-        ...
 
     def on_message(self, number: int, message: Message) -> None:
         """React to a control message for this group from rank `number` of the job."""
-        ...
 
     def overdue(self) -> float | None:
         """Let overdue consensus go on; return the seconds until the next look, or None."""
-        ...
 
     def disown(self) -> None:
         """Become unusable in a forked child."""
-        ...
 
 
 class Listeners:
