@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from nc10d import ops
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.ops import Op
@@ -73,13 +76,47 @@ class Shrinkable(Protocol):
         """Make the backend of the surviving `ranks`; all of them call."""
 
 
+NOTHING = np.empty(0, np.uint8)
+"""Stands for the array of a barrier, which has none."""
+
+
+def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
+    splits = op.in_splits is not None or op.out_splits is not None
+    return None, None if splits else op.inp, op.out
+
+
+Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
+PARTS: dict[type[Any], Parts] = {
+    ops.AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)),
+    ops.Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)),
+    ops.Reduce: (
+        lambda op: ((op.root, op.op), op.x, op.x),
+        lambda extra, x, y: ops.Reduce(x, *extra),
+    ),
+    ops.AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)),
+    ops.ReduceScatter: (
+        lambda op: (op.op, op.out, op.inp),
+        lambda e, x, y: ops.ReduceScatter(x, y, e),
+    ),
+    ops.AllToAll: (_exchanged, lambda extra, x, y: ops.AllToAll(y, x)),
+    ops.Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: ops.Barrier()),
+    ops.Send: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Send(x, peer, tag)),
+    ops.Recv: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Recv(x, peer, tag)),
+}
+"""How an operation is split into (extra, x, y), and made of them again.
+
+`extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
+arrays in the order in which cpu/lowering/lower.py numbers them; y is the tag of a message.
+"""
+
+
 class PreparedCall(Protocol):
     """An operation that has passed all checks, ready to run again.
 
     run(words, x, y) returns 0 once the call has ended. Any other answer goes to
     PreparingBackend.finish, and so does 0 while operations are `in_flight` on the same channel.
-    x and y are input and output (output and input of a ReduceScatter), or one array twice, or
-    array and tag. They may be any objects: `run` itself checks them.
+    x and y are as in PARTS. `run` itself checks the arrays, which may be any objects; the caller
+    has checked that a tag is an int in its range.
     """
 
     run: Callable[[Any, Any, Any], int]
@@ -92,11 +129,7 @@ class PreparingBackend(Protocol):
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
-        """The call prepared last, by kind of operation and `extra`.
-
-        `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or
-        peer.
-        """
+        """The call prepared last, by kind of operation and `extra`, as in PARTS."""
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.

@@ -65,18 +65,15 @@ class PointToPoint(Runner):
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Send `tensor` to rank `dst`; blocks until `tensor` may be changed again."""
-        prepared = timeout is None and type(dst) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Send, dst, tensor, tag):
-            return
-        self._run(_send(tensor, dst, tag), tensor, False, timeout)
+        if type(dst) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            self._call(Send, dst, tensor, tag, False, timeout)
+        else:
+            self._run(_send(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Start to send `tensor` to rank `dst`; return a Work."""
-        prepared = timeout is None and type(dst) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG:
-            work = self.try_prepared(Send, dst, tensor, tag, True)
-            if isinstance(work, Work):
-                return work
+        if type(dst) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            return self._call(Send, dst, tensor, tag, True, timeout)
         return self._run(_send(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
@@ -87,9 +84,9 @@ class PointToPoint(Runner):
         Returns None inside a coalescing block, where nothing has been received yet. Bytes and dtype
         must be those that were sent; else CollectiveMismatch.
         """
-        prepared = timeout is None and type(src) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Recv, src, tensor, tag):
-            return src
+        if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            self._call(Recv, src, tensor, tag, False, timeout)
+            return None if self._batches and self.in_batch() else src
         op = _recv(tensor, src, tag)
         if self.in_batch():
             self._run(op, tensor, False, timeout)
@@ -106,9 +103,6 @@ class PointToPoint(Runner):
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
         """Start to receive into `tensor` from rank `src` (None: any); return a Work."""
-        prepared = timeout is None and type(src) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG:
-            work = self.try_prepared(Recv, src, tensor, tag, True)
-            if isinstance(work, Work):
-                return work
+        if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            return self._call(Recv, src, tensor, tag, True, timeout)
         return self._run(_recv(tensor, src, tag), tensor, True, timeout)

@@ -23,7 +23,7 @@ from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import OP_NAMES, Array, Op
+from nc10d.ops import OP_NAMES, Array, Op, Recv
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -156,9 +156,16 @@ class NonMember(Collectives, PointToPoint):
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
         _warn(OP_NAMES[type(op)])
 
-    def in_batch(self) -> bool:
-        """Return True: as in an open coalescing block, no received value is there yet."""
-        return True
+    def _call(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+    ) -> None:
+        _warn(OP_NAMES[kind])
+
+    def recv(
+        self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
+    ) -> None:
+        """Warn, and return None: no message has come."""
+        self._call(Recv, src, tensor, tag, False, timeout)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):

@@ -70,11 +70,11 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
 
 def _connected(
-    spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange, detector: DeadlockDetector
+    spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange, detector: DeadlockDetector
 ) -> CpuBackend:
     """Connect a group that has formed to its other hosts; return its backend."""
     try:
-        remote = reach(spec, memory, board)
+        remote = reach(spec, memory, exchange)
     except BaseException:
         withdraw(spec.context, memory)
         raise

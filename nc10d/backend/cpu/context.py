@@ -24,7 +24,7 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import grouped
 from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.control.listener import Listener, Listeners
+from nc10d.backend.cpu.control.live_groups import ControlledGroup, LiveGroups
 from nc10d.backend.cpu.control.router import Router
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
@@ -99,7 +99,7 @@ class Context:
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
         self.log = CallLog()
-        self.listeners = Listeners()
+        self.live_groups = LiveGroups()
         self._memories: dict[str, GroupMemory] = {}
         self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
@@ -127,7 +127,7 @@ class Context:
         except BaseException:
             self._close_descriptors()
             raise
-        self.router = Router(wires, self.near, self.listeners)
+        self.router = Router(wires, self.near, self.live_groups)
         _contexts.add(self)
 
     def start(self) -> None:
@@ -139,20 +139,20 @@ class Context:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def join(self, group: Listener, memory: GroupMemory) -> None:
+    def join(self, group: ControlledGroup, memory: GroupMemory) -> None:
         """Add a group; report to it the deaths and messages that came while it formed."""
         with self._lock:
-            self.listeners.join(group)
+            self.live_groups.join(group)
             self._memories[group.name] = memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
         self.router.join(group)
 
-    def leave(self, group: Listener) -> None:
+    def leave(self, group: ControlledGroup) -> None:
         """Remove a group; removing the last group closes the context."""
         with self._lock:
-            last = self.listeners.leave(group) == 0
+            last = self.live_groups.leave(group) == 0
             self._memories.pop(group.name, None)
         if last:
             self.close()
@@ -256,7 +256,7 @@ class Context:
             if answer == at.DONE:
                 return
             address = int(self._process[at.P_LATE // 8])
-            for group in self.listeners.live():
+            for group in self.live_groups.all():
                 group.on_engine_failure(address, answer)
 
     def _notify(self) -> None:
@@ -289,7 +289,7 @@ class Context:
                     poller.unregister(fd)
                     with self._lock:
                         self._dead |= mask([by_fd[fd].rank])
-                    for group in self.listeners.live():
+                    for group in self.live_groups.all():
                         group.on_death(by_fd[fd].number)
             patience = self.router.overdue()
 
@@ -334,7 +334,7 @@ class Context:
         self._lock = threading.RLock()
         self._closing = True
         self.channels.disown()
-        self.listeners.disown()
+        self.live_groups.disown()
         for works in self._live_work_lists():
             works.disown()
         if self.remote_hosts is not None:

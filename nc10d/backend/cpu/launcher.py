@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.validate import validate
+from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
@@ -21,7 +22,6 @@ from nc10d.backend.cpu.lowering.lower import LoweredOp, lower
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, BatchDependencies, find_dependencies
 from nc10d.backend.cpu.lowering.prepared import (
     AT_ONCE,
-    PARTS,
     SOON,
     Prepared,
     PreparedCollective,
@@ -137,7 +137,8 @@ class OpLauncher:
             for number, (prepared, x, y) in enumerate(found):
                 op = ops[number]
                 if type(op) is kind:
-                    work = prepared.start(self._waiter, x, y, timeout, how_soon=how_soon)
+                    work = prepared.finish_soon(x, y, how_soon)
+                    work = work or prepared.submit(self._waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
 

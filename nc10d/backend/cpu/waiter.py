@@ -28,7 +28,6 @@ from nc10d.work import Work
 
 SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
-LOOK = SLICE / 2
 A_MOMENT = 0.001
 """Seconds between two looks for a cause that another thread is about to publish."""
 
@@ -57,7 +56,7 @@ class Waiter:
         """See PartWaiter; blocks."""
         try:
             while True:
-                slice_ns = max(1, int(until.slice(LOOK) * 1e9))
+                slice_ns = max(1, int(until.slice(SLICE / 2) * 1e9))
                 answer = entry_points.wait(channel.address, submission.address, slice_ns)
                 if answer == at.FINISHED:
                     return None
@@ -85,7 +84,7 @@ class Waiter:
             while answer == at.BLOCKED and not self._health.must_stop(channel, deadline):
                 if self._is_stuck(channel):
                     break
-                slice_ns = max(1, int(deadline.slice(LOOK) * 1e9))
+                slice_ns = max(1, int(deadline.slice(SLICE / 2) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
         finally:
             self._detector.clear()

@@ -88,7 +88,11 @@ class CompletedMessage(Work):
 
 
 class CpuWork(Work):
-    """Operations in flight on channels; ended when all parts are, or when the group failed."""
+    """Operations in flight on channels; ended when all parts are, or when the group failed.
+
+    It keeps its group alive until it is dropped, also once it has ended: threads that look at it
+    take no lock.
+    """
 
     __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")
 

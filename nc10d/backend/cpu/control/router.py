@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Container, Mapping
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
-from nc10d.backend.cpu.control.listener import Listener, Listeners
+from nc10d.backend.cpu.control.live_groups import ControlledGroup, LiveGroups
 
 _MOST_EARLY = 1024
 """Messages that are kept for groups that have not formed here yet."""
@@ -25,12 +25,12 @@ class Router:
     """The control connections of a rank; `near` holds the ranks of its own host."""
 
     def __init__(
-        self, wires: Mapping[int, socket.socket], near: Container[int], listeners: Listeners
+        self, wires: Mapping[int, socket.socket], near: Container[int], groups: LiveGroups
     ) -> None:
         self.on_job_message: Callable[[Message], object] | None = None
         """The receiver of messages in OF_THE_JOB; set before the control thread starts."""
         self._near = near
-        self._listeners = listeners
+        self._groups = groups
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -57,11 +57,11 @@ class Router:
 
     def overdue(self) -> float | None:
         """Let overdue consensus of all groups go on; return ms until the next look, or None."""
-        left = [group.overdue() for group in self._listeners.live()]
+        left = [group.overdue() for group in self._groups.all()]
         waits = [seconds for seconds in left if seconds is not None]
         return 1000.0 * min(waits) if waits else None
 
-    def join(self, group: Listener) -> None:
+    def join(self, group: ControlledGroup) -> None:
         """Deliver the messages that came before a group formed, and the connections that ended."""
         with self._lock:
             waiting = [entry for entry in self._early if entry[1]["group"] == group.name]
@@ -86,14 +86,14 @@ class Router:
                 self.on_job_message(message)
             return
         with self._lock:
-            group = self._listeners.find(message["group"])
+            group = self._groups.find(message["group"])
             if group is None:
                 self._early = [*self._early[-_MOST_EARLY:], (number, message)]
                 return
         group.on_message(number, message)
 
     def _on_end(self, number: int, reason: str) -> None:
-        for group in self._listeners.live():
+        for group in self._groups.all():
             group.on_lost(number, reason)
 
     def close(self, *, shared: bool = False) -> None:

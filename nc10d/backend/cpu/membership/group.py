@@ -60,7 +60,7 @@ class Group:
                 found.add(rank)
         return found
 
-    # -- as a Listener -------------------------------------------------------------------------
+    # -- as a ControlledGroup ------------------------------------------------------------------
 
     def on_death(self, number: int) -> None:
         """Fail the group if rank `number` of the job, which has died on this host, is a member."""

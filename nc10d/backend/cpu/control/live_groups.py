@@ -1,4 +1,4 @@
-"""The groups that a rank's control thread reports to: a protocol, and the table of live groups.
+"""The live groups of a rank, to which its control thread and its worker report.
 
 The control connections know ranks by their numbers in the job; each group decides for itself
 whether a number is a member's.
@@ -14,14 +14,16 @@ from typing import Protocol
 from nc10d.backend.cpu.control.connections import Message
 
 
-class Listener(Protocol):
-    """A group as the control thread and the worker see it. No method blocks."""
+class ControlledGroup(Protocol):
+    """A group as the context's threads see it.
+
+    The control thread calls it and never waits for a peer in a call. The worker calls
+    `on_engine_failure`, which may block until the ranks have agreed on a cause.
+    """
 
     name: str
-
-    @property
-    def members(self) -> Sequence[int]:
-        """The members, as ranks of the job."""
+    members: Sequence[int]
+    """Ranks of the job."""
 
     def on_death(self, number: int) -> None:
         """React to the end of a process of this host, rank `number` of the job."""
@@ -42,34 +44,34 @@ class Listener(Protocol):
         """Become unusable in a forked child."""
 
 
-class Listeners:
+class LiveGroups:
     """The live groups of a rank, by name. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, weakref.ref[Listener]] = {}
+        self._groups: dict[str, weakref.ref[ControlledGroup]] = {}
         self._lock = threading.RLock()
 
-    def join(self, listener: Listener) -> None:
+    def join(self, group: ControlledGroup) -> None:
         """Add a group."""
         with self._lock:
-            self._groups[listener.name] = weakref.ref(listener)
+            self._groups[group.name] = weakref.ref(group)
 
-    def leave(self, listener: Listener) -> int:
+    def leave(self, group: ControlledGroup) -> int:
         """Remove a group; return how many entries are left."""
         with self._lock:
-            self._groups.pop(listener.name, None)
+            self._groups.pop(group.name, None)
             return len(self._groups)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, name: str) -> Listener | None:
+    def find(self, name: str) -> ControlledGroup | None:
         """Return the live group of this name, or None."""
         with self._lock:
             reference = self._groups.get(name)
         return None if reference is None else reference()
 
-    def live(self) -> list[Listener]:
+    def all(self) -> list[ControlledGroup]:
         """Return all live groups."""
         with self._lock:
             found = [reference() for reference in list(self._groups.values())]
@@ -78,5 +80,5 @@ class Listeners:
     def disown(self) -> None:
         """Replace the lock in a forked child, and disown all groups."""
         self._lock = threading.RLock()
-        for group in self.live():
+        for group in self.all():
             group.disown()
