@@ -181,10 +181,11 @@ class Waiter:
 
     def __del__(self) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
-        watched = getattr(self, "_watched", None)
-        if watched and os.getpid() == self._context.pid and self.group.end():
+        if getattr(self, "_watched", None) and os.getpid() == self._context.pid:
+            first = self.group.end()  # the collection may have finalized the group before
             self.notify()
-            self.group.leave()
+            if first:
+                self.group.leave()
 
     def disown(self) -> None:
         """Become usable for reading states only, in a forked child."""

@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,32 @@ def python_frames(call: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return len(entered)
+
+
+def frames_of_asynchronous_calls(group: Any) -> set[int]:
+    x, y = np.ones(8), np.ones(8 * group.size)
+    calls: list[Call] = [
+        lambda **how: group.all_reduce(x, **how),
+        lambda **how: group.reduce(x, 0, **how),
+        lambda **how: group.broadcast(x, 0, **how),
+        lambda **how: group.all_gather_into_tensor(y, x, **how),
+        lambda **how: group.reduce_scatter_tensor(x, y, **how),
+        lambda **how: group.all_to_all_single(y, 2 * y, **how),
+    ]
+    fewest = set()
+    for call in calls:
+        call()
+        frames = []
+        for _ in range(10):
+            frames.append(python_frames(partial(call, async_op=True)))
+            group.barrier()
+        fewest.add(min(frames))
+    return fewest
+
+
+def test_all_prepared_collectives_take_the_same_python_frames_when_asynchronous() -> None:
+    first, second = run_ranks(frames_of_asynchronous_calls, 2, "processes")
+    assert len(first) == len(second) == 1
 
 
 def frames_of_prepared_calls(group: Any) -> tuple[int, int]:
