@@ -7,7 +7,7 @@ the defaults of the abilities that it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from nc10d import ops
 from nc10d.base.deadline import Deadline
-from nc10d.errors import DistError
+from nc10d.errors import DistError, GroupClosed
 from nc10d.ops import Op
 from nc10d.work import Work
 
@@ -215,12 +215,18 @@ class Backend(Protocol):
 
 
 class OtherBackends:
-    """The other backends of a group, as one of its backends sees them; here there are none."""
+    """The other backends of a group, as one of its backends sees them: those that detect failures.
+
+    `detectors` returns the latter; they may be made later.
+    """
+
+    def __init__(self, detectors: Callable[[], Iterator[FailureDetector]] = lambda: iter(())):
+        self._detectors = detectors
 
     @property
     def agree(self) -> bool:
         """Whether another backend detects dead ranks, and agrees with all ranks on a cause."""
-        return False
+        return any(True for _ in self._detectors())
 
     def record_address(self) -> int:
         """Return the address of the record where a rank publishes its latest launch; 0: none.
@@ -228,19 +234,28 @@ class OtherBackends:
         `backend.cpu.native.offsets` has the layout of the record. It exists until the group is
         closed.
         """
-        return 0
+        return next((detector.record_address for detector in self._detectors()), 0)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return each rank's latest call: as the end of a message, and its number by rank."""
-        return "", {}
+        detector = next(self._detectors(), None)
+        return ("", {}) if detector is None else detector.whereabouts()
 
     def cause(self) -> DistError | None:
         """Return the error of another backend, None if none has failed; blocks only shortly."""
-        return None
+        return next(filter(None, map(cause_of, self._detectors())), None)
 
     def notify(self, error: DistError) -> DistError | None:
         """Fail with `error` on every rank; return the agreed cause, None if none `agree`."""
-        return None
+        for detector in self._detectors():
+            detector.abort(error)
+        return self.cause()
+
+
+def cause_of(detector: FailureDetector) -> DistError | None:
+    """Return why a backend has failed; that it was closed is no cause for others."""
+    found = detector.failure()
+    return None if isinstance(found, GroupClosed) or not isinstance(found, DistError) else found
 
 
 @dataclass(frozen=True, slots=True)

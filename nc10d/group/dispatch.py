@@ -184,7 +184,7 @@ class Dispatcher(Collectives, PointToPoint):
         with self._lock:
             self._watched = get_debug_level() is DebugLevel.DETAIL
             free = not (self._observers or self._batches or self._watched)
-            usable = self._backends.usable("cpu") if free else None
+            usable = self._ready.get("cpu") if free else None
             self._preparing = None if usable is None else usable.preparing
 
     @property

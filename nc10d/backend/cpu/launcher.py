@@ -53,6 +53,7 @@ class OpLauncher:
         self._channel = group.channel
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
+        self.latest = self.cache.latest
         self.mailbox = Mailbox(group, waiter, self.cache)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:

@@ -33,7 +33,7 @@ PAIRS: dict[str, tuple[Call, int, int]] = {  # how it is called; elements of the
 def runs_prepared(group: Any, kind: type[Any], x: Any) -> bool:
     """Run the prepared message of this kind with rank 1; return whether anything has happened."""
     backend = group.backend("cpu")
-    return bool(backend.launcher.run(backend.latest[kind][1], x, 0, group.timeout))
+    return bool(backend.launcher.run(backend.launcher.latest[kind][1], x, 0, group.timeout))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -251,7 +251,7 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
 
         setattr(channel, way, submitted)
         if times:  # as if another thread were at it
-            group.backend("cpu").latest[Send][0].run = lambda *_: offsets.BUSY
+            group.backend("cpu").launcher.latest[Send][0].run = lambda *_: offsets.BUSY
         with pytest.raises(KeyboardInterrupt):
             group.send(x, 0)
         return ""

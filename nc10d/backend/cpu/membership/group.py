@@ -10,6 +10,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
+from nc10d.backend.cpu.failure.error_text import ErrorText
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.formation import withdraw
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -44,7 +45,8 @@ class Group:
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
         self.control = GroupControl(name, members, self.rank, wires, _departed_of(self))
-        self.health = Health(context, name, memory, self.channel, self.links, remote, self.control)
+        text = ErrorText(context, name, memory, self.channel, self.links, remote)
+        self.health = Health(text, self.control)
         context.join(self, memory)
 
     def channels(self) -> list[Channel]:
