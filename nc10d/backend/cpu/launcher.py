@@ -18,7 +18,7 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
 from nc10d.backend.cpu.lowering.fuse import fuse
-from nc10d.backend.cpu.lowering.lower import LoweredOp, lower
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, lower
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, BatchDependencies, find_dependencies
 from nc10d.backend.cpu.lowering.prepared import (
     AT_ONCE,
@@ -28,7 +28,6 @@ from nc10d.backend.cpu.lowering.prepared import (
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
-from nc10d.backend.cpu.lowering.program_cache import ProgramCache
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
