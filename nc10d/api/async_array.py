@@ -132,21 +132,13 @@ def _reflected(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 # Python looks operators up in the type, not in the object: the type needs each of them.
-_BINARY = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "pow", "xor")},
-    **{name: getattr(operator, name) for name in ("truediv", "floordiv", "matmul")},
-    **{name: getattr(operator, name) for name in ("lshift", "rshift")},
-    "and": operator.and_,
-    "or": operator.or_,
-}
+_NAMES = "add sub mul mod pow xor truediv floordiv matmul lshift rshift and_ or_"
+_BINARY = {name.rstrip("_"): getattr(operator, name) for name in _NAMES.split()}
 _INPLACE = [name for name in _BINARY if hasattr(operator, f"__i{name}__")]
-_OTHERS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
-    **{name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")},
-    **{name: getattr(operator, name) for name in ("index", "getitem")},
-    **{kind.__name__: kind for kind in (bool, int, float, complex)},
-    **{kind.__name__: kind for kind in (len, iter, round, divmod)},
-}
+_NAMES = "lt le eq ne gt ge neg pos abs invert index getitem"
+_OTHERS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _NAMES.split()}
+_KINDS: list[Callable[..., Any]] = [bool, int, float, complex, len, iter, round, divmod]
+_OTHERS |= {kind.__name__: kind for kind in _KINDS}
 for _name, _apply in _BINARY.items():
     _forward(f"__{_name}__", _apply)
     _forward(f"__r{_name}__", _reflected(_apply))

@@ -7,6 +7,7 @@ execution. A group that was aborted, closed or inherited through fork raises in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -24,7 +25,7 @@ from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed, Unsu
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members
-from nc10d.group.point_to_point import BatchedMessage, start_all
+from nc10d.group.point_to_point import BatchedMessage
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -162,13 +163,14 @@ class ProcessGroup(Dispatcher, Members):
         """
         if not p2p_op_list or any(message.group is not self for message in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
-        if self.in_batch():
-            return start_all(p2p_op_list)
-        works = self.try_prepared_messages([message.operation() for message in p2p_op_list])
+        ops = [message.operation() for message in p2p_op_list]
+        works = None if self.in_batch() else self.try_prepared_messages(ops)
         if works is not None:
             return works
-        with self.coalescing_manager(async_ops=True):
-            return start_all(p2p_op_list)
+        block = contextlib.nullcontext() if self.in_batch() else self.coalescing_manager(True)
+        with block:
+            started = [self._run(op, op.x, True, None) for op in ops]
+        return [work for work in started if work is not None]
 
     def split_group(
         self,

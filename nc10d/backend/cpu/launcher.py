@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class OpLauncher:
         # One thread is enough for several large messages between hosts: the worker moves them all.
         alone = not (prepared.bulky and self._streaming())
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            prepared, x, y, ops, timeout
+            lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -109,23 +109,18 @@ class OpLauncher:
         """Submit a prepared call and return its Work; None: nothing has happened."""
         return prepared.start(self._waiter, x, y, timeout)
 
-    def _start_and_wait(
-        self, prepared: Prepared, x: Any, y: Any, ops: Sequence[Op], timeout: float
-    ) -> bool:
-        """Submit a prepared call and wait for it; False: nothing has happened. Blocks."""
+    def _start_and_wait(self, start: Callable[[], Work | None], ops: Sequence[Op]) -> bool:
+        """Submit a call by `start` and wait for it; False: nothing has happened. Blocks."""
         try:
-            work = prepared.start(self._waiter, x, y, timeout, here=True)
+            work = start()
         except BaseException as error:
-            self._interrupted(ops, error)
+            # After Ctrl-C or a signal's SystemExit the call may be under way.
+            if not isinstance(error, Exception):
+                self._waiter.interrupted(ops)
             raise
         if work is not None:
             self._waiter.wait_work(work)
         return work is not None
-
-    def _interrupted(self, ops: Sequence[Op], error: BaseException) -> None:
-        """Fail the group after Ctrl-C or a signal's SystemExit: the call may be under way."""
-        if not isinstance(error, Exception):
-            self._waiter.interrupted(ops)
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages if all are prepared, sends first because peers may wait for them."""
@@ -157,16 +152,11 @@ class OpLauncher:
         if not any(isinstance(op, (Send, Recv)) for op in ops):
             self._run_new(ops, timeout)
             return None
-        try:
-            work = self._submit(ops, timeout)
-        except BaseException as error:
-            self._interrupted(ops, error)
-            raise
-        self._waiter.wait_work(work)
+        self._start_and_wait(lambda: self._submit(ops, timeout), ops)
         return None
 
     def _check(self, ops: Sequence[Op]) -> None:
-        self._waiter.check()
+        self._waiter.health.check()
         for op in ops:
             validate(op, self._group.rank, self._group.size)
 
@@ -180,7 +170,9 @@ class OpLauncher:
         addresses = np.array(memory.addresses or [0], np.int64)
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
-            started = self._start_and_wait(program, ops, None, ops, timeout)
+            started = self._start_and_wait(
+                lambda: program.start(self._waiter, ops, None, timeout, here=True), ops
+            )
             assert started, "a program always fits"
 
     def _remember(self, ops: Sequence[Op], linked: Linked) -> None:
@@ -210,14 +202,10 @@ class OpLauncher:
         """Check and submit messages and collectives; return the Work of all."""
         self._check(ops)
         deadline = Deadline.after(timeout)
-        limit = deadline_ns(deadline)
         dependencies = find_dependencies(ops, self._shape)
         posted = [
             self.mailbox.launch(
-                op,
-                deadline,
-                limit,
-                dependencies.of_message(number) if dependencies else INDEPENDENT,
+                op, deadline, dependencies.of_message(number) if dependencies else INDEPENDENT
             )
             for number, op in enumerate(ops)
             if isinstance(op, (Send, Recv))
@@ -246,8 +234,7 @@ class OpLauncher:
         if dependencies is None and len(collectives) == len(ops):
             self._remember(ops, linked)
         memory = operands(lowered)
-        limit = deadline_ns(deadline)
-        submission = Submission(linked, memory.addresses, memory.keep, limit)
+        submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)
         return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
 

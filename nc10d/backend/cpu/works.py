@@ -16,24 +16,8 @@ from nc10d.work import Work
 Part = tuple[Channel, Submission]
 
 
-class PartWaiter(Protocol):
-    """A Work's view of the group that it belongs to."""
-
-    ending: threading.RLock
-    """Held while the last steps of a Work are done."""
-
-    def wait_part(
-        self,
-        channel: Channel,
-        submission: Submission,
-        until: Deadline,
-        limit: Deadline,
-        ops: Sequence[Op],
-    ) -> DistError | None:
-        """Block until a submission has ended, or `until`; return the group's failure, if any.
-
-        `limit` is the operation's own deadline: when it passes, the group fails.
-        """
+class GroupState(Protocol):
+    """Whether a group works; `health.py` has it."""
 
     def failure(self) -> DistError | None:
         """Return why the group has failed, or None."""
@@ -41,11 +25,28 @@ class PartWaiter(Protocol):
     def check(self) -> None:
         """Raise the group's failure, if it has failed."""
 
-    def need_worker(self) -> None:
-        """Start the worker unless it runs: no thread may wait for this Work."""
-
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
+
+
+class PartWaiter(Protocol):
+    """A Work's view of the group that it belongs to."""
+
+    @property
+    def health(self) -> GroupState:
+        """Whether the group works."""
+
+    ending: threading.RLock
+    """Held while the last steps of a Work are done."""
+
+    def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
+        """Block until a part has ended, or `until`; return the group's failure, if any.
+
+        When the work's own deadline passes, the group fails.
+        """
+
+    def need_worker(self) -> None:
+        """Start the worker unless it runs: no thread may wait for this Work."""
 
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block these parts."""
@@ -116,7 +117,7 @@ class CpuWork(Work):
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
             return
-        failure = self._waiter.failure()
+        failure = self._waiter.health.failure()
         if failure is not None:
             self._finish(failure)
         else:
@@ -128,13 +129,12 @@ class CpuWork(Work):
             return
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
-        for channel, submission in list(self._parts):
-            wait_part = self._waiter.wait_part
-            failure = wait_part(channel, submission, until, self.deadline, self.ops)
+        for part in list(self._parts):
+            failure = self._waiter.wait_part(self, part, until)
             if failure is not None:
                 self._finish(failure)
                 return
-            if not submission.finished():
+            if not part[1].finished():
                 return
         self._poll()
 

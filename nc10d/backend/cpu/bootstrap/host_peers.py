@@ -42,13 +42,6 @@ _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 
 
-def map_peers(
-    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline
-) -> list[HostPeer]:
-    """Map the arena of every rank of this host; see `gather`."""
-    return gather(store, rank, size, arena, deadline)[0]
-
-
 def gather(
     store: Store, rank: int, size: int, arena: Arena, deadline: Deadline, host: str | None = None
 ) -> tuple[list[HostPeer], list[RankInfo]]:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ def exchange_infos(
 
     RendezvousError names the ranks that are late, or run another version of nc10d.
     """
-    store.set(f"{prefix}/info/{info.rank}", json.dumps(_plain(info)))
+    store.set(f"{prefix}/info/{info.rank}", json.dumps(asdict(info)))
     raw = gather_keys(store, f"{prefix}/info", size, deadline, "join the group")
     plain = [json.loads(text) for text in raw]
     other = [rank for rank, fields in enumerate(plain) if fields.get("version") != info.version]
@@ -97,7 +97,3 @@ def patience(deadline: Deadline) -> float:
     """Return the seconds left, as a timeout for a socket."""
     # Zero would make a socket non-blocking, and a socket takes no infinite timeout.
     return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
-
-
-def _plain(info: RankInfo) -> dict[str, object]:
-    return {name: getattr(info, name) for name in RankInfo.__slots__}

@@ -135,7 +135,7 @@ class PreparedCollective(Prepared):
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
-            waiter.engine_failed(self.channel, answer)
+            waiter.health.engine_failed(self.channel, answer)
         return CpuWork(waiter, ops, [(self.channel, submission)], deadline)
 
 
@@ -230,7 +230,7 @@ class PreparedMessage(Prepared):
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
-            waiter.engine_failed(channel, answer)
+            waiter.health.engine_failed(channel, answer)
         sender = None if self.inbox is None else self.peer
         return CpuWork(waiter, ops, [(channel, submission)], deadline, sender=sender)
 
@@ -258,7 +258,7 @@ class PreparedProgram(Prepared):
         self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
-        waiter.check()
+        waiter.health.check()
         if not here:
             waiter.need_worker()
         deadline = Deadline.after(timeout)
