@@ -127,10 +127,6 @@ def _forward(name: str, apply: Callable[..., Any]) -> None:
     setattr(AsyncCollectiveArray, name, method)
 
 
-def _reflected(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda own, other: apply(other, own)
-
-
 # Python looks operators up in the type, not in the object: the type needs each of them.
 _NAMES = "add sub mul mod pow xor truediv floordiv matmul lshift rshift and_ or_"
 _BINARY = {name.rstrip("_"): getattr(operator, name) for name in _NAMES.split()}
@@ -141,7 +137,7 @@ _KINDS: list[Callable[..., Any]] = [bool, int, float, complex, len, iter, round,
 _OTHERS |= {kind.__name__: kind for kind in _KINDS}
 for _name, _apply in _BINARY.items():
     _forward(f"__{_name}__", _apply)
-    _forward(f"__r{_name}__", _reflected(_apply))
+    _forward(f"__r{_name}__", lambda own, other, apply=_apply: apply(other, own))
 for _name in _INPLACE:
     _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
 for _name, _apply in _OTHERS.items():

@@ -142,7 +142,8 @@ class DeviceMesh:
         dims = [self._index_of(name) for name in wanted]
         if dims != sorted(set(dims)):
             raise KeyError(f"dimensions must be different and in the mesh's order, got {wanted}")
-        index = [slice(None) if dim in dims else at for dim, at in self._indices()]
+        here = self.get_coordinate() or (0,) * self.ndim  # 0 for a rank that is not in the mesh
+        index = [slice(None) if dim in dims else at for dim, at in enumerate(here)]
         groups = [self._groups[dim] for dim in dims]
         return _mesh(self.device_type, self.mesh[tuple(index)], wanted, groups, self._root)
 
@@ -166,10 +167,6 @@ class DeviceMesh:
         flat = _mesh(self.device_type, self.mesh.reshape(-1), (name,), [group], root)
         root._flat[name] = flat
         return flat
-
-    def _indices(self) -> list[tuple[int, int]]:
-        """Return each dimension with my index along it; 0 for a rank that is not in the mesh."""
-        return list(enumerate(self.get_coordinate() or (0,) * self.ndim))
 
     def _dim(self, dim: Dim | None) -> int:
         if dim is None and self.ndim != 1:

@@ -10,12 +10,11 @@ role. If a rank has died or makes another call, the barriers themselves fail at 
 from __future__ import annotations
 
 import contextlib
-import warnings
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import CollectiveTimeout
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
 from nc10d.work import Work
 
@@ -35,8 +34,7 @@ def monitored_barrier(
     """
     found = group_or_default(group)
     if isinstance(found, NonMember):
-        message = "monitored_barrier: this rank is not in the group, so the call does nothing"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warn_non_member("monitored_barrier", 3)
         return
     found.refuse_in_batch("monitored_barrier")
     if "cpu" not in found.config.devices:

@@ -6,7 +6,6 @@ the same collectives. Errors are raised after the last of these, so the group st
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -20,7 +19,7 @@ from nc10d.codec.payload import Bytes, Locate
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 
 Location = Any
 """The type of `map_location`: None, a device, or a function of an array."""
@@ -32,7 +31,7 @@ class OutgoingObject:
     def __init__(self, value: Any, allow_pickle: bool) -> None:
         self.error: Exception | None = None
         try:
-            self.message = _sized(_encoded(value, allow_pickle))
+            self.message = _encoded(value, allow_pickle)
         except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
             self.fail(error)
 
@@ -48,16 +47,13 @@ class OutgoingObject:
 
 
 def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
+    """Return an object as a message; CodecError if it is longer than LARGEST bytes."""
     try:
-        return encode(value)
+        message = encode(value)
     except CodecError:
         if not allow_pickle:
             raise
-    return encode_pickled(value)
-
-
-def _sized(message: EncodedMessage) -> EncodedMessage:
-    """Return the message; CodecError if it is longer than LARGEST bytes."""
+        message = encode_pickled(value)
     envelope = message.envelope()
     nbytes = envelope.header + envelope.payload
     if nbytes > LARGEST:
@@ -88,8 +84,7 @@ class ObjectCall:
         ValueError inside a coalescing block, or if the group lacks the backend.
         """
         if isinstance(self.found, NonMember):
-            message = f"{self._name}: this rank is not in the group, so the call does nothing"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warn_non_member(self._name, 4)
             return False
         self.group = self.found
         self.rank = self.found.rank

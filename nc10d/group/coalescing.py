@@ -155,7 +155,8 @@ class Batch:
             self.drop(error)
             raise
         if whole is not None:
-            self._bind(whole)
+            for work in self.works:
+                work._bind(whole)
         if whole is None or async_op:
             return whole
         whole.wait()
@@ -165,10 +166,6 @@ class Batch:
         """Launch nothing; make the pending Works fail with `error`."""
         for work in self.works:
             work._finish(error)
-
-    def _bind(self, whole: Work) -> None:
-        for work in self.works:
-            work._bind(whole)
 
 
 class Plan:

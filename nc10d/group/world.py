@@ -154,12 +154,12 @@ class NonMember(Collectives, PointToPoint):
     rank = size = -1
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
-        _warn(OP_NAMES[type(op)])
+        warn_non_member(OP_NAMES[type(op)])
 
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> None:
-        _warn(OP_NAMES[kind])
+        warn_non_member(OP_NAMES[kind])
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
@@ -170,15 +170,16 @@ class NonMember(Collectives, PointToPoint):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):
             raise AttributeError(name)
-        return lambda *_, **__: _warn(name)
+        return lambda *_, **__: warn_non_member(name)
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
 
-def _warn(call: str) -> None:
+def warn_non_member(call: str, level: int = 5) -> None:
+    """Warn that a call does nothing; `level` counts the frames up to the user's, this included."""
     message = f"{call}: this rank is not in the group, so the call does nothing"
-    warnings.warn(message, RuntimeWarning, stacklevel=5)
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 class _MemberMeta(type):
@@ -259,7 +260,8 @@ def init_process_group(
     except BaseException:
         world.clear()
         raise
-    _close_at_exit()
+    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
+    atexit.register(_exit)
 
 
 def _check_meeting(store: Store | None, init_method: str | None, rank: int, size: int) -> None:
@@ -291,11 +293,6 @@ def prefix_store(prefix: str, store: Store) -> Store:
     from nc10d.store import PrefixStore
 
     return PrefixStore(prefix, store)
-
-
-def _close_at_exit() -> None:
-    atexit.unregister(_exit)
-    atexit.register(_exit)
 
 
 def _exit() -> None:

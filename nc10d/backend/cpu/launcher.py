@@ -46,10 +46,8 @@ class OpLauncher:
     """Launches the operations of a group. Synchronous launches block."""
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
-        self._group = group
-        self._shape = shape
-        self._waiter = waiter
-        self._channel = group.channel
+        self._group, self._channel = group, group.channel
+        self._shape, self._waiter = shape, waiter
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
         self.latest = self.cache.latest
@@ -68,7 +66,8 @@ class OpLauncher:
             work = self.start(prepared, x, y, timeout)
             return work or self._launch_new(ops, timeout, True)
         # One thread is enough for several large messages between hosts: the worker moves them all.
-        alone = not (prepared.bulky and self._streaming())
+        links = self._group.links.channels() if prepared.bulky else []
+        alone = not any(link.shared.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
             lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
         )
@@ -136,11 +135,6 @@ class OpLauncher:
                     work = work or prepared.submit(self._waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
-
-    def _streaming(self) -> bool:
-        """Return whether messages between hosts are under way."""
-        links = self._group.links.channels()
-        return any(link.shared.streams and not link.idle() for link in links)
 
     # -- new calls -------------------------------------------------------------------------------
 

@@ -69,7 +69,11 @@ def gather(
             thresholds.write_from,
         )
         infos = exchange_infos(store, "ranks", mine, size, deadline)
-        _check_count(infos, mine)
+        near = [info for info in infos if info.host_id == mine.host_id]
+        if len(near) > MAX_RANKS:
+            raise UnsupportedPlatform(
+                f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
+            )
         own_pidfd = _pidfd()
         try:
             found = _exchange_all(listener, mine, infos, arena, own_pidfd, deadline)
@@ -87,14 +91,6 @@ def _pidfd() -> int:
         return os.pidfd_open(os.getpid())
     except (OSError, AttributeError) as error:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
-
-
-def _check_count(infos: list[RankInfo], mine: RankInfo) -> None:
-    near = [info for info in infos if info.host_id == mine.host_id]
-    if len(near) > MAX_RANKS:
-        raise UnsupportedPlatform(
-            f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
-        )
 
 
 def _exchange_all(

@@ -25,7 +25,7 @@ from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
-from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, Step, user
+from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, user
 from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
 from nc10d.ops import Op, RedOp, ReduceOp
 
@@ -69,10 +69,6 @@ def lower(op: Op, shape: GroupShape) -> LoweredOp:
     return _LOWERINGS[type(op)](op, shape)
 
 
-def _program(call: CallInfo, steps: Sequence[Step], users: int) -> Program:
-    return Program(call, tuple(steps), users)
-
-
 def _reduce_name(op: ReduceOp) -> str:
     return op.name if op.factor is None else f"{op.name}({op.factor})"
 
@@ -86,7 +82,7 @@ def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
     key = (type(op), x.dtype, x.count, op.op, root)
 
     def build() -> Program:
-        return _program(call, choose.all_reduce(shape, x.nbytes, reduction, root), 1)
+        return Program(call, tuple(choose.all_reduce(shape, x.nbytes, reduction, root)), 1)
 
     outs = (0,) if root in (-1, shape.rank) else ()
     return LoweredOp(key, [x], outs, build, (x.nbytes, reduction) if root < 0 else None)
@@ -98,14 +94,14 @@ def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
     outs = () if shape.rank == op.root else (0,)
 
     def build() -> Program:
-        return _program(call, choose.broadcast(shape, x.nbytes, op.root), 1)
+        return Program(call, tuple(choose.broadcast(shape, x.nbytes, op.root)), 1)
 
     return LoweredOp((ops.Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
 def _barrier(_: ops.Barrier, shape: GroupShape) -> LoweredOp:
     call = CallInfo("barrier")
-    return LoweredOp((ops.Barrier,), [], (), lambda: _program(call, choose.barrier(shape), 0))
+    return LoweredOp((ops.Barrier,), [], (), lambda: Program(call, tuple(choose.barrier(shape)), 0))
 
 
 def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
@@ -116,7 +112,7 @@ def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
 
     def build() -> Program:
         steps = choose.all_gather(shape, outs.sizes, user(0), outs.places(1))
-        return _program(call, steps, 1 + count)
+        return Program(call, tuple(steps), 1 + count)
 
     return LoweredOp(key, [inp, *outs.buffers], tuple(range(1, 1 + count)), build)
 
@@ -130,7 +126,7 @@ def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
 
     def build() -> Program:
         steps = choose.reduce_scatter(shape, inps.sizes, user(0), inps.places(1), reduction)
-        return _program(call, steps, 1 + len(inps.buffers))
+        return Program(call, tuple(steps), 1 + len(inps.buffers))
 
     return LoweredOp(key, [out, *inps.buffers], (0,), build)
 
@@ -151,7 +147,7 @@ def _even_all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
 
     def build() -> Program:
         steps = choose.even_all_to_all(shape, nbytes, inp.places(0), out.places(1))
-        return _program(call, steps, 2)
+        return Program(call, tuple(steps), 2)
 
     key = (ops.AllToAll, source.dtype, source.count)
     return LoweredOp(key, [source, *out.buffers], (1,), build)
@@ -259,7 +255,7 @@ def _sized_exchange(
         )
         steps = choose.announced(shape, route, 0, 1)
         call = CallInfo(name, sends.dtype.label, -1, root=root)
-        return _program(call, steps, first + len(recvs.buffers))
+        return Program(call, tuple(steps), first + len(recvs.buffers))
 
     key = (name, sends.dtype.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
     order = local_first(shape)

@@ -97,7 +97,10 @@ class PreparedCache:
     def remember(self, op: Op, prepared: Prepared) -> None:
         """Add the call of an operation that has passed all checks."""
         parts = _parts(op)
-        if parts is None or not _plain(*parts[1:]):
+        if parts is None:
+            return
+        arrays = [x for x in parts[1:] if type(x) is not int]  # an int is a tag
+        if not all(x.flags.carray for x in arrays):  # contiguous, aligned and writable
             return
         calls = self._calls[type(op)]
         if len(calls) >= MOST_CALLS:
@@ -174,11 +177,6 @@ def _parts(op: Op) -> tuple[Any, Any, Any] | None:
     # validate() reports a tag that is out of range; a receive from any source is not prepared.
     tagged = type(y) is int and 0 <= y <= LARGEST_TAG and extra is not None
     return parts if tagged else None
-
-
-def _plain(x: Any, y: Any) -> bool:
-    """Return whether arrays (y may be a tag) are contiguous, aligned and writable."""
-    return bool(x.flags.carray and (type(y) is int or y.flags.carray))
 
 
 def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:

@@ -33,13 +33,10 @@ class Group:
         members: Sequence[int],
         remote: RemoteGroup | None,
     ) -> None:
-        self.context = context
-        self.memory = memory
+        self.context, self.memory, self.remote = context, memory, remote
         self.name = name
         self.members: Sequence[int] = list(members)
-        self.rank = memory.number
-        self.size = len(members)
-        self.remote = remote
+        self.rank, self.size = memory.number, len(members)
         self.channel = context.channels.make(_spec(memory, remote))
         free = context.arena.free
         self.links = Links(memory, context.channels, context.allocate, free, remote)

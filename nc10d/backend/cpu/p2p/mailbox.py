@@ -48,10 +48,8 @@ class Mailbox:
     """Posts sends and receives of a rank; their Works wait through `waiter`."""
 
     def __init__(self, group: Group, waiter: PartWaiter, cache: PreparedCache) -> None:
-        self._group = group
-        self._links = group.links
-        self._waiter = waiter
-        self._cache = cache
+        self._group, self._links = group, group.links
+        self._waiter, self._cache = waiter, cache
 
     def launch(
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
@@ -142,7 +140,13 @@ class Mailbox:
     ) -> Work:
         """Receive a message that was taken aside; it may still be on its way."""
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
-            self._group.health.abort(self._differs(peer, early, buffer))
+            sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
+            wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
+            message = (
+                f"rank {peer} sent {called(sent, early.site)}, but rank {self._group.rank} "
+                f"receives {called(wanted, here())}"
+            )
+            self._group.health.abort(CollectiveMismatch(message, rank=peer, op="recv"))
             failure = self._group.health.failure()
             assert failure is not None, "the group was just aborted"
             raise failure
@@ -153,16 +157,6 @@ class Mailbox:
 
         part = (self._links.inbox(peer).channel, early.submission)
         return CpuWork(self._waiter, (op,), [part], deadline, [copy], peer)
-
-    def _differs(self, peer: int, early: UnexpectedMessage, buffer: Buffer) -> CollectiveMismatch:
-        sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
-        wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
-        return CollectiveMismatch(
-            f"rank {peer} sent {called(sent, early.site)}, but rank "
-            f"{self._group.rank} receives {called(wanted, here())}",
-            rank=peer,
-            op="recv",
-        )
 
     # -- receives from any source ----------------------------------------------------------------
 
@@ -242,10 +236,8 @@ class AnySourceReceive(Work):
         pause: Callable[[float], None],
     ) -> None:
         super().__init__(ops)
-        self._waiter = waiter
-        self._health = health
-        self._match = match
-        self._pause = pause
+        self._waiter, self._health = waiter, health
+        self._match, self._pause = match, pause
         self._matching = threading.Lock()
         self._inner: Work | None = None
         self._awaited = False
