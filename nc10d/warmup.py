@@ -105,20 +105,16 @@ def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
 @contextlib.contextmanager
 def _progress() -> Iterator[Show]:
     """Yield a function that shows (ready, total), as a bar or in lines."""
-    rich = _rich() if sys.stdout.isatty() else None
+    rich: Any = None
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            rich = importlib.import_module("rich.progress")
     if rich is None:
         yield _in_lines()
         return
     with rich.Progress() as progress:
         bar = progress.add_task("compiling")
         yield lambda ready, total: progress.update(bar, completed=ready, total=total)
-
-
-def _rich() -> Any:
-    try:
-        return importlib.import_module("rich.progress")
-    except ImportError:
-        return None
 
 
 def _in_lines() -> Show:

@@ -50,14 +50,18 @@ def monitored_barrier(
 
 def _wait(group: ProcessGroup, work: Work, limit: float, arrivals: int) -> None:
     """Wait for the barriers; when the time is up, fail the group if a rank is missing."""
-    with contextlib.suppress(
-        CollectiveTimeout
-    ):  # by this wait, or by a peer's finding, which the second wait raises
+    # By this wait, or by a peer's finding, which the second wait raises.
+    with contextlib.suppress(CollectiveTimeout):
         work.wait(limit)
         return
     missing = [] if work.is_completed() else _missing(group, arrivals)
     if missing:
-        group.abort(_timeout_error(group, missing, limit))
+        ranks = "rank" if len(missing) == 1 else "ranks"
+        message = (
+            f"{ranks} {', '.join(map(str, missing))} of group {group.name!r} did not come to "
+            f"monitored_barrier within {limit:g} s of rank {group.rank}"
+        )
+        group.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending
 
 
@@ -65,13 +69,3 @@ def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
     """Return the ranks that have arrived less often than this one."""
     counts = [group.store.add(f"{_KEY}/{rank}", 0) for rank in range(group.size)]
     return [rank for rank, count in enumerate(counts) if count < arrivals]
-
-
-def _timeout_error(group: ProcessGroup, missing: list[int], limit: float) -> CollectiveTimeout:
-    ranks = "rank" if len(missing) == 1 else "ranks"
-    numbers = ", ".join(map(str, missing))
-    message = (
-        f"{ranks} {numbers} of group {group.name!r} did not come to monitored_barrier within "
-        f"{limit:g} s of rank {group.rank}"
-    )
-    return CollectiveTimeout(message, rank=missing[0], op="monitored_barrier")

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 class FailureDetector(Protocol):
     """The ability to detect dead ranks and to agree with all ranks on a cause."""
 
+    record_address: int
+    """The address of the record where this rank publishes its launches on other devices."""
+
     def failure(self) -> BaseException | None:
         """Return the error of the group, the same on all its ranks; None if it has not failed."""
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-
-    @property
-    def record_address(self) -> int:
-        """The address of the record where this rank publishes its launches on other devices."""
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return each rank's latest call: as the end of a message, and its number by rank."""
@@ -65,9 +64,8 @@ class CallRecords(Protocol):
 class Shrinkable(Protocol):
     """The ability to make a backend of the ranks that survive; `control` connects them."""
 
-    @property
-    def control(self) -> Any:
-        """The control channel over which survivors agree."""
+    control: Any
+    """The control channel over which survivors agree."""
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""

@@ -200,12 +200,13 @@ class Dispatcher(Collectives, PointToPoint):
         with self._lock:
             self._observers = (*self._observers, observer)
             self._refresh()
-        return lambda: self._unobserve(observer)
 
-    def _unobserve(self, observer: Observer) -> None:
-        with self._lock:
-            self._observers = tuple(each for each in self._observers if each is not observer)
-            self._refresh()
+        def stop() -> None:
+            with self._lock:
+                self._observers = tuple(each for each in self._observers if each is not observer)
+                self._refresh()
+
+        return stop
 
     def open_batch(self, batch: OpenBatch) -> None:
         """Let `batch` take this thread's calls; ValueError if a block is open already."""

@@ -22,7 +22,7 @@ from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
-from nc10d.group.process_group import ProcessGroup
+from nc10d.group.process_group import ProcessGroup, prefix_store
 from nc10d.ops import OP_NAMES, Array, Op, Recv
 
 if TYPE_CHECKING:
@@ -286,13 +286,6 @@ def _meet(
     from nc10d.rendezvous.methods import rendezvous
 
     return rendezvous(method or "env://", rank, size, deadline.remaining())
-
-
-def prefix_store(prefix: str, store: Store) -> Store:
-    """Return `store` with `prefix` before every key."""
-    from nc10d.store import PrefixStore
-
-    return PrefixStore(prefix, store)
 
 
 def _exit() -> None:

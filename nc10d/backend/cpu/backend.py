@@ -38,8 +38,6 @@ from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
 from nc10d.work import Work
 
-DIRECTIONS = {at.SENDER: "to", at.RECEIVER: "from"}
-
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come.
@@ -142,7 +140,8 @@ class CpuBackend(Backend):
             peer = self.group.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of a link"
             waits = self.group.health.is_waiting(channel)
-            found.append((DIRECTIONS[channel.shared.kind], peer, channel.get(at.C_OPS), waits))
+            direction = "to" if channel.shared.kind == at.SENDER else "from"
+            found.append((direction, peer, channel.get(at.C_OPS), waits))
         return found
 
     def progress(self) -> dict[int, int]:

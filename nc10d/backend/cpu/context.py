@@ -16,7 +16,7 @@ import select
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,15 +26,10 @@ from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.bootstrap import host_peers
 from nc10d.backend.cpu.control.live_groups import ControlledGroup, LiveGroups
 from nc10d.backend.cpu.control.router import Router
+from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
 from nc10d.backend.cpu.engine.channels import Channels
-from nc10d.backend.cpu.engine.cpu_policy import (
-    WaitPolicy,
-    agreed_thresholds,
-    oversubscribed,
-    waiting_policy,
-)
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
@@ -87,13 +82,11 @@ class Context:
         self.near = {peer.number: peer.rank for peer in self.peers}
         self.rank, self.size = self.near[rank], len(self.peers)
         infos = [self.infos[peer.number] for peer in self.peers]
-        self.oversubscribed = oversubscribed(
-            [info.cores for info in infos], [info.quota for info in infos]
-        )
-        self.thresholds = agreed_thresholds(
-            [Thresholds(info.read_from, info.write_from) for info in infos]
-        )
-        self.waiting: WaitPolicy = waiting_policy(oversubscribed=self.oversubscribed)
+        cores, quotas = [info.cores for info in infos], [info.quota for info in infos]
+        self.oversubscribed = cpu_policy.oversubscribed(cores, quotas)
+        thresholds = [Thresholds(info.read_from, info.write_from) for info in infos]
+        self.thresholds = cpu_policy.agreed_thresholds(thresholds)
+        self.waiting = cpu_policy.waiting_policy(oversubscribed=self.oversubscribed)
         self._access = [access_to(peer) for peer in self.peers]
         self._bells: Words = np.array([peer.mapping.base for peer in self.peers], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
@@ -115,9 +108,7 @@ class Context:
         self.channels = Channels(self.arena, self._process, mask([self.rank]), self.waiting)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
-        self._control = threading.Thread(
-            target=self._watch_peers, name="nc10d-control", daemon=True
-        )
+        self._control = _thread("control", self._watch_peers)
         wires = {peer.number: peer.wire for peer in self.peers if peer.wire is not None}
         self.remote_hosts: RemoteHosts | None = None
         try:
@@ -220,19 +211,17 @@ class Context:
         if self._worker is None:
             with self._lock:
                 if self._worker is None and not self._closing:
-                    thread = threading.Thread(target=self._work, name="nc10d-worker", daemon=True)
-                    self._worker = thread
+                    self._worker = _thread("worker", self._work)
                     self.channels.watched = True
-                    thread.start()
+                    self._worker.start()
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
         if self._notifier is None:
             with self._lock:
                 if self._notifier is None and not self._closing:
-                    thread = threading.Thread(target=self._notify, name="nc10d-notify", daemon=True)
-                    self._notifier = thread
-                    thread.start()
+                    self._notifier = _thread("notify", self._notify)
+                    self._notifier.start()
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""
@@ -341,6 +330,10 @@ class Context:
             self.remote_hosts.disown()
         self.router.close(shared=True)
         self._close_descriptors()
+
+
+def _thread(name: str, body: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=body, name=f"nc10d-{name}", daemon=True)
 
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()

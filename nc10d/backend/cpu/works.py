@@ -177,20 +177,18 @@ class CombinedWork(Work):
 
     def _poll(self) -> None:
         ended = [work._look() for work in self._works]
-        if all(ended):
-            self._end()
+        if not all(ended):
+            return
+        failures = [work._exception for work in self._works if work._exception is not None]
+        senders = (work._result for work in self._messages)
+        results = [next(senders) if isinstance(op, (Send, Recv)) else None for op in self.ops]
+        self._finish(failures[0] if failures else None, results)
 
     def _block(self, deadline: Deadline) -> None:
         for work in self._works:
             if not work._look():
                 work._block(deadline)
         self._poll()
-
-    def _end(self) -> None:
-        failures = [work._exception for work in self._works if work._exception is not None]
-        senders = (work._result for work in self._messages)
-        results = [next(senders) if isinstance(op, (Send, Recv)) else None for op in self.ops]
-        self._finish(failures[0] if failures else None, results)
 
     def _watch(self) -> None:
         self._waiter.watch(self)

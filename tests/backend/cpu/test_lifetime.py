@@ -24,7 +24,8 @@ from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
-from nc10d.group.world import own_world, prefix_store
+from nc10d.group.process_group import prefix_store
+from nc10d.group.world import own_world
 from nc10d.store import HashStore
 from nc10d.testing.ranks import Ranks, run_ranks
 

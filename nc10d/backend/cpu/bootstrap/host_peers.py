@@ -207,19 +207,14 @@ def _read_hello(
     valid = secrets.compare_digest(proof, _proof(mine.secret))
     if valid and rank in waiting and len(fds) == 2:
         return _host_peer(infos[rank], fds, link)
-    _close_all(fds)
-    if valid:
-        _check_complete(flags)
+    _refuse(fds, flags if valid else 0)
     return None
 
 
-def _close_all(fds: list[int]) -> None:
+def _refuse(fds: list[int], flags: int) -> None:
+    """Close descriptors; OSError if the kernel has dropped any, since this process has too many."""
     for fd in fds:
         os.close(fd)
-
-
-def _check_complete(flags: int) -> None:
-    """Raise OSError if the kernel has dropped descriptors, since this process has too many."""
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -239,8 +234,7 @@ def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadlin
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == info.rank and secrets.compare_digest(proof, _proof(secret)):
         return _host_peer(info, fds, link)
-    _close_all(fds)
-    _check_complete(flags)
+    _refuse(fds, flags)
     if not whole:
         raise ConnectionError(f"rank {info.rank} closed the connection")
     raise ConnectionError(f"somebody else answered in the place of rank {info.rank}")

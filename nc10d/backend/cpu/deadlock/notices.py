@@ -49,11 +49,13 @@ class NoticeSlot:
 
     def read(self) -> tuple[int, WaitNotice | None]:
         """Return (version, notice), or NONE if there is none or it is just being written."""
-        version = int(entry_points.load_word(self._version))
+        version = self.version()
         if version & 1:
             return NONE
-        raw = self._read()
-        if entry_points.load_word(self._version) != version or not raw:
+        place, most = at.BOARD_NOTICE, at.BOARD_NOTICE_BYTES - 8
+        count = min(max(int(self._mapping.words(place, 1)[0]), 0), most)
+        raw = self._mapping.data[place + 8 : place + 8 + count].tobytes()
+        if self.version() != version or not raw:
             return NONE
         return version, WaitNotice.unpacked(raw)
 
@@ -70,11 +72,6 @@ class NoticeSlot:
         data = self._mapping.data
         data[at.BOARD_NOTICE + 8 : at.BOARD_NOTICE + 8 + len(raw)] = memoryview(raw)
         self._mapping.words(at.BOARD_NOTICE, 1)[0] = len(raw)
-
-    def _read(self) -> bytes:
-        place, most = at.BOARD_NOTICE, at.BOARD_NOTICE_BYTES - 8
-        count = min(max(int(self._mapping.words(place, 1)[0]), 0), most)
-        return self._mapping.data[place + 8 : place + 8 + count].tobytes()
 
 
 MESSAGES_PER_LOOK = 16

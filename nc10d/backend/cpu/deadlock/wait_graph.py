@@ -94,15 +94,11 @@ class WaitNotice:
         length, needs, states = _HEAD.unpack_from(raw)
         first = _HEAD.size + length
         second = first + needs * _NEED.size
+        rows = _STATE.iter_unpack(raw[second : second + states * _STATE.size])
         return cls(
             raw[_HEAD.size : first].decode(errors="replace"),
             tuple(Need(*row) for row in _NEED.iter_unpack(raw[first:second])),
-            tuple(
-                ProgressState(key, count, bool(busy))
-                for key, count, busy in _STATE.iter_unpack(
-                    raw[second : second + states * _STATE.size]
-                )
-            ),
+            tuple(ProgressState(key, count, bool(busy)) for key, count, busy in rows),
         )
 
 

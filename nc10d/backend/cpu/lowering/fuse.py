@@ -38,7 +38,8 @@ def fuse(
 
     `numbers` are their places among all operations of the batch, as in `dependencies`.
     """
-    gates = _gates(dependencies, numbers)
+    ops = [] if dependencies is None else [dependencies.ops[number] for number in numbers]
+    gates = tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
     runs = _runs(lowered, shape)
     disjoint = dependencies is None and _disjoint(lowered)
     arrays: list[Buffer | npt.NDArray[Any]] = []
@@ -60,13 +61,6 @@ def fuse(
 
     key = ("batch", disjoint, gates, *(op.key for op in lowered))
     return LoweredOp(key, arrays, tuple(outs), build)
-
-
-def _gates(dependencies: BatchDependencies | None, numbers: Sequence[int]) -> Gates:
-    if dependencies is None:
-        return ()
-    ops = [dependencies.ops[number] for number in numbers]
-    return tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
 
 
 def _call(lowered: Sequence[LoweredOp]) -> CallInfo:

@@ -61,7 +61,9 @@ class Mailbox:
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
         if op.peer is not None:
-            return self._receive(op, op.peer, deadline, dependencies)
+            inbox = self._links.inbox(op.peer)
+            with inbox.lock, inbox:
+                return self._receive_from(inbox, op, op.peer, deadline, dependencies)
         if dependencies:
             receive = partial(self._receive_any, op, deadline)
             return DeferredReceive(dependencies, receive)
@@ -93,13 +95,6 @@ class Mailbox:
         channel.submit(submission)
         self._prepare(op, buffer, channel, None)
         return CpuWork(self._waiter, (op,), [(channel, submission)], deadline)
-
-    def _receive(
-        self, op: Recv, peer: int, deadline: Deadline, dependencies: MessageDependencies
-    ) -> Work | DeferredReceive:
-        inbox = self._links.inbox(peer)
-        with inbox.lock, inbox:
-            return self._receive_from(inbox, op, peer, deadline, dependencies)
 
     def _receive_from(
         self,
