@@ -130,7 +130,6 @@ def _forward(name: str, apply: Callable[..., Any]) -> None:
 # Python looks operators up in the type, not in the object: the type needs each of them.
 _NAMES = "add sub mul mod pow xor truediv floordiv matmul lshift rshift and_ or_"
 _BINARY = {name.rstrip("_"): getattr(operator, name) for name in _NAMES.split()}
-_INPLACE = [name for name in _BINARY if hasattr(operator, f"__i{name}__")]
 _NAMES = "lt le eq ne gt ge neg pos abs invert index getitem"
 _OTHERS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _NAMES.split()}
 _KINDS: list[Callable[..., Any]] = [bool, int, float, complex, len, iter, round, divmod]
@@ -138,8 +137,8 @@ _OTHERS |= {kind.__name__: kind for kind in _KINDS}
 for _name, _apply in _BINARY.items():
     _forward(f"__{_name}__", _apply)
     _forward(f"__r{_name}__", lambda own, other, apply=_apply: apply(other, own))
-for _name in _INPLACE:
-    _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
+    if hasattr(operator, f"__i{_name}__"):
+        _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
 for _name, _apply in _OTHERS.items():
     _forward(f"__{_name}__", _apply)
 

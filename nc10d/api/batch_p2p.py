@@ -36,10 +36,8 @@ class P2POp:
             raise ValueError("P2POp: this rank is not in the group")
         if (peer is None) == (group_peer is None):
             raise ValueError(f"P2POp: give either peer or group_peer, got {peer} and {group_peer}")
-        self.op = op
-        self.tensor = tensor
+        self.op, self.tensor, self.tag = op, tensor, tag
         self.group: ProcessGroup = group_or_default(group)
-        self.tag = tag
         global_peer = self.group.global_rank(group_peer) if group_peer is not None else peer
         self.group_peer = self.group.group_rank(global_peer)  # type: ignore[arg-type]
         self.peer = self.group.global_rank(self.group_peer)

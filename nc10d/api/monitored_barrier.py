@@ -13,10 +13,8 @@ import contextlib
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import CollectiveTimeout
-from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
-from nc10d.work import Work
 
 _KEY = "monitored_barrier"
 
@@ -45,27 +43,19 @@ def monitored_barrier(
     # Two barriers: a rank that comes after the others gave up passes the first, never the second.
     work = found.launch((Barrier(), Barrier()), "cpu", async_op=True, timeout=2 * limit)
     assert work is not None, "an asynchronous call has a work"
-    _wait(found, work, limit, arrivals)
-
-
-def _wait(group: ProcessGroup, work: Work, limit: float, arrivals: int) -> None:
-    """Wait for the barriers; when the time is up, fail the group if a rank is missing."""
     # By this wait, or by a peer's finding, which the second wait raises.
     with contextlib.suppress(CollectiveTimeout):
         work.wait(limit)
         return
-    missing = [] if work.is_completed() else _missing(group, arrivals)
+    missing: list[int] = []
+    if not work.is_completed():  # a missing rank has arrived less often than this rank
+        counts = [found.store.add(f"{_KEY}/{rank}", 0) for rank in range(found.size)]
+        missing = [rank for rank, count in enumerate(counts) if count < arrivals]
     if missing:
         ranks = "rank" if len(missing) == 1 else "ranks"
         message = (
-            f"{ranks} {', '.join(map(str, missing))} of group {group.name!r} did not come to "
-            f"monitored_barrier within {limit:g} s of rank {group.rank}"
+            f"{ranks} {', '.join(map(str, missing))} of group {found.name!r} did not come to "
+            f"monitored_barrier within {limit:g} s of rank {found.rank}"
         )
-        group.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
+        found.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending
-
-
-def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
-    """Return the ranks that have arrived less often than this one."""
-    counts = [group.store.add(f"{_KEY}/{rank}", 0) for rank in range(group.size)]
-    return [rank for rank, count in enumerate(counts) if count < arrivals]

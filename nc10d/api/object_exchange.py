@@ -73,9 +73,7 @@ class ObjectCall:
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name = name
-        self._allow_pickle = allow_pickle
-        self._device = device
+        self._name, self._allow_pickle, self._device = name, allow_pickle, device
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:
@@ -166,13 +164,6 @@ def _kind(device: Any) -> str:
     return str(named).partition(":")[0]
 
 
-def _is_device(location: Any) -> bool:
-    """Return whether this is a device of nc10d, torch (which is callable too), Numba or CuPy."""
-    if callable(location):
-        return hasattr(location, "type") and hasattr(location, "index")
-    return isinstance(location, (str, int)) or hasattr(location, "id")
-
-
 def _locate(call: str, location: Any) -> Locate:
     """Return the function that moves an array to `location`, None for the CPU.
 
@@ -180,7 +171,11 @@ def _locate(call: str, location: Any) -> Locate:
     """
     if location is None:
         return None
-    if not _is_device(location):
+    if callable(location):  # a torch.device is callable, too
+        device = hasattr(location, "type") and hasattr(location, "index")
+    else:  # nc10d's, Numba's or CuPy's
+        device = isinstance(location, (str, int)) or hasattr(location, "id")
+    if not device:
         if callable(location):
             return cast(Locate, location)
         message = f"{call}: map_location must be a device, a function of an array or None"

@@ -87,10 +87,7 @@ Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], O
 PARTS: dict[type[Any], Parts] = {
     ops.AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)),
     ops.Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)),
-    ops.Reduce: (
-        lambda op: ((op.root, op.op), op.x, op.x),
-        lambda extra, x, y: ops.Reduce(x, *extra),
-    ),
+    ops.Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda e, x, y: ops.Reduce(x, *e)),
     ops.AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)),
     ops.ReduceScatter: (
         lambda op: (op.op, op.out, op.inp),

@@ -194,8 +194,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into `gather_list[r]` of rank `dst`; other ranks give no list."""
-        if type(dst) is not int:
-            dst = integer("gather", "dst", dst)
+        dst = integer("gather", "dst", dst)
         return self._run(ops.Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
 
     def gather_single(
@@ -210,8 +209,7 @@ class Collectives(Runner):
 
         `output` is None on the other ranks.
         """
-        if type(dst) is not int:
-            dst = integer("gather_single", "dst", dst)
+        dst = integer("gather_single", "dst", dst)
         return self._run(ops.Gather(output, input, dst, even=True), input, async_op, timeout)
 
     def scatter(
@@ -223,8 +221,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy `scatter_list[r]` of rank `src` into rank r's `tensor`; other ranks give no list."""
-        if type(src) is not int:
-            src = integer("scatter", "src", src)
+        src = integer("scatter", "src", src)
         return self._run(ops.Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
 
     def scatter_single(
@@ -239,8 +236,7 @@ class Collectives(Runner):
 
         `input` is None on the other ranks.
         """
-        if type(src) is not int:
-            src = integer("scatter_single", "src", src)
+        src = integer("scatter_single", "src", src)
         return self._run(ops.Scatter(output, input, src, even=True), output, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:

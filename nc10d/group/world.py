@@ -43,14 +43,6 @@ class World:
         self.owned_store: Store | None = None
         self._local_counts: dict[tuple[int, ...], int] = {}
 
-    def make_room(self) -> None:
-        """Close groups inherited by a fork; ValueError if there is a default group."""
-        if self.default is not None and self.default.inherited:
-            self.clear()
-        if self.default is not None:
-            message = "the default process group exists already"
-            raise ValueError(f"{message}: call destroy_process_group() before another init")
-
     def next_name(self, base: str) -> str:
         """Name the next group that all ranks make together."""
         self.made += 1
@@ -240,7 +232,11 @@ def init_process_group(
     StoreError if the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
     world = current_world()
-    world.make_room()
+    if world.default is not None and world.default.inherited:
+        world.clear()  # groups of the process that forked this one
+    if world.default is not None:
+        message = "the default process group exists already"
+        raise ValueError(f"{message}: call destroy_process_group() before another init")
     config = BackendConfig(backend)
     config.options(pg_options)
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)

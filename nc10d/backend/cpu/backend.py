@@ -223,7 +223,7 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
-        if self.group.end():
+        if self.group.health.close():
             self.waiter.notify()
             self.group.leave()
 

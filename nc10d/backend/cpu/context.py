@@ -24,8 +24,7 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import grouped
 from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.control.live_groups import ControlledGroup, LiveGroups
-from nc10d.backend.cpu.control.router import Router
+from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Router
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words

@@ -164,7 +164,7 @@ class Waiter:
     def __del__(self) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
         if getattr(self, "_watched", None) and os.getpid() == self._context.pid:
-            first = self.group.end()  # the collection may have finalized the group before
+            first = self.health.close()  # the collection may have finalized the group before
             self.notify()
             if first:
                 self.group.leave()

@@ -107,10 +107,8 @@ class CpuWork(Work):
         sender: int | None = None,
     ) -> None:
         super().__init__(ops)
-        self._waiter = waiter
-        self._parts = parts
-        self._after = after
-        self._sender = sender
+        self._waiter, self._parts = waiter, parts
+        self._after, self._sender = after, sender
         self.deadline = deadline
 
     def _poll(self) -> None:
@@ -171,9 +169,7 @@ class CombinedWork(Work):
         self, waiter: PartWaiter, ops: Sequence[Op], works: Sequence[Work], messages: Sequence[Work]
     ) -> None:
         super().__init__(ops)
-        self._waiter = waiter
-        self._works = works
-        self._messages = messages
+        self._waiter, self._works, self._messages = waiter, works, messages
 
     def _poll(self) -> None:
         ended = [work._look() for work in self._works]

@@ -79,14 +79,9 @@ def _disjoint(lowered: Sequence[LoweredOp]) -> bool:
 
     Arrays of other collectives do not matter, because those are never joined.
     """
-    return intervals.disjoint(_span(op) for op in lowered if op.part)
-
-
-def _span(lowered: LoweredOp) -> tuple[int, int]:
-    number = lowered.strided[0].strided if lowered.strided else 0
-    buffer = lowered.arrays[number]
-    assert isinstance(buffer, Buffer)
-    return buffer.span
+    reduced = [op for op in lowered if op.part]
+    arrays = [op.arrays[op.strided[0].strided if op.strided else 0] for op in reduced]
+    return intervals.disjoint(array.span for array in arrays if isinstance(array, Buffer))
 
 
 def _vote(joined: Sequence[Step], ordered: Sequence[Step], *, objects: bool) -> tuple[Step, ...]:

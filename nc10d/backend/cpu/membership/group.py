@@ -89,12 +89,8 @@ class Group:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def end(self) -> bool:
-        """Fail what is in flight with GroupClosed; return False if the group has ended before."""
-        return self.health.close()
-
     def leave(self) -> None:
-        """Announce that this rank has left, and give memory and sockets back; after `end`."""
+        """Announce that this rank has left; give back memory and sockets. `health` is closed."""
         for channel in self.channels():
             self.context.channels.retire(channel)
         remote = self.remote
@@ -114,7 +110,7 @@ class Group:
         health = getattr(self, "health", None)
         if health is None or health.closed or os.getpid() != self.context.pid:
             return
-        if self.end():
+        if health.close():
             self.leave()
 
 
