@@ -74,10 +74,11 @@ class Dispatcher(Collectives, PointToPoint):
             prepared = backend.latest[kind].get(extra)
         a, b = x, y
         if prepared is not None and unowned_views and type(x) in unowned_views:
-            a = unowned_views[type(x)](x)
-            b = a if y is x else y if type(y) is int else unowned_view(y)
-            # A lent view does not keep its array alive, as a Work would have to.
-            if a is None or b is None or async_op:
+            a = b = None
+            if not async_op:  # a lent view does not keep its array alive, as a Work would have to
+                a = unowned_views[type(x)](x)
+                b = a if y is x else y if type(y) is int else unowned_view(y)
+            if a is None or b is None:
                 prepared = None
         if backend is not None and prepared is not None:
             try:

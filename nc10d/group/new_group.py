@@ -102,11 +102,10 @@ def new_subgroups(
     arguments, blocking and errors are those of new_group.
     """
     whole = group_or_default(group)
-    size = (
-        _ranks_per_host()
-        if group_size is None
-        else integer("new_subgroups", "group_size", group_size)
-    )
+    if group_size is None:
+        size = _ranks_per_host()
+    else:
+        size = integer("new_subgroups", "group_size", group_size)
     if size < 1 or whole.size % size:
         raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
     runs = [whole.ranks[start : start + size] for start in range(0, whole.size, size)]
