@@ -17,111 +17,121 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nc10d import cuda as cuda
     from nc10d.api import functional as functional
-    from nc10d.api.batch_p2p import P2POp, batch_isend_irecv
-    from nc10d.api.calls import (
-        all_gather,
-        all_gather_into_tensor,
-        all_gather_single,
-        all_reduce,
-        all_to_all,
-        all_to_all_single,
-        barrier,
-        broadcast,
-        gather,
-        gather_single,
-        irecv,
-        isend,
-        recv,
-        reduce,
-        reduce_scatter,
-        reduce_scatter_single,
-        reduce_scatter_tensor,
-        scatter,
-        scatter_single,
-        send,
-    )
-    from nc10d.api.mesh import DeviceMesh, init_device_mesh
-    from nc10d.api.monitored_barrier import monitored_barrier
-    from nc10d.api.objects import (
-        all_gather_object,
-        broadcast_object_list,
-        gather_object,
-        recv_object_list,
-        scatter_object_list,
-        send_object_list,
-    )
-    from nc10d.api.queries import (
-        CoalescingManager,
-        _coalescing_manager,
-        coalescing_manager,
-        get_backend,
-        get_backend_config,
-        get_global_rank,
-        get_group_rank,
-        get_node_local_rank,
-        get_process_group_ranks,
-        get_rank,
-        get_world_size,
-        is_available,
-        is_initialized,
-        is_torchelastic_launched,
-    )
-    from nc10d.api.registered import empty, from_numpy, zeros
-    from nc10d.arrays.buffer import Buffer, as_buffer
-    from nc10d.arrays.dtypes import DType
-    from nc10d.backend.config import BackendConfig
-    from nc10d.backend.registry import register_backend
-    from nc10d.base.debug_level import (
-        DebugLevel,
-        get_debug_level,
-        set_debug_level,
-        set_debug_level_from_env,
-    )
-    from nc10d.codec import register_dataclass, register_type
-    from nc10d.errors import (
-        Aborted,
-        AuthError,
-        CodecError,
-        CollectiveMismatch,
-        CollectiveTimeout,
-        CudaError,
-        DistError,
-        ForkedGroupError,
-        GroupClosed,
-        NCCLError,
-        NotANumberError,
-        PeerLost,
-        QueueEmptyError,
-        RendezvousError,
-        StoreError,
-        StoreTimeout,
-        UnsupportedPlatform,
-    )
+    from nc10d.api.batch_p2p import P2POp as P2POp
+    from nc10d.api.batch_p2p import batch_isend_irecv as batch_isend_irecv
+    from nc10d.api.calls import all_gather as all_gather
+    from nc10d.api.calls import all_gather_into_tensor as all_gather_into_tensor
+    from nc10d.api.calls import all_gather_single as all_gather_single
+    from nc10d.api.calls import all_reduce as all_reduce
+    from nc10d.api.calls import all_to_all as all_to_all
+    from nc10d.api.calls import all_to_all_single as all_to_all_single
+    from nc10d.api.calls import barrier as barrier
+    from nc10d.api.calls import broadcast as broadcast
+    from nc10d.api.calls import gather as gather
+    from nc10d.api.calls import gather_single as gather_single
+    from nc10d.api.calls import irecv as irecv
+    from nc10d.api.calls import isend as isend
+    from nc10d.api.calls import recv as recv
+    from nc10d.api.calls import reduce as reduce
+    from nc10d.api.calls import reduce_scatter as reduce_scatter
+    from nc10d.api.calls import reduce_scatter_single as reduce_scatter_single
+    from nc10d.api.calls import reduce_scatter_tensor as reduce_scatter_tensor
+    from nc10d.api.calls import scatter as scatter
+    from nc10d.api.calls import scatter_single as scatter_single
+    from nc10d.api.calls import send as send
+    from nc10d.api.mesh import DeviceMesh as DeviceMesh
+    from nc10d.api.mesh import init_device_mesh as init_device_mesh
+    from nc10d.api.monitored_barrier import monitored_barrier as monitored_barrier
+    from nc10d.api.objects import all_gather_object as all_gather_object
+    from nc10d.api.objects import broadcast_object_list as broadcast_object_list
+    from nc10d.api.objects import gather_object as gather_object
+    from nc10d.api.objects import recv_object_list as recv_object_list
+    from nc10d.api.objects import scatter_object_list as scatter_object_list
+    from nc10d.api.objects import send_object_list as send_object_list
+    from nc10d.api.queries import CoalescingManager as CoalescingManager
+    from nc10d.api.queries import _coalescing_manager as _coalescing_manager
+    from nc10d.api.queries import coalescing_manager as coalescing_manager
+    from nc10d.api.queries import get_backend as get_backend
+    from nc10d.api.queries import get_backend_config as get_backend_config
+    from nc10d.api.queries import get_global_rank as get_global_rank
+    from nc10d.api.queries import get_group_rank as get_group_rank
+    from nc10d.api.queries import get_node_local_rank as get_node_local_rank
+    from nc10d.api.queries import get_process_group_ranks as get_process_group_ranks
+    from nc10d.api.queries import get_rank as get_rank
+    from nc10d.api.queries import get_world_size as get_world_size
+    from nc10d.api.queries import is_available as is_available
+    from nc10d.api.queries import is_initialized as is_initialized
+    from nc10d.api.queries import is_torchelastic_launched as is_torchelastic_launched
+    from nc10d.api.registered import empty as empty
+    from nc10d.api.registered import from_numpy as from_numpy
+    from nc10d.api.registered import zeros as zeros
+    from nc10d.arrays.buffer import Buffer as Buffer
+    from nc10d.arrays.buffer import as_buffer as as_buffer
+    from nc10d.arrays.dtypes import DType as DType
+    from nc10d.backend.config import BackendConfig as BackendConfig
+    from nc10d.backend.registry import register_backend as register_backend
+    from nc10d.base.debug_level import DebugLevel as DebugLevel
+    from nc10d.base.debug_level import get_debug_level as get_debug_level
+    from nc10d.base.debug_level import set_debug_level as set_debug_level
+    from nc10d.base.debug_level import set_debug_level_from_env as set_debug_level_from_env
+    from nc10d.codec import register_dataclass as register_dataclass
+    from nc10d.codec import register_type as register_type
+    from nc10d.errors import Aborted as Aborted
+    from nc10d.errors import AuthError as AuthError
+    from nc10d.errors import CodecError as CodecError
+    from nc10d.errors import CollectiveMismatch as CollectiveMismatch
+    from nc10d.errors import CollectiveTimeout as CollectiveTimeout
+    from nc10d.errors import CudaError as CudaError
+    from nc10d.errors import DistError as DistError
+    from nc10d.errors import ForkedGroupError as ForkedGroupError
+    from nc10d.errors import GroupClosed as GroupClosed
+    from nc10d.errors import NCCLError as NCCLError
+    from nc10d.errors import NotANumberError as NotANumberError
+    from nc10d.errors import PeerLost as PeerLost
+    from nc10d.errors import QueueEmptyError as QueueEmptyError
+    from nc10d.errors import RendezvousError as RendezvousError
+    from nc10d.errors import StoreError as StoreError
+    from nc10d.errors import StoreTimeout as StoreTimeout
+    from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
-    from nc10d.group.new_group import (
-        new_group,
-        new_subgroups,
-        new_subgroups_by_enumeration,
-        split_group,
+    from nc10d.group.new_group import new_group as new_group
+    from nc10d.group.new_group import new_subgroups as new_subgroups
+    from nc10d.group.new_group import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+    from nc10d.group.new_group import split_group as split_group
+    from nc10d.group.process_group import ProcessGroup as ProcessGroup
+    from nc10d.group.shrink import shrink_group as shrink_group
+    from nc10d.group.world import GroupMember as GroupMember
+    from nc10d.group.world import abort_process_group as abort_process_group
+    from nc10d.group.world import destroy_process_group as destroy_process_group
+    from nc10d.group.world import get_default_group as get_default_group
+    from nc10d.group.world import init_process_group as init_process_group
+    from nc10d.ops import AVG as AVG
+    from nc10d.ops import BAND as BAND
+    from nc10d.ops import BOR as BOR
+    from nc10d.ops import BXOR as BXOR
+    from nc10d.ops import MAX as MAX
+    from nc10d.ops import MIN as MIN
+    from nc10d.ops import PRODUCT as PRODUCT
+    from nc10d.ops import SUM as SUM
+    from nc10d.ops import ReduceOp as ReduceOp
+    from nc10d.ops import premul_sum as premul_sum
+    from nc10d.reducer.gradients import SparseGradient as SparseGradient
+    from nc10d.reducer.hooks import GradBucket as GradBucket
+    from nc10d.reducer.logger import Logger as Logger
+    from nc10d.reducer.plan import (
+        compute_bucket_assignment_by_size as compute_bucket_assignment_by_size,
     )
-    from nc10d.group.process_group import ProcessGroup
-    from nc10d.group.shrink import shrink_group
-    from nc10d.group.world import (
-        GroupMember,
-        abort_process_group,
-        destroy_process_group,
-        get_default_group,
-        init_process_group,
-    )
-    from nc10d.ops import AVG, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, ReduceOp, premul_sum
-    from nc10d.reducer.gradients import SparseGradient
-    from nc10d.reducer.hooks import GradBucket
-    from nc10d.reducer.logger import Logger
-    from nc10d.reducer.plan import compute_bucket_assignment_by_size
-    from nc10d.reducer.reducer import Reducer
-    from nc10d.rendezvous.methods import rendezvous
-    from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
-    from nc10d.work import Future, Work, collect_all, wait_all
+    from nc10d.reducer.reducer import Reducer as Reducer
+    from nc10d.rendezvous.methods import rendezvous as rendezvous
+    from nc10d.store import FileStore as FileStore
+    from nc10d.store import HashStore as HashStore
+    from nc10d.store import PrefixStore as PrefixStore
+    from nc10d.store import Store as Store
+    from nc10d.store import TCPStore as TCPStore
+    from nc10d.work import Future as Future
+    from nc10d.work import Work as Work
+    from nc10d.work import collect_all as collect_all
+    from nc10d.work import wait_all as wait_all
 
 _NAMES = {
     "api.calls": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
@@ -166,120 +176,7 @@ _SUBMODULES = {"cuda": "cuda", "functional": "api.functional", "observe": "group
 """Public modules by the name under which users know them: `nc10d.functional` and so on."""
 
 __version__ = "0.1.0"
-__all__ = [
-    "AVG",
-    "BAND",
-    "BOR",
-    "BXOR",
-    "MAX",
-    "MIN",
-    "PRODUCT",
-    "SUM",
-    "Aborted",
-    "AuthError",
-    "BackendConfig",
-    "Buffer",
-    "CoalescingManager",
-    "CodecError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "CudaError",
-    "DType",
-    "DebugLevel",
-    "DeviceMesh",
-    "DistError",
-    "FileStore",
-    "ForkedGroupError",
-    "Future",
-    "GradBucket",
-    "GroupClosed",
-    "GroupMember",
-    "HashStore",
-    "Logger",
-    "NCCLError",
-    "NotANumberError",
-    "P2POp",
-    "PeerLost",
-    "PrefixStore",
-    "ProcessGroup",
-    "QueueEmptyError",
-    "ReduceOp",
-    "Reducer",
-    "RendezvousError",
-    "SparseGradient",
-    "Store",
-    "StoreError",
-    "StoreTimeout",
-    "TCPStore",
-    "UnsupportedPlatform",
-    "Work",
-    "_coalescing_manager",
-    "abort_process_group",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "as_buffer",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "coalescing_manager",
-    "collect_all",
-    "compute_bucket_assignment_by_size",
-    "destroy_process_group",
-    "empty",
-    "from_numpy",
-    "gather",
-    "gather_object",
-    "gather_single",
-    "get_backend",
-    "get_backend_config",
-    "get_debug_level",
-    "get_default_group",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "init_device_mesh",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "is_torchelastic_launched",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "premul_sum",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "register_backend",
-    "register_dataclass",
-    "register_type",
-    "rendezvous",
-    "scatter",
-    "scatter_object_list",
-    "scatter_single",
-    "send",
-    "send_object_list",
-    "set_debug_level",
-    "set_debug_level_from_env",
-    "shrink_group",
-    "split_group",
-    "wait_all",
-    "zeros",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

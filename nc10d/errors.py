@@ -34,15 +34,9 @@ class DistError(RuntimeError):
         last: dict[int, int] | None = None,
     ) -> None:
         super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.pid = pid
-        self.group = group
-        self.op = op
-        self.seq = seq
-        self.cause = cause
-        self.waited = waited
-        self.last = last
+        self.rank, self.host, self.pid = rank, host, pid
+        self.group, self.op, self.seq = group, op, seq
+        self.cause, self.waited, self.last = cause, waited, last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))

@@ -23,18 +23,8 @@ from typing import Any
 from nc10d.run.interrupt import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
-ENGINE = tuple(
-    f"{NATIVE}.{name}"
-    for name in (
-        "entry_points",
-        "ring",
-        "prepared_calls",
-        "prepared_messages",
-        "tcp_streams",
-        "net",
-    )
-)
-"""Modules with functions to compile; the last two are for jobs of several hosts."""
+ENGINE = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "net")
+"""Modules of NATIVE with functions to compile; the last two are for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"
 """Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
 LINES = 5
@@ -115,20 +105,16 @@ def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
 @contextlib.contextmanager
 def _progress() -> Iterator[Show]:
     """Yield a function that shows (ready, total), as a bar or in lines."""
-    rich = _rich() if sys.stdout.isatty() else None
+    rich: Any = None
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            rich = importlib.import_module("rich.progress")
     if rich is None:
         yield _in_lines()
         return
     with rich.Progress() as progress:
         bar = progress.add_task("compiling")
         yield lambda ready, total: progress.update(bar, completed=ready, total=total)
-
-
-def _rich() -> Any:
-    try:
-        return importlib.import_module("rich.progress")
-    except ImportError:
-        return None
 
 
 def _in_lines() -> Show:
@@ -177,8 +163,8 @@ def _warm_engine() -> None:
 
     interpreter.advance_address()
     for name in ENGINE:
-        importlib.import_module(name)
-        for _, make in lazy.every(name):
+        importlib.import_module(f"{NATIVE}.{name}")
+        for _, make in lazy.every(f"{NATIVE}.{name}"):
             make()
     slow_steps.prepare()
 

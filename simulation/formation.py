@@ -84,7 +84,7 @@ class FakeContext:
 
     def __init__(self, failures: HostFailures, rank: int, size: int) -> None:
         self._failures, self._rank = failures, rank
-        self.listeners: dict[str, object] = {}
+        self.live_groups: dict[str, object] = {}
         self.arena = FakeArena(failures.memory[rank])
         self.peers = [
             SimpleNamespace(mapping=failures.memory[number], rank=number, number=number)

@@ -51,7 +51,7 @@ def floors(group: ProcessGroup) -> Figures:
     x = np.ones(2, np.float32)
     op = AllReduce(x)
     group.all_reduce(x)
-    prepared = backend.latest[AllReduce][op.op].words
+    prepared = backend.launcher.latest[AllReduce][op.op].words
     return {
         "engine": timed(group, lambda: _bare(prepared, x), 2000),
         "backend.launch": timed(group, lambda: backend.launch((op,), 60.0, False), 2000),

@@ -127,31 +127,18 @@ def _forward(name: str, apply: Callable[..., Any]) -> None:
     setattr(AsyncCollectiveArray, name, method)
 
 
-def _reflected(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda own, other: apply(other, own)
-
-
 # Python looks operators up in the type, not in the object: the type needs each of them.
-_BINARY = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "pow", "xor")},
-    **{name: getattr(operator, name) for name in ("truediv", "floordiv", "matmul")},
-    **{name: getattr(operator, name) for name in ("lshift", "rshift")},
-    "and": operator.and_,
-    "or": operator.or_,
-}
-_INPLACE = [name for name in _BINARY if hasattr(operator, f"__i{name}__")]
-_OTHERS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
-    **{name: getattr(operator, name) for name in ("neg", "pos", "abs", "invert")},
-    **{name: getattr(operator, name) for name in ("index", "getitem")},
-    **{kind.__name__: kind for kind in (bool, int, float, complex)},
-    **{kind.__name__: kind for kind in (len, iter, round, divmod)},
-}
+_NAMES = "add sub mul mod pow xor truediv floordiv matmul lshift rshift and_ or_"
+_BINARY = {name.rstrip("_"): getattr(operator, name) for name in _NAMES.split()}
+_NAMES = "lt le eq ne gt ge neg pos abs invert index getitem"
+_OTHERS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _NAMES.split()}
+_KINDS: list[Callable[..., Any]] = [bool, int, float, complex, len, iter, round, divmod]
+_OTHERS |= {kind.__name__: kind for kind in _KINDS}
 for _name, _apply in _BINARY.items():
     _forward(f"__{_name}__", _apply)
-    _forward(f"__r{_name}__", _reflected(_apply))
-for _name in _INPLACE:
-    _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
+    _forward(f"__r{_name}__", lambda own, other, apply=_apply: apply(other, own))
+    if hasattr(operator, f"__i{_name}__"):
+        _forward(f"__i{_name}__", getattr(operator, f"__i{_name}__"))
 for _name, _apply in _OTHERS.items():
     _forward(f"__{_name}__", _apply)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nc10d.api.calls import irecv, isend
+from nc10d.group.point_to_point import recv_op, send_op
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default
 from nc10d.ops import Array, Recv, Send
@@ -35,23 +36,16 @@ class P2POp:
             raise ValueError("P2POp: this rank is not in the group")
         if (peer is None) == (group_peer is None):
             raise ValueError(f"P2POp: give either peer or group_peer, got {peer} and {group_peer}")
-        self.op = op
-        self.tensor = tensor
+        self.op, self.tensor, self.tag = op, tensor, tag
         self.group: ProcessGroup = group_or_default(group)
-        self.tag = tag
         global_peer = self.group.global_rank(group_peer) if group_peer is not None else peer
         self.group_peer = self.group.group_rank(global_peer)  # type: ignore[arg-type]
         self.peer = self.group.global_rank(self.group_peer)
 
     def operation(self) -> Send | Recv:
         """Return the operation, with the peer's rank in the group."""
-        kind = Send if self.op is isend else Recv
-        return kind(self.tensor, self.group_peer, self.tag)
-
-    def start(self) -> Work | None:
-        """Launch the operation alone, or add it to the group's open coalescing block."""
-        start = self.group.isend if self.op is isend else self.group.irecv
-        return start(self.tensor, self.group_peer, self.tag)
+        make = send_op if self.op is isend else recv_op
+        return make(self.tensor, self.group_peer, self.tag)
 
     def __repr__(self) -> str:
         return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag}, {self.group!r})"

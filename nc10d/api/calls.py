@@ -310,8 +310,7 @@ def send(
         # The body of ProcessGroup.send: its frame would cost a short message a tenth of its time.
         number = default.numbers.get(dst, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if not default.try_prepared(Send, number, tensor, tag):
-                default._run(Send(tensor, number, tag), tensor, False, None)
+            default._call(Send, number, tensor, tag, False, None)
             return
     found = group_or_default(group)
     found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
@@ -349,10 +348,8 @@ def recv(
     if default is not None and type(src) is int and type(tag) is int:
         number = default.numbers.get(src, -1)
         if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            if default.try_prepared(Recv, number, tensor, tag):
-                return src
-            default._run(Recv(tensor, number, tag), tensor, False, None)
-            return -1 if default.in_batch() else src
+            default._call(Recv, number, tensor, tag, False, None)
+            return -1 if default._batches and default.in_batch() else src
     found = group_or_default(group)
     sender = found.recv(tensor, source_in(found, src, group_src), tag)
     if sender is None or isinstance(found, NonMember):

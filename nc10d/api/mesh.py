@@ -142,15 +142,10 @@ class DeviceMesh:
         dims = [self._index_of(name) for name in wanted]
         if dims != sorted(set(dims)):
             raise KeyError(f"dimensions must be different and in the mesh's order, got {wanted}")
-        index = [slice(None) if dim in dims else at for dim, at in self._indices()]
+        here = self.get_coordinate() or (0,) * self.ndim  # 0 for a rank that is not in the mesh
+        index = [slice(None) if dim in dims else at for dim, at in enumerate(here)]
         groups = [self._groups[dim] for dim in dims]
-        return DeviceMesh(
-            self.device_type,
-            self.mesh[tuple(index)],
-            mesh_dim_names=wanted,
-            _groups=groups,
-            _root=self._root,
-        )
+        return _mesh(self.device_type, self.mesh[tuple(index)], wanted, groups, self._root)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return my ranks as a one-dimensional mesh, with a group of all of them.
@@ -169,18 +164,9 @@ class DeviceMesh:
         names = root.mesh_dim_names or ()
         dims = [names.index(own) for own in self.mesh_dim_names or ()] or range(root.ndim)
         group = _my_group(lines(root.mesh, dims))
-        root._flat[name] = DeviceMesh(
-            self.device_type,
-            self.mesh.reshape(-1),
-            mesh_dim_names=(name,),
-            _groups=[group],
-            _root=root,
-        )
-        return root._flat[name]
-
-    def _indices(self) -> list[tuple[int, int]]:
-        """Return each dimension with my index along it; 0 for a rank that is not in the mesh."""
-        return list(enumerate(self.get_coordinate() or (0,) * self.ndim))
+        flat = _mesh(self.device_type, self.mesh.reshape(-1), (name,), [group], root)
+        root._flat[name] = flat
+        return flat
 
     def _dim(self, dim: Dim | None) -> int:
         if dim is None and self.ndim != 1:
@@ -248,7 +234,17 @@ def _with_groups(
     if missing:
         raise ValueError(f"the mesh needs groups that are not here: {', '.join(missing)}")
     groups = [None if name is None else own_groups[name] for name in names]
-    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _groups=groups, _root=root)
+    return _mesh(device_type, mesh, mesh_dim_names, groups, root)
+
+
+def _mesh(
+    kind: str,
+    mesh: Ranks,
+    names: tuple[str, ...] | None,
+    groups: Sequence[ProcessGroup | None],
+    root: DeviceMesh | None,
+) -> DeviceMesh:
+    return DeviceMesh(kind, mesh, mesh_dim_names=names, _groups=groups, _root=root)
 
 
 def _ranks(mesh: Any) -> Ranks:

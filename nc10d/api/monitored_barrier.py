@@ -10,14 +10,11 @@ role. If a rank has died or makes another call, the barriers themselves fail at 
 from __future__ import annotations
 
 import contextlib
-import warnings
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import CollectiveTimeout
-from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
-from nc10d.work import Work
 
 _KEY = "monitored_barrier"
 
@@ -35,8 +32,7 @@ def monitored_barrier(
     """
     found = group_or_default(group)
     if isinstance(found, NonMember):
-        message = "monitored_barrier: this rank is not in the group, so the call does nothing"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warn_non_member("monitored_barrier", 3)
         return
     found.refuse_in_batch("monitored_barrier")
     if "cpu" not in found.config.devices:
@@ -47,33 +43,19 @@ def monitored_barrier(
     # Two barriers: a rank that comes after the others gave up passes the first, never the second.
     work = found.launch((Barrier(), Barrier()), "cpu", async_op=True, timeout=2 * limit)
     assert work is not None, "an asynchronous call has a work"
-    _wait(found, work, limit, arrivals)
-
-
-def _wait(group: ProcessGroup, work: Work, limit: float, arrivals: int) -> None:
-    """Wait for the barriers; when the time is up, fail the group if a rank is missing."""
-    with contextlib.suppress(
-        CollectiveTimeout
-    ):  # by this wait, or by a peer's finding, which the second wait raises
+    # By this wait, or by a peer's finding, which the second wait raises.
+    with contextlib.suppress(CollectiveTimeout):
         work.wait(limit)
         return
-    missing = [] if work.is_completed() else _missing(group, arrivals)
+    missing: list[int] = []
+    if not work.is_completed():  # a missing rank has arrived less often than this rank
+        counts = [found.store.add(f"{_KEY}/{rank}", 0) for rank in range(found.size)]
+        missing = [rank for rank, count in enumerate(counts) if count < arrivals]
     if missing:
-        group.abort(_timeout_error(group, missing, limit))
+        ranks = "rank" if len(missing) == 1 else "ranks"
+        message = (
+            f"{ranks} {', '.join(map(str, missing))} of group {found.name!r} did not come to "
+            f"monitored_barrier within {limit:g} s of rank {found.rank}"
+        )
+        found.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending
-
-
-def _missing(group: ProcessGroup, arrivals: int) -> list[int]:
-    """Return the ranks that have arrived less often than this one."""
-    counts = [group.store.add(f"{_KEY}/{rank}", 0) for rank in range(group.size)]
-    return [rank for rank, count in enumerate(counts) if count < arrivals]
-
-
-def _timeout_error(group: ProcessGroup, missing: list[int], limit: float) -> CollectiveTimeout:
-    ranks = "rank" if len(missing) == 1 else "ranks"
-    numbers = ", ".join(map(str, missing))
-    message = (
-        f"{ranks} {numbers} of group {group.name!r} did not come to monitored_barrier within "
-        f"{limit:g} s of rank {group.rank}"
-    )
-    return CollectiveTimeout(message, rank=missing[0], op="monitored_barrier")

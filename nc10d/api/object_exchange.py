@@ -6,7 +6,6 @@ the same collectives. Errors are raised after the last of these, so the group st
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -20,7 +19,7 @@ from nc10d.codec.messages import LARGEST, WORDS
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 
 Location = Any
 """The type of `map_location`: None, a device, or a function of an array."""
@@ -32,7 +31,7 @@ class OutgoingObject:
     def __init__(self, value: Any, allow_pickle: bool) -> None:
         self.error: Exception | None = None
         try:
-            self.message = _sized(_encoded(value, allow_pickle))
+            self.message = _encoded(value, allow_pickle)
         except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
             self.fail(error)
 
@@ -48,16 +47,13 @@ class OutgoingObject:
 
 
 def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
+    """Return an object as a message; CodecError if it is longer than LARGEST bytes."""
     try:
-        return encode(value)
+        message = encode(value)
     except CodecError:
         if not allow_pickle:
             raise
-    return encode_pickled(value)
-
-
-def _sized(message: EncodedMessage) -> EncodedMessage:
-    """Return the message; CodecError if it is longer than LARGEST bytes."""
+        message = encode_pickled(value)
     envelope = message.envelope()
     nbytes = envelope.header + envelope.payload
     if nbytes > LARGEST:
@@ -77,9 +73,7 @@ class ObjectCall:
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name = name
-        self._allow_pickle = allow_pickle
-        self._device = device
+        self._name, self._allow_pickle, self._device = name, allow_pickle, device
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:
@@ -88,8 +82,7 @@ class ObjectCall:
         ValueError inside a coalescing block, or if the group lacks the backend.
         """
         if isinstance(self.found, NonMember):
-            message = f"{self._name}: this rank is not in the group, so the call does nothing"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warn_non_member(self._name, 4)
             return False
         self.group = self.found
         self.rank = self.found.rank
@@ -171,13 +164,6 @@ def _kind(device: Any) -> str:
     return str(named).partition(":")[0]
 
 
-def _is_device(location: Any) -> bool:
-    """Return whether this is a device of nc10d, torch (which is callable too), Numba or CuPy."""
-    if callable(location):
-        return hasattr(location, "type") and hasattr(location, "index")
-    return isinstance(location, (str, int)) or hasattr(location, "id")
-
-
 def _locate(call: str, location: Any) -> Locate:
     """Return the function that moves an array to `location`, None for the CPU.
 
@@ -185,7 +171,11 @@ def _locate(call: str, location: Any) -> Locate:
     """
     if location is None:
         return None
-    if not _is_device(location):
+    if callable(location):  # a torch.device is callable, too
+        device = hasattr(location, "type") and hasattr(location, "index")
+    else:  # nc10d's, Numba's or CuPy's
+        device = isinstance(location, (str, int)) or hasattr(location, "id")
+    if not device:
         if callable(location):
             return cast(Locate, location)
         message = f"{call}: map_location must be a device, a function of an array or None"

@@ -31,7 +31,7 @@ import numpy as np
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
 from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject
-from nc10d.codec import Envelope, MessageKind
+from nc10d.codec import MessageKind
 from nc10d.codec.messages import WORDS
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
@@ -121,7 +121,10 @@ def gather_object(
     call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
     out.check()
     if places is None or flats is None:
-        _check_all_sent(envelopes)
+        for rank, envelope in enumerate(envelopes):  # the destination has the reason
+            if envelope.kind is MessageKind.FAILED:
+                message = f"gather_object: rank {rank} could not encode its object"
+                raise CodecError(message, rank=rank)
     else:
         places[:] = call.decode_all(envelopes, flats)
 
@@ -251,13 +254,6 @@ def _check_list(call: str, objects: Any) -> None:
 def _check_length(name: str, objects: Sequence[Any], size: int) -> None:
     if len(objects) != size:
         raise ValueError(f"{name} must have one place per rank, {size}, got {len(objects)}")
-
-
-def _check_all_sent(envelopes: Sequence[Envelope]) -> None:
-    """Raise CodecError if a rank could not encode its object; the destination has the reason."""
-    for rank, envelope in enumerate(envelopes):
-        if envelope.kind is MessageKind.FAILED:
-            raise CodecError(f"gather_object: rank {rank} could not encode its object", rank=rank)
 
 
 def _fill(places: list[Any], objects: Any, sender: int) -> None:

@@ -7,12 +7,12 @@ does not wait for a backend that is being made; that backend is aborted as soon 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-from nc10d.backend.base import Backend, FailureDetector, OtherBackends
+from nc10d.backend.base import Backend, FailureDetector, OtherBackends, cause_of
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import DistError, ForkedGroupError, GroupClosed
+from nc10d.errors import DistError, ForkedGroupError
 
 Maker = Callable[[str, Deadline], Backend]
 """Called as maker(device, deadline); it may wait for the other ranks until then."""
@@ -48,13 +48,10 @@ class BackendTable:
             raise copy_to_raise(self.failure)
         return backend
 
-    def usable(self, device: str) -> Backend | None:
-        """Return a device's backend, None if it does not exist or the table has failed."""
-        return self.ready.get(device)
-
     def others(self, device: str) -> OtherBackends:
         """Return a live view of the backends of all other devices, also those made later."""
-        return _OthersThan(device, self._made)
+        made = self._made
+        return OtherBackends(lambda: _detectors(b for d, b in tuple(made.items()) if d != device))
 
     def fail(self, reason: DistError) -> None:
         """Refuse to find or make backends from now on; the first reason stays."""
@@ -68,7 +65,7 @@ class BackendTable:
         for backend in made:
             backend.abort(reason)
         if self.failure is reason:  # a cause that ranks had agreed on before wins
-            causes = map(_cause_of, _detectors(made))
+            causes = map(cause_of, _detectors(made))
             earlier = (cause for cause in causes if cause and str(cause) != str(reason))
             self.failure = next(earlier, reason)
 
@@ -94,45 +91,6 @@ class BackendTable:
         self.ready.clear()
 
 
-class _OthersThan(OtherBackends):
-    """The failure detectors among the backends of other devices."""
-
-    def __init__(self, device: str, made: Mapping[str, Backend]) -> None:
-        self._device = device
-        self._made = made
-
-    def _detectors(self) -> Iterator[FailureDetector]:
-        made = tuple(self._made.items())
-        return _detectors(backend for device, backend in made if device != self._device)
-
-    @property
-    def agree(self) -> bool:
-        return any(True for _ in self._detectors())
-
-    def record_address(self) -> int:
-        return next((detector.record_address for detector in self._detectors()), 0)
-
-    def whereabouts(self) -> tuple[str, dict[int, int]]:
-        detector = next(self._detectors(), None)
-        return ("", {}) if detector is None else detector.whereabouts()
-
-    def cause(self) -> DistError | None:
-        return next(filter(None, map(_cause_of, self._detectors())), None)
-
-    def notify(self, error: DistError) -> DistError | None:
-        for detector in self._detectors():
-            detector.abort(error)
-        return self.cause()
-
-
 def _detectors(backends: Iterable[Backend]) -> Iterator[FailureDetector]:
     found = (backend.failure_detector for backend in backends)
     return (detector for detector in found if detector is not None)
-
-
-def _cause_of(detector: FailureDetector) -> DistError | None:
-    """Return why a backend has failed; that it was closed is no cause for others."""
-    found = detector.failure()
-    if isinstance(found, GroupClosed) or not isinstance(found, DistError):
-        return None
-    return found

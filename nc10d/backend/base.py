@@ -7,12 +7,15 @@ the defaults of the abilities that it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from nc10d import ops
 from nc10d.base.deadline import Deadline
-from nc10d.errors import DistError
+from nc10d.errors import DistError, GroupClosed
 from nc10d.ops import Op
 from nc10d.work import Work
 
@@ -23,22 +26,17 @@ if TYPE_CHECKING:
 class FailureDetector(Protocol):
     """The ability to detect dead ranks and to agree with all ranks on a cause."""
 
+    record_address: int
+    """The address of the record where this rank publishes its launches on other devices."""
+
     def failure(self) -> BaseException | None:
         """Return the error of the group, the same on all its ranks; None if it has not failed."""
-        ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        ...
-
-    @property
-    def record_address(self) -> int:
-        """The address of the record where this rank publishes its launches on other devices."""
-        ...
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return each rank's latest call: as the end of a message, and its number by rank."""
-        ...
 
 
 class CallRecords(Protocol):
@@ -49,40 +47,62 @@ class CallRecords(Protocol):
 
     def logged(self) -> Sequence[tuple[Any, str, bool]]:
         """Return the latest entries, oldest first: entry, text, and whether it is a message."""
-        ...
 
     def waits_for(self) -> int | None:
         """Return the rank that the latest collective waits for now, None if it does not wait."""
-        ...
 
     def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
         """Return direction, peer, messages begun, and whether this rank waits, for each link."""
-        ...
 
     def progress(self) -> dict[int, int]:
         """Return the number of the latest collective of each rank of this host."""
-        ...
 
     def observe_failure(self, observer: Callable[[DistError], None]) -> None:
         """Have `observer` called with the error when the group fails."""
-        ...
 
 
 class Shrinkable(Protocol):
     """The ability to make a backend of the ranks that survive; `control` connects them."""
 
-    @property
-    def control(self) -> Any:
-        """The control channel over which survivors agree."""
-        ...
+    control: Any
+    """The control channel over which survivors agree."""
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
-        ...
 
     def shrink(self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline) -> Backend:
         """Make the backend of the surviving `ranks`; all of them call."""
-        ...
+
+
+NOTHING = np.empty(0, np.uint8)
+"""Stands for the array of a barrier, which has none."""
+
+
+def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
+    splits = op.in_splits is not None or op.out_splits is not None
+    return None, None if splits else op.inp, op.out
+
+
+Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
+PARTS: dict[type[Any], Parts] = {
+    ops.AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)),
+    ops.Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)),
+    ops.Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda e, x, y: ops.Reduce(x, *e)),
+    ops.AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)),
+    ops.ReduceScatter: (
+        lambda op: (op.op, op.out, op.inp),
+        lambda e, x, y: ops.ReduceScatter(x, y, e),
+    ),
+    ops.AllToAll: (_exchanged, lambda extra, x, y: ops.AllToAll(y, x)),
+    ops.Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: ops.Barrier()),
+    ops.Send: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Send(x, peer, tag)),
+    ops.Recv: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Recv(x, peer, tag)),
+}
+"""How an operation is split into (extra, x, y), and made of them again.
+
+`extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
+arrays in the order in which cpu/lowering/lower.py numbers them; y is the tag of a message.
+"""
 
 
 class PreparedCall(Protocol):
@@ -90,8 +110,8 @@ class PreparedCall(Protocol):
 
     run(words, x, y) returns 0 once the call has ended. Any other answer goes to
     PreparingBackend.finish, and so does 0 while operations are `in_flight` on the same channel.
-    x and y are input and output (output and input of a ReduceScatter), or one array twice, or
-    array and tag. They may be any objects: `run` itself checks them.
+    x and y are as in PARTS. `run` itself checks the arrays, which may be any objects; the caller
+    has checked that a tag is an int in its range.
     """
 
     run: Callable[[Any, Any, Any], int]
@@ -104,31 +124,22 @@ class PreparingBackend(Protocol):
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
-        """The call prepared last, by kind of operation and `extra`.
-
-        `extra` is what an operation has besides arrays: reduction, root, (root, reduction), or
-        peer.
-        """
-        ...
+        """The call prepared last, by kind of operation and `extra`, as in PARTS."""
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.
 
         False: nothing has happened, and the operation has to be launched.
         """
-        ...
 
     def abandon(self, prepared: Any, x: Any, y: Any) -> None:
         """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
-        ...
 
     def start(self, prepared: Any, x: Any, y: Any, timeout: float) -> Work | None:
         """Submit a prepared call and return its Work; None: nothing has happened."""
-        ...
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages, sends first, if all are prepared; None: nothing has happened."""
-        ...
 
 
 class Backend(Protocol):
@@ -154,7 +165,6 @@ class Backend(Protocol):
         Operations execute in the order of launch. Point-to-point operations have links of their
         own: they may overtake, also each other where no rank can observe the difference.
         """
-        ...
 
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
@@ -164,18 +174,15 @@ class Backend(Protocol):
         It may wait for them until `deadline`. If a rank does not come, it releases everything that
         it has taken, and raises an error that names the rank. `options` are as in BackendSetup.
         """
-        ...
 
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
         Any thread may call at any time; never blocks. The first reason in the group wins.
         """
-        ...
 
     def close(self) -> None:
         """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
-        ...
 
     @property
     def failure_detector(self) -> FailureDetector | None:
@@ -203,12 +210,18 @@ class Backend(Protocol):
 
 
 class OtherBackends:
-    """The other backends of a group, as one of its backends sees them; here there are none."""
+    """The other backends of a group, as one of its backends sees them: those that detect failures.
+
+    `detectors` returns the latter; they may be made later.
+    """
+
+    def __init__(self, detectors: Callable[[], Iterator[FailureDetector]] = lambda: iter(())):
+        self._detectors = detectors
 
     @property
     def agree(self) -> bool:
         """Whether another backend detects dead ranks, and agrees with all ranks on a cause."""
-        return False
+        return any(True for _ in self._detectors())
 
     def record_address(self) -> int:
         """Return the address of the record where a rank publishes its latest launch; 0: none.
@@ -216,19 +229,28 @@ class OtherBackends:
         `backend.cpu.native.offsets` has the layout of the record. It exists until the group is
         closed.
         """
-        return 0
+        return next((detector.record_address for detector in self._detectors()), 0)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return each rank's latest call: as the end of a message, and its number by rank."""
-        return "", {}
+        detector = next(self._detectors(), None)
+        return ("", {}) if detector is None else detector.whereabouts()
 
     def cause(self) -> DistError | None:
         """Return the error of another backend, None if none has failed; blocks only shortly."""
-        return None
+        return next(filter(None, map(cause_of, self._detectors())), None)
 
     def notify(self, error: DistError) -> DistError | None:
         """Fail with `error` on every rank; return the agreed cause, None if none `agree`."""
-        return None
+        for detector in self._detectors():
+            detector.abort(error)
+        return self.cause()
+
+
+def cause_of(detector: FailureDetector) -> DistError | None:
+    """Return why a backend has failed; that it was closed is no cause for others."""
+    found = detector.failure()
+    return None if isinstance(found, GroupClosed) or not isinstance(found, DistError) else found
 
 
 @dataclass(frozen=True, slots=True)

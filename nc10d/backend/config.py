@@ -27,7 +27,11 @@ class BackendConfig:
         """Read `asked`; ValueError if it is malformed or names an unknown backend."""
         self.asked = (asked or DEFAULT).lower()
         self.devices: Mapping[str, str] = MappingProxyType(_parse(self.asked))
-        self.places: Mapping[str, str] = MappingProxyType(_with_lookout(self.devices))
+        entries = map(find_backend, self.devices.values())
+        wanted = [entry.lookout for entry in entries if entry.lookout]
+        lookout = {LOOKOUT: wanted[0]} if wanted and "cpu" not in self.devices else {}
+        # With the failure detector that a backend asks for, unless a CPU backend is there.
+        self.places: Mapping[str, str] = MappingProxyType(lookout | dict(self.devices))
 
     @property
     def first(self) -> str:
@@ -71,12 +75,6 @@ class BackendConfig:
 
     def __repr__(self) -> str:
         return ",".join(f"{device}:{name}" for device, name in self.devices.items())
-
-
-def _with_lookout(devices: Mapping[str, str]) -> dict[str, str]:
-    """Add the failure detector that a backend asks for, unless a CPU backend is there."""
-    wanted = [entry.lookout for entry in map(find_backend, devices.values()) if entry.lookout]
-    return {**({LOOKOUT: wanted[0]} if wanted and "cpu" not in devices else {}), **devices}
 
 
 def _parse(text: str) -> dict[str, str]:

@@ -9,12 +9,8 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name == "WORLD":
-        from nc10d.group.process_group import default_group
+    if name in ("WORLD", "ProcessGroup"):
+        from nc10d.group.process_group import ProcessGroup, default_group
 
-        return default_group()
-    if name == "ProcessGroup":
-        from nc10d.group.process_group import ProcessGroup
-
-        return ProcessGroup
+        return ProcessGroup if name == "ProcessGroup" else default_group()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

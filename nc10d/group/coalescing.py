@@ -100,8 +100,13 @@ class Batch:
         self.timeout = min(self.timeout, limit)
         self.device = device
         self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
-        if type(op) is AllReduce and not (async_op or len(self) or device == "cpu"):
-            self._begin_uniform(op)
+        first = not (async_op or len(self) or device == "cpu")
+        # Another `op` is an invalid argument, which the launch reports.
+        if first and type(op) is AllReduce and isinstance(op.op, ReduceOp):
+            # While others have the same reduction, the batch keeps arrays only.
+            self.how = self._how = op.op
+            self.append = self._end_uniform
+            self.take(op.x)
             return None
         self.append(op)
         if not async_op:
@@ -117,15 +122,6 @@ class Batch:
     def ops(self) -> Sequence[Op]:
         """The operations so far."""
         return self._ops if self._how is None else AllReduces(self._arrays, self._how)
-
-    def _begin_uniform(self, op: AllReduce) -> None:
-        """Take a first all_reduce; while others have its reduction, the batch keeps arrays only."""
-        if isinstance(op.op, ReduceOp):
-            self.how = self._how = op.op
-            self.append = self._end_uniform
-            self.take(op.x)
-        else:  # an invalid argument, which the launch reports
-            self.append(op)
 
     def _end_uniform(self, op: Op) -> None:
         """Take an operation that is no all_reduce by the same reduction."""
@@ -155,7 +151,8 @@ class Batch:
             self.drop(error)
             raise
         if whole is not None:
-            self._bind(whole)
+            for work in self.works:
+                work._bind(whole)
         if whole is None or async_op:
             return whole
         whole.wait()
@@ -165,10 +162,6 @@ class Batch:
         """Launch nothing; make the pending Works fail with `error`."""
         for work in self.works:
             work._finish(error)
-
-    def _bind(self, whole: Work) -> None:
-        for work in self.works:
-            work._bind(whole)
 
 
 class Plan:

@@ -19,38 +19,17 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import numpy as np
-
+from nc10d import ops
 from nc10d.arrays.arguments import integer
+from nc10d.backend.base import NOTHING
 from nc10d.base.deadline import Timeout
-from nc10d.ops import (
-    SUM,
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Array,
-    Barrier,
-    Broadcast,
-    Gather,
-    Op,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
-    Scatter,
-)
+from nc10d.ops import SUM, Array, Op, ReduceOp
 from nc10d.work import Work
-
-# A barrier has no array; it goes where NumPy's arrays go.
-_NO_ARRAY: np.ndarray[Any, Any] = np.empty(0, np.uint8)
 
 
 def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
     """Read an empty sequence as None: c10d's callers use both for "nothing"."""
     return None if items is None or len(items) == 0 else items
-
-
-# Ranks become plain ints here: 1.0 and np.int64(1) equal 1 as keys of prepared calls, so that they
-# would pass unchecked.
 
 
 class OpenBatch(Protocol):
@@ -67,7 +46,6 @@ class OpenBatch(Protocol):
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
         """Take an operation; return its pending Work if `async_op`."""
-        ...
 
 
 class Runner:
@@ -80,15 +58,18 @@ class Runner:
         """Launch `op`; `array` is any of its arrays, and determines the device."""
         raise NotImplementedError
 
-    def try_prepared(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool = False
-    ) -> Work | bool:
-        """Run or start a prepared call; False: nothing has happened. See Dispatcher."""
-        return False
+    def _call(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+    ) -> Work | None:
+        """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in PARTS.
+
+        `extra` has its very type (1.0 and np.int64(1) equal 1 as keys); a tag has been checked.
+        """
+        raise NotImplementedError
 
     def in_batch(self) -> bool:
         """Return whether a coalescing block of this thread is open on the group."""
-        return False
+        return get_ident() in self._batches
 
 
 class Collectives(Runner):
@@ -98,23 +79,15 @@ class Collectives(Runner):
         self, tensor: Array, op: ReduceOp = SUM, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
         """Replace `tensor` on every rank by the reduction of all ranks' tensors, of equal shape."""
-        if async_op or timeout is not None:
-            if async_op and timeout is None and not self._batches:
-                work = self.try_prepared(AllReduce, op, tensor, tensor, True)
-                if isinstance(work, Work):
-                    return work
-            return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
-        if self._batches:
+        if self._batches and not async_op and timeout is None:
             batch = self._batches.get(get_ident())
             if batch is not None and batch.plain is type(tensor):  # the common case in a block
                 if op is not batch.how:
-                    batch.append(AllReduce(tensor, op))
+                    batch.append(ops.AllReduce(tensor, op))
                 else:
                     batch.take(tensor)
                 return None
-        elif self.try_prepared(AllReduce, op, tensor, tensor):
-            return None
-        return self._run(AllReduce(tensor, op), tensor, async_op, timeout)
+        return self._call(ops.AllReduce, op, tensor, tensor, async_op, timeout)
 
     def reduce(
         self,
@@ -127,10 +100,7 @@ class Collectives(Runner):
         """Reduce all ranks' tensors, of equal shape, into that of rank `dst`; others are kept."""
         if type(dst) is not int:
             dst = integer("reduce", "dst", dst)
-        plain = not async_op and timeout is None
-        if plain and self.try_prepared(Reduce, (dst, op), tensor, tensor):
-            return None
-        return self._run(Reduce(tensor, dst, op), tensor, async_op, timeout)
+        return self._call(ops.Reduce, (dst, op), tensor, tensor, async_op, timeout)
 
     def broadcast(
         self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
@@ -138,10 +108,7 @@ class Collectives(Runner):
         """Copy the tensor of rank `src` into every rank's `tensor`, of equal shape and dtype."""
         if type(src) is not int:
             src = integer("broadcast", "src", src)
-        plain = not async_op and timeout is None
-        if plain and self.try_prepared(Broadcast, src, tensor, tensor):
-            return None
-        return self._run(Broadcast(tensor, src), tensor, async_op, timeout)
+        return self._call(ops.Broadcast, src, tensor, tensor, async_op, timeout)
 
     def all_gather(
         self,
@@ -151,7 +118,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into `tensor_list[r]` on every rank; sizes may differ by rank."""
-        return self._run(AllGather(tensor_list, tensor), tensor, async_op, timeout)
+        return self._run(ops.AllGather(tensor_list, tensor), tensor, async_op, timeout)
 
     def all_gather_into_tensor(
         self,
@@ -161,10 +128,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Concatenate all ranks' inputs of n elements, in rank order, into outputs of size * n."""
-        plain = not async_op and timeout is None
-        if plain and self.try_prepared(AllGather, None, input_tensor, output_tensor):
-            return None
-        return self._run(AllGather(output_tensor, input_tensor), input_tensor, async_op, timeout)
+        return self._call(ops.AllGather, None, input_tensor, output_tensor, async_op, timeout)
 
     all_gather_single = all_gather_into_tensor
 
@@ -177,7 +141,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Reduce `input_list[r]` of all ranks into the `output` of rank r, for every rank r."""
-        return self._run(ReduceScatter(output, input_list, op), output, async_op, timeout)
+        return self._run(ops.ReduceScatter(output, input_list, op), output, async_op, timeout)
 
     def reduce_scatter_tensor(
         self,
@@ -188,10 +152,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Reduce chunk r of all inputs into the `output` of rank r: size * n elements into n."""
-        plain = not async_op and timeout is None
-        if plain and self.try_prepared(ReduceScatter, op, output, input):
-            return None
-        return self._run(ReduceScatter(output, input, op), output, async_op, timeout)
+        return self._call(ops.ReduceScatter, op, output, input, async_op, timeout)
 
     reduce_scatter_single = reduce_scatter_tensor
 
@@ -203,7 +164,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Send `input_tensor_list[r]` to rank r, into its `output_tensor_list[this rank]`."""
-        op = AllToAll(output_tensor_list, input_tensor_list)
+        op = ops.AllToAll(output_tensor_list, input_tensor_list)
         return self._run(op, output_tensor_list, async_op, timeout)
 
     def all_to_all_single(
@@ -219,11 +180,9 @@ class Collectives(Runner):
 
         Pieces are rows (dimension 0): equally many for each rank, or as many as split sizes list.
         """
-        even = output_split_sizes is None and input_split_sizes is None
-        plain = even and not async_op and timeout is None
-        if plain and self.try_prepared(AllToAll, None, input, output):
-            return None
-        op = AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
+        if output_split_sizes is None and input_split_sizes is None:
+            return self._call(ops.AllToAll, None, input, output, async_op, timeout)
+        op = ops.AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
         return self._run(op, output, async_op, timeout)
 
     def gather(
@@ -235,9 +194,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into `gather_list[r]` of rank `dst`; other ranks give no list."""
-        if type(dst) is not int:
-            dst = integer("gather", "dst", dst)
-        return self._run(Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
+        dst = integer("gather", "dst", dst)
+        return self._run(ops.Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
 
     def gather_single(
         self,
@@ -251,9 +209,8 @@ class Collectives(Runner):
 
         `output` is None on the other ranks.
         """
-        if type(dst) is not int:
-            dst = integer("gather_single", "dst", dst)
-        return self._run(Gather(output, input, dst, even=True), input, async_op, timeout)
+        dst = integer("gather_single", "dst", dst)
+        return self._run(ops.Gather(output, input, dst, even=True), input, async_op, timeout)
 
     def scatter(
         self,
@@ -264,9 +221,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy `scatter_list[r]` of rank `src` into rank r's `tensor`; other ranks give no list."""
-        if type(src) is not int:
-            src = integer("scatter", "src", src)
-        return self._run(Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
+        src = integer("scatter", "src", src)
+        return self._run(ops.Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
 
     def scatter_single(
         self,
@@ -280,13 +236,9 @@ class Collectives(Runner):
 
         `input` is None on the other ranks.
         """
-        if type(src) is not int:
-            src = integer("scatter_single", "src", src)
-        return self._run(Scatter(output, input, src, even=True), output, async_op, timeout)
+        src = integer("scatter_single", "src", src)
+        return self._run(ops.Scatter(output, input, src, even=True), output, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Block until every rank of the group has made this call."""
-        plain = not async_op and timeout is None
-        if plain and self.try_prepared(Barrier, None, _NO_ARRAY, _NO_ARRAY):
-            return None
-        return self._run(Barrier(), _NO_ARRAY, async_op, timeout)
+        return self._call(ops.Barrier, None, NOTHING, NOTHING, async_op, timeout)

@@ -1,7 +1,7 @@
 """From a call to the backend that runs it: coalescing blocks, observers, numbers, prepared calls.
 
-`try_prepared` runs a call that the CPU's backend has prepared, if nothing stands between the call
-and the backend. Every other call makes an operation, which joins this thread's open block or is
+`_call` runs a call that the CPU's backend has prepared, if nothing stands between the call and the
+backend. Every other call makes an operation, which joins this thread's open block or is
 launched: numbered, shown to the observers, and run by the backend of its array's device.
 """
 
@@ -24,7 +24,7 @@ from nc10d.arrays.interop import (
     use_unowned_views,
 )
 from nc10d.backend.backend_table import BackendTable
-from nc10d.backend.base import Backend, PreparingBackend
+from nc10d.backend.base import PARTS, Backend, PreparingBackend
 from nc10d.backend.config import BackendConfig
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
@@ -65,47 +65,40 @@ class Dispatcher(Collectives, PointToPoint):
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
         raise NotImplementedError
 
-    def try_prepared(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool = False
-    ) -> Work | bool:
-        """Run or start a call if it is prepared; False: nothing has happened.
-
-        `extra` is a key of PreparingBackend.latest, of its very type; a tag has been checked.
-        """
+    def _call(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+    ) -> Work | None:
         # One frame for all of it: each frame costs a small call a twentieth of its time.
-        backend = self._preparing
-        if backend is None:
-            return False
-        prepared = backend.latest[kind].get(extra)
-        if prepared is None:
-            return False
+        backend, prepared, work = self._preparing, None, None
+        if backend is not None and timeout is None:
+            prepared = backend.latest[kind].get(extra)
         a, b = x, y
-        if unowned_views and type(x) in unowned_views:
-            if async_op:  # a lent view does not keep its array alive
-                return False
-            a = unowned_views[type(x)](x)
-            b = a if y is x else y if type(y) is int else unowned_view(y)
+        if prepared is not None and unowned_views and type(x) in unowned_views:
+            a = b = None
+            if not async_op:  # a lent view does not keep its array alive, as a Work would have to
+                a = unowned_views[type(x)](x)
+                b = a if y is x else y if type(y) is int else unowned_view(y)
             if a is None or b is None:
-                return False
-        try:
-            if async_op:
-                work = backend.start(prepared, a, b, self.timeout)
-                if work is None:
-                    return False
+                prepared = None
+        if backend is not None and prepared is not None:
+            try:
+                if async_op:
+                    work = backend.start(prepared, a, b, self.timeout)
+                    done = work is not None
+                else:
+                    answer = prepared.run(prepared.words, a, b)
+                    done = not (answer or prepared.in_flight) or backend.finish(
+                        prepared, answer, a, b, self.timeout
+                    )
+            except BaseException:
+                if a is not x:  # first: a second Ctrl-C may come
+                    self._stranded.append((x, y))
+                backend.abandon(prepared, a, b)
+                raise
+            if done:
                 next(self._launches)
                 return work
-            answer = prepared.run(prepared.words, a, b)
-            if (answer or prepared.in_flight) and not backend.finish(
-                prepared, answer, a, b, self.timeout
-            ):
-                return False
-        except BaseException:
-            if a is not x:  # first: a second Ctrl-C may come
-                self._stranded.append((x, y))
-            backend.abandon(prepared, a, b)
-            raise
-        next(self._launches)
-        return True
+        return self._run(PARTS[kind][1](extra, x, y), x, async_op, timeout)
 
     def try_prepared_messages(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
         """Start a batch of messages if all are prepared; None: nothing has happened."""
@@ -192,7 +185,7 @@ class Dispatcher(Collectives, PointToPoint):
         with self._lock:
             self._watched = get_debug_level() is DebugLevel.DETAIL
             free = not (self._observers or self._batches or self._watched)
-            usable = self._backends.usable("cpu") if free else None
+            usable = self._ready.get("cpu") if free else None
             self._preparing = None if usable is None else usable.preparing
 
     @property
@@ -208,12 +201,13 @@ class Dispatcher(Collectives, PointToPoint):
         with self._lock:
             self._observers = (*self._observers, observer)
             self._refresh()
-        return lambda: self._unobserve(observer)
 
-    def _unobserve(self, observer: Observer) -> None:
-        with self._lock:
-            self._observers = tuple(each for each in self._observers if each is not observer)
-            self._refresh()
+        def stop() -> None:
+            with self._lock:
+                self._observers = tuple(each for each in self._observers if each is not observer)
+                self._refresh()
+
+        return stop
 
     def open_batch(self, batch: OpenBatch) -> None:
         """Let `batch` take this thread's calls; ValueError if a block is open already."""
@@ -233,7 +227,3 @@ class Dispatcher(Collectives, PointToPoint):
         if get_ident() in self._batches:
             message = f"{what} is not possible inside a coalescing block of group {self.name!r}"
             raise ValueError(message)
-
-    def in_batch(self) -> bool:
-        """Return whether a coalescing block of this thread is open on the group."""
-        return get_ident() in self._batches

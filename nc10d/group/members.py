@@ -31,7 +31,10 @@ class Members:
         index = self.numbers.get(global_rank)
         if index is None:
             message = f"global rank {global_rank} is not in group {self.name!r} of ranks"
-            raise ValueError(f"{message} {_short(self.ranks)}")
+            ranks = str([*self.ranks])
+            if self.size > _MOST_NAMED:
+                ranks = f"{[*self.ranks[: _MOST_NAMED - 1]]}... ({self.size})"
+            raise ValueError(f"{message} {ranks}")
         return index
 
     def global_rank(self, group_rank: int) -> int:
@@ -41,9 +44,3 @@ class Members:
             message = f"group {self.name!r} has ranks 0 to {self.size - 1}, got {group_rank}"
             raise ValueError(message)
         return self.ranks[group_rank]
-
-
-def _short(ranks: Sequence[int]) -> str:
-    if len(ranks) <= _MOST_NAMED:
-        return str(list(ranks))
-    return f"{list(ranks[: _MOST_NAMED - 1])}... ({len(ranks)})"

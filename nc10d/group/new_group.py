@@ -7,6 +7,7 @@ is split off its parent's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,20 +102,17 @@ def new_subgroups(
     arguments, blocking and errors are those of new_group.
     """
     whole = group_or_default(group)
-    size = _ranks_per_host() if group_size is None else _size(group_size)
+    if group_size is None:
+        size = _ranks_per_host()
+    else:
+        size = integer("new_subgroups", "group_size", group_size)
     if size < 1 or whole.size % size:
         raise ValueError(f"group_size must divide the group's size {whole.size}, got {size}")
     runs = [whole.ranks[start : start + size] for start in range(0, whole.size, size)]
     return new_subgroups_by_enumeration(runs, timeout, backend, pg_options, group_desc)
 
 
-def _size(group_size: int) -> int:
-    return integer("new_subgroups", "group_size", group_size)
-
-
 def _ranks_per_host() -> int:
-    import os
-
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if text is None:
         raise ValueError("new_subgroups needs a group_size: LOCAL_WORLD_SIZE is not set")

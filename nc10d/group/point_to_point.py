@@ -7,7 +7,6 @@ nc10d.group.collectives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from nc10d.arrays.arguments import LARGEST_TAG, integer
@@ -23,27 +22,16 @@ class BatchedMessage(Protocol):
     @property
     def group(self) -> Any:
         """The group of the message."""
-        ...
 
     def operation(self) -> Send | Recv:
         """Return the message as an operation for a backend."""
-        ...
-
-    def start(self) -> Work | None:
-        """Join the group's open block; return its pending Work, if any."""
-        ...
-
-
-def start_all(messages: Sequence[BatchedMessage]) -> list[Work]:
-    """Start messages in their order; return the Works that they begin."""
-    works = [message.start() for message in messages]
-    return [work for work in works if work is not None]
 
 
 # Ranks and tags become plain ints here; nc10d.group.collectives has the reason.
 
 
-def _send(tensor: Array, dst: Any, tag: Any) -> Send:
+def send_op(tensor: Array, dst: Any, tag: Any) -> Send:
+    """Return a Send; TypeError for a rank or tag that is no integer."""
     if type(dst) is not int:
         dst = integer("send", "dst", dst)
     if type(tag) is not int:
@@ -51,7 +39,8 @@ def _send(tensor: Array, dst: Any, tag: Any) -> Send:
     return Send(tensor, dst, tag)
 
 
-def _recv(tensor: Array, src: Any, tag: Any) -> Recv:
+def recv_op(tensor: Array, src: Any, tag: Any) -> Recv:
+    """Return a Recv; TypeError for a rank or tag that is no integer."""
     if src is not None and type(src) is not int:
         src = integer("recv", "src", src)
     if type(tag) is not int:
@@ -68,19 +57,16 @@ class PointToPoint(Runner):
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
         """Send `tensor` to rank `dst`; blocks until `tensor` may be changed again."""
-        prepared = timeout is None and type(dst) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Send, dst, tensor, tag):
-            return
-        self._run(_send(tensor, dst, tag), tensor, False, timeout)
+        if type(dst) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            self._call(Send, dst, tensor, tag, False, timeout)
+        else:
+            self._run(send_op(tensor, dst, tag), tensor, False, timeout)
 
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Start to send `tensor` to rank `dst`; return a Work."""
-        prepared = timeout is None and type(dst) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG:
-            work = self.try_prepared(Send, dst, tensor, tag, True)
-            if isinstance(work, Work):
-                return work
-        return self._run(_send(tensor, dst, tag), tensor, True, timeout)
+        if type(dst) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            return self._call(Send, dst, tensor, tag, True, timeout)
+        return self._run(send_op(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
@@ -90,10 +76,10 @@ class PointToPoint(Runner):
         Returns None inside a coalescing block, where nothing has been received yet. Bytes and dtype
         must be those that were sent; else CollectiveMismatch.
         """
-        prepared = timeout is None and type(src) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG and self.try_prepared(Recv, src, tensor, tag):
-            return src
-        op = _recv(tensor, src, tag)
+        if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            self._call(Recv, src, tensor, tag, False, timeout)
+            return None if self._batches and self.in_batch() else src
+        op = recv_op(tensor, src, tag)
         if self.in_batch():
             self._run(op, tensor, False, timeout)
             return None
@@ -109,9 +95,6 @@ class PointToPoint(Runner):
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
     ) -> Work | None:
         """Start to receive into `tensor` from rank `src` (None: any); return a Work."""
-        prepared = timeout is None and type(src) is int and type(tag) is int
-        if prepared and 0 <= tag <= LARGEST_TAG:
-            work = self.try_prepared(Recv, src, tensor, tag, True)
-            if isinstance(work, Work):
-                return work
-        return self._run(_recv(tensor, src, tag), tensor, True, timeout)
+        if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
+            return self._call(Recv, src, tensor, tag, True, timeout)
+        return self._run(recv_op(tensor, src, tag), tensor, True, timeout)

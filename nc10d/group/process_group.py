@@ -7,6 +7,7 @@ execution. A group that was aborted, closed or inherited through fork raises in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -24,7 +25,7 @@ from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed, Unsu
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members
-from nc10d.group.point_to_point import BatchedMessage, start_all
+from nc10d.group.point_to_point import BatchedMessage
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class ProcessGroup(Dispatcher, Members):
         inherited = {} if parent is None else parent.options
         self.options: dict[str, Any] = inherited | config.options(options)
         self.description = description or name
-        self.device_id: Any = None
+        self.device_id: Any = None if parent is None else parent.device_id
         self.splits = 0
         self._parent = parent
         self._survivors = survivors
@@ -117,17 +118,14 @@ class ProcessGroup(Dispatcher, Members):
             # The backend that detects failures comes first: it reports deaths while others form.
             for device in sorted(self.config.places, key=lambda place: place not in AT_ONCE):
                 if device in AT_ONCE or self.device_id is not None:
-                    self._make(device, deadline)
+                    try:
+                        self.backend(device, deadline)
+                    except UnsupportedPlatform:
+                        if device != LOOKOUT:  # without it, ranks report failures in the store
+                            raise
         except BaseException:
             self.close()
             raise
-
-    def _make(self, place: str, deadline: Deadline | None) -> None:
-        try:
-            self.backend(place, deadline)
-        except UnsupportedPlatform:
-            if place != LOOKOUT:  # without it, ranks report failures in the store
-                raise
 
     def _wait_here(self, work: Work) -> None:
         try:
@@ -162,13 +160,14 @@ class ProcessGroup(Dispatcher, Members):
         """
         if not p2p_op_list or any(message.group is not self for message in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
-        if self.in_batch():
-            return start_all(p2p_op_list)
-        works = self.try_prepared_messages([message.operation() for message in p2p_op_list])
+        ops = [message.operation() for message in p2p_op_list]
+        works = None if self.in_batch() else self.try_prepared_messages(ops)
         if works is not None:
             return works
-        with self.coalescing_manager(async_ops=True):
-            return start_all(p2p_op_list)
+        block = contextlib.nullcontext() if self.in_batch() else self.coalescing_manager(True)
+        with block:
+            started = [self._run(op, op.x, True, None) for op in ops]
+        return [work for work in started if work is not None]
 
     def split_group(
         self,
@@ -212,21 +211,17 @@ class ProcessGroup(Dispatcher, Members):
         description: str | None = None,
     ) -> ProcessGroup:
         """Return a group of some of this group's `members` (global ranks). Never blocks."""
-        from nc10d.store import PrefixStore  # imported late: only jobs with several groups need it
-
-        group = ProcessGroup(
+        return ProcessGroup(
             name,
             members,
             members.index(self.global_rank(self.rank)),
-            PrefixStore(name, self.store),
+            prefix_store(name, self.store),
             timeout,
             config,
             options=options,
             parent=self,
             description=description,
         )
-        group.device_id = self.device_id
-        return group
 
     def successor(
         self, name: str, members: Sequence[int], store: Store, deadline: Deadline
@@ -246,7 +241,6 @@ class ProcessGroup(Dispatcher, Members):
             survivors=members,
             description=self.description,
         )
-        group.device_id = self.device_id
         group.make_backends(deadline)
         group._parent = None  # it is about to be closed
         return group
@@ -302,6 +296,13 @@ class ProcessGroup(Dispatcher, Members):
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.config}>"
+
+
+def prefix_store(prefix: str, store: Store) -> Store:
+    """Return `store` with `prefix` before every key."""
+    from nc10d.store import PrefixStore  # imported late: only jobs with several groups need it
+
+    return PrefixStore(prefix, store)
 
 
 def _place_of(name: str, group: ProcessGroup) -> str | None:

@@ -48,29 +48,6 @@ class ArrayUse:
         """The array itself."""
         return self.memory.owner
 
-    def make_copy(self) -> None:
-        """Make the copy that the operation works on."""
-        self.copy = np.array(self.array, order="K", subok=True)
-        self.copy.flags.writeable = self.memory.writable
-
-    def lock(self) -> None:
-        """Make the array read-only, and compute its checksum."""
-        self.checksum = _checksum(self.array)
-        _make_read_only(self.array)
-
-    def touched(self) -> bool:
-        """Return whether the program has written to the array."""
-        return _checksum(self.array) != self.checksum
-
-    def deliver(self) -> None:
-        """Copy the result into the array, unless the array was read-only at the launch."""
-        if self.written and self.copy.flags.writeable:
-            np.copyto(self.array, self.copy)
-
-    def conflicts(self, other: ArrayUse) -> bool:
-        """Return whether the two share memory and at least one of them writes."""
-        return (self.written or other.written) and overlap(self.memory, other.memory)
-
 
 class RaceCheckedWork(Work):
     """A work on copies of arrays; its end copies the results into the program's arrays."""
@@ -115,21 +92,19 @@ class RaceCheckedWork(Work):
         if self._inner._exception is not None:
             return None
         for use in self.uses:
-            if use.touched():
-                return ValueError(self._race_text(use))
+            if _checksum(use.array) != use.checksum:
+                names = ", ".join(OP_NAMES[type(op)] for op in self.ops)
+                return ValueError(
+                    f"{names}: an array of {use.array.size} {use.array.dtype} was written to while "
+                    "the operation was in flight (seen because of the debug level DETAIL)"
+                )
         try:
             for use in self.uses:
-                use.deliver()
+                if use.written and use.copy.flags.writeable:  # else read-only at the launch
+                    np.copyto(use.array, use.copy)
         except ValueError as error:  # the program has made it read-only meanwhile
             return error
         return None
-
-    def _race_text(self, use: ArrayUse) -> str:
-        names = ", ".join(OP_NAMES[type(op)] for op in self.ops)
-        return (
-            f"{names}: an array of {use.array.size} {use.array.dtype} was written to while the "
-            "operation was in flight (seen because of the debug level DETAIL)"
-        )
 
 
 def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
@@ -148,7 +123,8 @@ def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None
     work = RaceCheckedWork(ops, inner, [*uses.values()], checked)
     if checked:
         for use in work.uses:
-            use.lock()
+            use.checksum = _checksum(use.array)
+            _make_read_only(use.array)
     with _lock:
         _in_flight.add(work)
     # The arrays become writable again even if no thread waits for the work.
@@ -162,7 +138,8 @@ def wait_for_conflicts(ops: Sequence[Op]) -> None:
         in_flight = list(_in_flight)
     uses = [*_arrays_used(ops).values()] if in_flight else []
     for work in in_flight:
-        if any(use.conflicts(other) for use in work.uses for other in uses):
+        pairs = itertools.product(work.uses, uses)
+        if any((a.written or b.written) and overlap(a.memory, b.memory) for a, b in pairs):
             with NoCallbacks():  # the launching thread must not run the work's callbacks
                 work._block(NEVER)
 
@@ -183,7 +160,8 @@ def _arrays_used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
 
 def _on_copies(ops: Iterable[Op], uses: dict[int, ArrayUse]) -> list[Op]:
     for use in uses.values():
-        use.make_copy()
+        use.copy = np.array(use.array, order="K", subok=True)
+        use.copy.flags.writeable = use.memory.writable
     return [map_arrays(op, lambda x: uses[id(x)].copy if id(x) in uses else x) for op in ops]
 
 

@@ -22,8 +22,8 @@ from nc10d.arrays.arguments import integer
 from nc10d.backend.base import Shrinkable
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
-from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import current_world, group_or_default, prefix_store
+from nc10d.group.process_group import ProcessGroup, prefix_store
+from nc10d.group.world import current_world, group_or_default
 
 PATIENCE = 5.0
 """Seconds that survivors wait for a live rank that does not call.

@@ -22,8 +22,8 @@ from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
-from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import OP_NAMES, Array, Op
+from nc10d.group.process_group import ProcessGroup, prefix_store
+from nc10d.ops import OP_NAMES, Array, Op, Recv
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -42,14 +42,6 @@ class World:
         self.generation = 0
         self.owned_store: Store | None = None
         self._local_counts: dict[tuple[int, ...], int] = {}
-
-    def make_room(self) -> None:
-        """Close groups inherited by a fork; ValueError if there is a default group."""
-        if self.default is not None and self.default.inherited:
-            self.clear()
-        if self.default is not None:
-            message = "the default process group exists already"
-            raise ValueError(f"{message}: call destroy_process_group() before another init")
 
     def next_name(self, base: str) -> str:
         """Name the next group that all ranks make together."""
@@ -154,24 +146,32 @@ class NonMember(Collectives, PointToPoint):
     rank = size = -1
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
-        _warn(OP_NAMES[type(op)])
+        warn_non_member(OP_NAMES[type(op)])
 
-    def in_batch(self) -> bool:
-        """Return True: as in an open coalescing block, no received value is there yet."""
-        return True
+    def _call(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+    ) -> None:
+        warn_non_member(OP_NAMES[kind])
+
+    def recv(
+        self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None
+    ) -> None:
+        """Warn, and return None: no message has come."""
+        self._call(Recv, src, tensor, tag, False, timeout)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):
             raise AttributeError(name)
-        return lambda *_, **__: _warn(name)
+        return lambda *_, **__: warn_non_member(name)
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
 
-def _warn(call: str) -> None:
+def warn_non_member(call: str, level: int = 5) -> None:
+    """Warn that a call does nothing; `level` counts the frames up to the user's, this included."""
     message = f"{call}: this rank is not in the group, so the call does nothing"
-    warnings.warn(message, RuntimeWarning, stacklevel=5)
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 class _MemberMeta(type):
@@ -232,7 +232,11 @@ def init_process_group(
     StoreError if the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
     world = current_world()
-    world.make_room()
+    if world.default is not None and world.default.inherited:
+        world.clear()  # groups of the process that forked this one
+    if world.default is not None:
+        message = "the default process group exists already"
+        raise ValueError(f"{message}: call destroy_process_group() before another init")
     config = BackendConfig(backend)
     config.options(pg_options)
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
@@ -252,7 +256,8 @@ def init_process_group(
     except BaseException:
         world.clear()
         raise
-    _close_at_exit()
+    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
+    atexit.register(_exit)
 
 
 def _check_meeting(store: Store | None, init_method: str | None, rank: int, size: int) -> None:
@@ -277,18 +282,6 @@ def _meet(
     from nc10d.rendezvous.methods import rendezvous
 
     return rendezvous(method or "env://", rank, size, deadline.remaining())
-
-
-def prefix_store(prefix: str, store: Store) -> Store:
-    """Return `store` with `prefix` before every key."""
-    from nc10d.store import PrefixStore
-
-    return PrefixStore(prefix, store)
-
-
-def _close_at_exit() -> None:
-    atexit.unregister(_exit)
-    atexit.register(_exit)
 
 
 def _exit() -> None:

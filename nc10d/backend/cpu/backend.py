@@ -10,6 +10,7 @@ every rank finds the cause within 50 ms, stops its channels and raises the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,8 @@ from nc10d.backend.cpu.engine.call_log import LogEntry
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure.error_text import message_in_words
 from nc10d.backend.cpu.launcher import OpLauncher
-from nc10d.backend.cpu.membership.formation import (
-    GroupSpec,
-    check_alive,
-    form,
-    form_again,
-    member_text,
-    reach,
-    withdraw,
-)
+from nc10d.backend.cpu.membership import formation
+from nc10d.backend.cpu.membership.formation import GroupSpec, check_alive
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
@@ -44,8 +38,6 @@ from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
 from nc10d.work import Work
 
-DIRECTIONS = {at.SENDER: "to", at.RECEIVER: "from"}
-
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come.
@@ -54,29 +46,26 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
     """
     context = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     name, members = setup.group_name, range(setup.size)
-
-    def check() -> None:
-        check_alive(context, name, members)
-
+    check = partial(check_alive, context, name, members)
     try:
         detector = DeadlockDetector(context)
         context.router.on_job_message = detector.on_message
         context.start()
         spec = GroupSpec(context, name, members, setup.rank, setup.store, setup.deadline, check)
-        return _connected(spec, form(spec), spec.store, detector)
+        return _connected(spec, formation.form(spec), spec.store, detector)
     except BaseException:
         context.close()
         raise
 
 
 def _connected(
-    spec: GroupSpec, memory: GroupMemory, board: KeyValueExchange, detector: DeadlockDetector
+    spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange, detector: DeadlockDetector
 ) -> CpuBackend:
     """Connect a group that has formed to its other hosts; return its backend."""
     try:
-        remote = reach(spec, memory, board)
+        remote = formation.reach(spec, memory, exchange)
     except BaseException:
-        withdraw(spec.context, memory)
+        formation.withdraw(spec.context, memory)
         raise
     return CpuBackend(Group(spec.context, memory, spec.name, spec.members, remote), detector)
 
@@ -91,6 +80,7 @@ class CpuBackend(Backend):
         self.group = group
         self.rank, self.size = group.rank, group.size
         self.control = group.control
+        self.record_address: int = group.memory.note
         self._detector = detector
         context, hosts = group.context, None if group.remote is None else group.remote.hosts
         # All ranks of a group choose alike, so a group across hosts takes the defaults.
@@ -101,11 +91,6 @@ class CpuBackend(Backend):
         self.shape = GroupShape(group.size, group.rank, staging, small, hosts, DIRECT, limits)
         self.waiter = Waiter(group, detector)
         self.launcher = OpLauncher(group, self.shape, self.waiter)
-        self.latest = self.launcher.cache.latest
-        self.finish = self.launcher.finish
-        self.abandon = self.launcher.abandon
-        self.start = self.launcher.start
-        self.start_messages = self.launcher.start_messages
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend."""
@@ -155,7 +140,8 @@ class CpuBackend(Backend):
             peer = self.group.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of a link"
             waits = self.group.health.is_waiting(channel)
-            found.append((DIRECTIONS[channel.shared.kind], peer, channel.get(at.C_OPS), waits))
+            direction = "to" if channel.shared.kind == at.SENDER else "from"
+            found.append((direction, peer, channel.get(at.C_OPS), waits))
         return found
 
     def progress(self) -> dict[int, int]:
@@ -168,9 +154,9 @@ class CpuBackend(Backend):
         return self
 
     @property
-    def preparing(self) -> CpuBackend:
-        """This backend: it prepares calls on plain arrays."""
-        return self
+    def preparing(self) -> OpLauncher:
+        """The launcher: it prepares calls on plain arrays."""
+        return self.launcher
 
     @property
     def call_records(self) -> CpuBackend:
@@ -185,11 +171,6 @@ class CpuBackend(Backend):
     def observe_failure(self, observer: Callable[[DistError], object]) -> None:
         """Have `observer` called with the error when the group fails."""
         self.group.health.on_failure = observer
-
-    @property
-    def record_address(self) -> int:
-        """The address of the record where this rank publishes its launches on other devices."""
-        return self.group.memory.note
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest call of each rank of this host: as the end of an error, and numbers."""
@@ -206,16 +187,23 @@ class CpuBackend(Backend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        self.group.health.check()
+        spec = self._spec(ranks, name, store, deadline, check_parent)
+        return _connected(spec, formation.form(spec), spec.store, self._detector)
+
+    def _spec(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        check: Callable[[Group, str, Sequence[int]], None],
+    ) -> GroupSpec:
+        """Return the spec of a group of some of my ranks; `check` is called during its waits."""
         group = self.group
-        group.health.check()
-        members = [group.members[rank] for rank in ranks]
-
-        def check() -> None:
-            check_parent(group, name, members)
-
-        rank = list(ranks).index(group.rank)
-        spec = GroupSpec(group.context, name, members, rank, store, deadline, check)
-        return _connected(spec, form(spec), spec.store, self._detector)
+        members, rank = [group.members[rank] for rank in ranks], list(ranks).index(group.rank)
+        checked = partial(check, group, name, members)
+        return GroupSpec(group.context, name, members, rank, store, deadline, checked)
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
@@ -229,19 +217,13 @@ class CpuBackend(Backend):
         As `split`, but the group may have failed, and the store's host may be gone: the ranks
         exchange offsets and addresses over their control connections.
         """
-        group = self.group
-        members = [group.members[rank] for rank in ranks]
-
-        def check() -> None:
-            check_alive(group.context, name, members)
-
-        rank = list(ranks).index(group.rank)
-        spec = GroupSpec(group.context, name, members, rank, store, deadline, check)
-        return _connected(spec, form_again(spec, group.control), group.control, self._detector)
+        spec = self._spec(ranks, name, store, deadline, _check_members)
+        control = self.group.control
+        return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
     def close(self) -> None:
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
-        if self.group.end():
+        if self.group.health.close():
             self.waiter.notify()
             self.group.leave()
 
@@ -251,14 +233,19 @@ class CpuBackend(Backend):
         self.group.disown()
 
 
+def _check_members(parent: Group, name: str, members: Sequence[int]) -> None:
+    check_alive(parent.context, name, members)
+
+
 def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
     """Raise the reason why a group of some ranks of `parent` can't be formed, if any."""
     check_alive(parent.context, name, members)
     parent.health.check()
     for rank, member in enumerate(members):
         if parent.health.has_left(parent.members.index(member)):
+            text = formation.member_text(members, rank)
             message = (
-                f"{member_text(members, rank)} cannot join the group {name!r}: it has left "
-                f"{parent.name!r}, from which the group is made"
+                f"{text} cannot join the group {name!r}: it has left {parent.name!r}, from which "
+                "the group is made"
             )
             raise PeerLost(message, rank=rank, group=name)

@@ -16,7 +16,7 @@ import select
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,17 +24,11 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import grouped
 from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.control.listener import Listener, Listeners
-from nc10d.backend.cpu.control.router import Router
+from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Router
+from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
 from nc10d.backend.cpu.engine.channels import Channels
-from nc10d.backend.cpu.engine.cpu_policy import (
-    WaitPolicy,
-    agreed_thresholds,
-    oversubscribed,
-    waiting_policy,
-)
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
@@ -58,11 +52,9 @@ class WorkList(Protocol):
 
     def notify(self) -> bool:
         """Finish Works that have ended; return True to be called again soon."""
-        ...
 
     def disown(self) -> None:
         """Become unusable in a forked child."""
-        ...
 
 
 class Context:
@@ -89,19 +81,17 @@ class Context:
         self.near = {peer.number: peer.rank for peer in self.peers}
         self.rank, self.size = self.near[rank], len(self.peers)
         infos = [self.infos[peer.number] for peer in self.peers]
-        self.oversubscribed = oversubscribed(
-            [info.cores for info in infos], [info.quota for info in infos]
-        )
-        self.thresholds = agreed_thresholds(
-            [Thresholds(info.read_from, info.write_from) for info in infos]
-        )
-        self.waiting: WaitPolicy = waiting_policy(oversubscribed=self.oversubscribed)
+        cores, quotas = [info.cores for info in infos], [info.quota for info in infos]
+        self.oversubscribed = cpu_policy.oversubscribed(cores, quotas)
+        thresholds = [Thresholds(info.read_from, info.write_from) for info in infos]
+        self.thresholds = cpu_policy.agreed_thresholds(thresholds)
+        self.waiting = cpu_policy.waiting_policy(oversubscribed=self.oversubscribed)
         self._access = [access_to(peer) for peer in self.peers]
         self._bells: Words = np.array([peer.mapping.base for peer in self.peers], np.int64)
         self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
         self.log = CallLog()
-        self.listeners = Listeners()
+        self.live_groups = LiveGroups()
         self._memories: dict[str, GroupMemory] = {}
         self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
@@ -117,9 +107,7 @@ class Context:
         self.channels = Channels(self.arena, self._process, mask([self.rank]), self.waiting)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
-        self._control = threading.Thread(
-            target=self._watch_peers, name="nc10d-control", daemon=True
-        )
+        self._control = _thread("control", self._watch_peers)
         wires = {peer.number: peer.wire for peer in self.peers if peer.wire is not None}
         self.remote_hosts: RemoteHosts | None = None
         try:
@@ -129,7 +117,7 @@ class Context:
         except BaseException:
             self._close_descriptors()
             raise
-        self.router = Router(wires, self.near, self.listeners)
+        self.router = Router(wires, self.near, self.live_groups)
         _contexts.add(self)
 
     def start(self) -> None:
@@ -141,20 +129,20 @@ class Context:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def join(self, group: Listener, memory: GroupMemory) -> None:
+    def join(self, group: ControlledGroup, memory: GroupMemory) -> None:
         """Add a group; report to it the deaths and messages that came while it formed."""
         with self._lock:
-            self.listeners.join(group)
+            self.live_groups.join(group)
             self._memories[group.name] = memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
         self.router.join(group)
 
-    def leave(self, group: Listener) -> None:
+    def leave(self, group: ControlledGroup) -> None:
         """Remove a group; removing the last group closes the context."""
         with self._lock:
-            last = self.listeners.leave(group) == 0
+            last = self.live_groups.leave(group) == 0
             self._memories.pop(group.name, None)
         if last:
             self.close()
@@ -222,19 +210,17 @@ class Context:
         if self._worker is None:
             with self._lock:
                 if self._worker is None and not self._closing:
-                    thread = threading.Thread(target=self._work, name="nc10d-worker", daemon=True)
-                    self._worker = thread
+                    self._worker = _thread("worker", self._work)
                     self.channels.watched = True
-                    thread.start()
+                    self._worker.start()
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
         if self._notifier is None:
             with self._lock:
                 if self._notifier is None and not self._closing:
-                    thread = threading.Thread(target=self._notify, name="nc10d-notify", daemon=True)
-                    self._notifier = thread
-                    thread.start()
+                    self._notifier = _thread("notify", self._notify)
+                    self._notifier.start()
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""
@@ -258,7 +244,7 @@ class Context:
             if answer == at.DONE:
                 return
             address = int(self._process[at.P_LATE // 8])
-            for group in self.listeners.live():
+            for group in self.live_groups.all():
                 group.on_engine_failure(address, answer)
 
     def _notify(self) -> None:
@@ -291,7 +277,7 @@ class Context:
                     poller.unregister(fd)
                     with self._lock:
                         self._dead |= mask([by_fd[fd].rank])
-                    for group in self.listeners.live():
+                    for group in self.live_groups.all():
                         group.on_death(by_fd[fd].number)
             patience = self.router.overdue()
 
@@ -336,13 +322,17 @@ class Context:
         self._lock = threading.RLock()
         self._closing = True
         self.channels.disown()
-        self.listeners.disown()
+        self.live_groups.disown()
         for works in self._live_work_lists():
             works.disown()
         if self.remote_hosts is not None:
             self.remote_hosts.disown()
         self.router.close(shared=True)
         self._close_descriptors()
+
+
+def _thread(name: str, body: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=body, name=f"nc10d-{name}", daemon=True)
 
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()

@@ -7,28 +7,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.validate import validate
+from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
 from nc10d.backend.cpu.lowering.fuse import fuse
-from nc10d.backend.cpu.lowering.lower import LoweredOp, lower
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, lower
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, BatchDependencies, find_dependencies
 from nc10d.backend.cpu.lowering.prepared import (
     AT_ONCE,
-    PARTS,
     SOON,
     Prepared,
     PreparedCollective,
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
-from nc10d.backend.cpu.lowering.program_cache import ProgramCache
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
@@ -47,12 +46,11 @@ class OpLauncher:
     """Launches the operations of a group. Synchronous launches block."""
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
-        self._group = group
-        self._shape = shape
-        self._waiter = waiter
-        self._channel = group.channel
+        self._group, self._channel = group, group.channel
+        self._shape, self._waiter = shape, waiter
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
+        self.latest = self.cache.latest
         self.mailbox = Mailbox(group, waiter, self.cache)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
@@ -68,9 +66,10 @@ class OpLauncher:
             work = self.start(prepared, x, y, timeout)
             return work or self._launch_new(ops, timeout, True)
         # One thread is enough for several large messages between hosts: the worker moves them all.
-        alone = not (prepared.bulky and self._streaming())
+        links = self._group.links.channels() if prepared.bulky else []
+        alone = not any(link.shared.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            prepared, x, y, ops, timeout
+            lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -109,23 +108,18 @@ class OpLauncher:
         """Submit a prepared call and return its Work; None: nothing has happened."""
         return prepared.start(self._waiter, x, y, timeout)
 
-    def _start_and_wait(
-        self, prepared: Prepared, x: Any, y: Any, ops: Sequence[Op], timeout: float
-    ) -> bool:
-        """Submit a prepared call and wait for it; False: nothing has happened. Blocks."""
+    def _start_and_wait(self, start: Callable[[], Work | None], ops: Sequence[Op]) -> bool:
+        """Submit a call by `start` and wait for it; False: nothing has happened. Blocks."""
         try:
-            work = prepared.start(self._waiter, x, y, timeout, here=True)
+            work = start()
         except BaseException as error:
-            self._interrupted(ops, error)
+            # After Ctrl-C or a signal's SystemExit the call may be under way.
+            if not isinstance(error, Exception):
+                self._waiter.interrupted(ops)
             raise
         if work is not None:
             self._waiter.wait_work(work)
         return work is not None
-
-    def _interrupted(self, ops: Sequence[Op], error: BaseException) -> None:
-        """Fail the group after Ctrl-C or a signal's SystemExit: the call may be under way."""
-        if not isinstance(error, Exception):
-            self._waiter.interrupted(ops)
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages if all are prepared, sends first because peers may wait for them."""
@@ -137,14 +131,10 @@ class OpLauncher:
             for number, (prepared, x, y) in enumerate(found):
                 op = ops[number]
                 if type(op) is kind:
-                    work = prepared.start(self._waiter, x, y, timeout, how_soon=how_soon)
+                    work = prepared.finish_soon(x, y, how_soon)
+                    work = work or prepared.submit(self._waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
-
-    def _streaming(self) -> bool:
-        """Return whether messages between hosts are under way."""
-        links = self._group.links.channels()
-        return any(link.shared.streams and not link.idle() for link in links)
 
     # -- new calls -------------------------------------------------------------------------------
 
@@ -156,16 +146,11 @@ class OpLauncher:
         if not any(isinstance(op, (Send, Recv)) for op in ops):
             self._run_new(ops, timeout)
             return None
-        try:
-            work = self._submit(ops, timeout)
-        except BaseException as error:
-            self._interrupted(ops, error)
-            raise
-        self._waiter.wait_work(work)
+        self._start_and_wait(lambda: self._submit(ops, timeout), ops)
         return None
 
     def _check(self, ops: Sequence[Op]) -> None:
-        self._waiter.check()
+        self._waiter.health.check()
         for op in ops:
             validate(op, self._group.rank, self._group.size)
 
@@ -179,7 +164,9 @@ class OpLauncher:
         addresses = np.array(memory.addresses or [0], np.int64)
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
-            started = self._start_and_wait(program, ops, None, ops, timeout)
+            started = self._start_and_wait(
+                lambda: program.start(self._waiter, ops, None, timeout, here=True), ops
+            )
             assert started, "a program always fits"
 
     def _remember(self, ops: Sequence[Op], linked: Linked) -> None:
@@ -209,14 +196,10 @@ class OpLauncher:
         """Check and submit messages and collectives; return the Work of all."""
         self._check(ops)
         deadline = Deadline.after(timeout)
-        limit = deadline_ns(deadline)
         dependencies = find_dependencies(ops, self._shape)
         posted = [
             self.mailbox.launch(
-                op,
-                deadline,
-                limit,
-                dependencies.of_message(number) if dependencies else INDEPENDENT,
+                op, deadline, dependencies.of_message(number) if dependencies else INDEPENDENT
             )
             for number, op in enumerate(ops)
             if isinstance(op, (Send, Recv))
@@ -245,8 +228,7 @@ class OpLauncher:
         if dependencies is None and len(collectives) == len(ops):
             self._remember(ops, linked)
         memory = operands(lowered)
-        limit = deadline_ns(deadline)
-        submission = Submission(linked, memory.addresses, memory.keep, limit)
+        submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)
         return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
 

@@ -17,9 +17,9 @@ from nc10d.backend.cpu.failure.error_text import describe
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
+from nc10d.backend.cpu.p2p.mailbox import AnySourceReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
-from nc10d.backend.cpu.works import Part
+from nc10d.backend.cpu.works import CpuWork, Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import Aborted, DistError
@@ -28,7 +28,6 @@ from nc10d.work import Work
 
 SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
-LOOK = SLICE / 2
 A_MOMENT = 0.001
 """Seconds between two looks for a cause that another thread is about to publish."""
 
@@ -39,35 +38,29 @@ class Waiter:
     def __init__(self, group: Group, detector: DeadlockDetector) -> None:
         self.group = group
         self.ending = threading.RLock()
-        self._health = group.health
+        self.health = group.health
         self._context = group.context
         self._detector = detector
         self._watched: set[Work] = set()
         detector.join(group)
         group.context.add_work_list(self)
 
-    def wait_part(
-        self,
-        channel: Channel,
-        submission: Submission,
-        until: Deadline,
-        limit: Deadline,
-        ops: Sequence[Op],
-    ) -> DistError | None:
+    def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
         """See PartWaiter; blocks."""
+        (channel, submission), limit = part, work.deadline
         try:
             while True:
-                slice_ns = max(1, int(until.slice(LOOK) * 1e9))
+                slice_ns = max(1, int(until.slice(SLICE / 2) * 1e9))
                 answer = entry_points.wait(channel.address, submission.address, slice_ns)
                 if answer == at.FINISHED:
                     return None
                 if answer == at.UNMATCHED:
                     receive_unexpected(self.group.links, channel)
                 elif answer < 0 and answer != at.ABORTED:
-                    self._health.engine_failed(channel, answer)
+                    self.health.engine_failed(channel, answer)
                 elif answer == 0 and until.at >= limit.at:
                     self._is_stuck(channel, submission)
-                failure = self._health.check_wait(ops, channel, limit)
+                failure = self.health.check_wait(work.ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
                 if answer == at.ABORTED:  # another thread is about to publish the cause
@@ -82,10 +75,10 @@ class Waiter:
         """
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
-            while answer == at.BLOCKED and not self._health.must_stop(channel, deadline):
+            while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
                 if self._is_stuck(channel):
                     break
-                slice_ns = max(1, int(deadline.slice(LOOK) * 1e9))
+                slice_ns = max(1, int(deadline.slice(SLICE / 2) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
         finally:
             self._detector.clear()
@@ -94,8 +87,8 @@ class Waiter:
         # A thread that learns of a failure stops the channels; this thread leaves them before.
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
-            self._health.engine_failed(channel, answer)
-        failure = self._health.check_stopped(ops, channel, deadline)
+            self.health.engine_failed(channel, answer)
+        failure = self.health.check_stopped(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         raise copy_to_raise(
             failure
@@ -105,7 +98,7 @@ class Waiter:
         """Return whether this thread's wait in a channel is part of a deadlock; see detector.py."""
         cycle = self._detector.find_deadlock(self.group, channel, submission)
         if cycle is not None:
-            self._health.report_deadlock(channel, cycle)
+            self.health.report_deadlock(channel, cycle)
         return cycle is not None
 
     def wait_work(self, work: Work) -> None:
@@ -122,7 +115,7 @@ class Waiter:
         rank, memory = self.group.rank, self.group.memory
         name, (seq, _) = describe(ops), memory.last_record(memory.rank)
         message = f"rank {rank} was interrupted in {name} #{seq}"
-        self._health.abort(Aborted(message, rank=rank, op=name, seq=seq))
+        self.health.abort(Aborted(message, rank=rank, op=name, seq=seq))
 
     def abandon(self, channel: Channel, ops: Sequence[Op]) -> None:
         """Leave this thread's call after an exception such as Ctrl-C.
@@ -130,26 +123,14 @@ class Waiter:
         If its program was under way, the group fails: peers have seen a part of the call.
         """
         channel.give_up()
-        if channel.given_up and self.failure() is None:
+        if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)
 
     # -- for Works -------------------------------------------------------------------------------
 
-    def failure(self) -> DistError | None:
-        """Return why the group has failed, or None."""
-        return self._health.failure()
-
-    def check(self) -> None:
-        """Raise the group's failure, if it has failed."""
-        self._health.check()
-
     def need_worker(self) -> None:
         """Start the worker unless it runs."""
         self._context.need_worker()
-
-    def engine_failed(self, channel: Channel, answer: int) -> None:
-        """Turn a negative answer of the engine into the group's failure."""
-        self._health.engine_failed(channel, answer)
 
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block receives which are only polled."""
@@ -161,7 +142,7 @@ class Waiter:
         """Let the notifier finish a Work that nobody waits for."""
         self._watched.add(work)
         self._context.need_notifier()
-        if self._health.closed or not self._context.poke_notifier():
+        if self.health.closed or not self._context.poke_notifier():
             self.notify()
 
     def poke(self) -> None:
@@ -182,10 +163,11 @@ class Waiter:
 
     def __del__(self) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
-        watched = getattr(self, "_watched", None)
-        if watched and os.getpid() == self._context.pid and self.group.end():
+        if getattr(self, "_watched", None) and os.getpid() == self._context.pid:
+            first = self.health.close()  # the collection may have finalized the group before
             self.notify()
-            self.group.leave()
+            if first:
+                self.group.leave()
 
     def disown(self) -> None:
         """Become usable for reading states only, in a forked child."""

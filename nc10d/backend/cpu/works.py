@@ -16,53 +16,46 @@ from nc10d.work import Work
 Part = tuple[Channel, Submission]
 
 
+class GroupState(Protocol):
+    """Whether a group works; `health.py` has it."""
+
+    def failure(self) -> DistError | None:
+        """Return why the group has failed, or None."""
+
+    def check(self) -> None:
+        """Raise the group's failure, if it has failed."""
+
+    def engine_failed(self, channel: Channel, answer: int) -> None:
+        """Turn a negative answer of the engine into the group's failure."""
+
+
 class PartWaiter(Protocol):
     """A Work's view of the group that it belongs to."""
+
+    @property
+    def health(self) -> GroupState:
+        """Whether the group works."""
 
     ending: threading.RLock
     """Held while the last steps of a Work are done."""
 
-    def wait_part(
-        self,
-        channel: Channel,
-        submission: Submission,
-        until: Deadline,
-        limit: Deadline,
-        ops: Sequence[Op],
-    ) -> DistError | None:
-        """Block until a submission has ended, or `until`; return the group's failure, if any.
+    def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
+        """Block until a part has ended, or `until`; return the group's failure, if any.
 
-        `limit` is the operation's own deadline: when it passes, the group fails.
+        When the work's own deadline passes, the group fails.
         """
-        ...
-
-    def failure(self) -> DistError | None:
-        """Return why the group has failed, or None."""
-        ...
-
-    def check(self) -> None:
-        """Raise the group's failure, if it has failed."""
-        ...
 
     def need_worker(self) -> None:
         """Start the worker unless it runs: no thread may wait for this Work."""
-        ...
-
-    def engine_failed(self, channel: Channel, answer: int) -> None:
-        """Turn a negative answer of the engine into the group's failure."""
-        ...
 
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block these parts."""
-        ...
 
     def watch(self, work: Work) -> None:
         """Let the notifier finish a Work that nobody waits for."""
-        ...
 
     def poke(self) -> None:
         """Make the notifier look at all watched Works."""
-        ...
 
 
 class CompletedMessage(Work):
@@ -96,7 +89,11 @@ class CompletedMessage(Work):
 
 
 class CpuWork(Work):
-    """Operations in flight on channels; ended when all parts are, or when the group failed."""
+    """Operations in flight on channels; ended when all parts are, or when the group failed.
+
+    It keeps its group alive until it is dropped, also once it has ended: threads that look at it
+    take no lock.
+    """
 
     __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")
 
@@ -110,17 +107,15 @@ class CpuWork(Work):
         sender: int | None = None,
     ) -> None:
         super().__init__(ops)
-        self._waiter = waiter
-        self._parts = parts
-        self._after = after
-        self._sender = sender
+        self._waiter, self._parts = waiter, parts
+        self._after, self._sender = after, sender
         self.deadline = deadline
 
     def _poll(self) -> None:
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
             return
-        failure = self._waiter.failure()
+        failure = self._waiter.health.failure()
         if failure is not None:
             self._finish(failure)
         else:
@@ -132,13 +127,12 @@ class CpuWork(Work):
             return
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
-        for channel, submission in list(self._parts):
-            wait_part = self._waiter.wait_part
-            failure = wait_part(channel, submission, until, self.deadline, self.ops)
+        for part in list(self._parts):
+            failure = self._waiter.wait_part(self, part, until)
             if failure is not None:
                 self._finish(failure)
                 return
-            if not submission.finished():
+            if not part[1].finished():
                 return
         self._poll()
 
@@ -175,26 +169,22 @@ class CombinedWork(Work):
         self, waiter: PartWaiter, ops: Sequence[Op], works: Sequence[Work], messages: Sequence[Work]
     ) -> None:
         super().__init__(ops)
-        self._waiter = waiter
-        self._works = works
-        self._messages = messages
+        self._waiter, self._works, self._messages = waiter, works, messages
 
     def _poll(self) -> None:
         ended = [work._look() for work in self._works]
-        if all(ended):
-            self._end()
+        if not all(ended):
+            return
+        failures = [work._exception for work in self._works if work._exception is not None]
+        senders = (work._result for work in self._messages)
+        results = [next(senders) if isinstance(op, (Send, Recv)) else None for op in self.ops]
+        self._finish(failures[0] if failures else None, results)
 
     def _block(self, deadline: Deadline) -> None:
         for work in self._works:
             if not work._look():
                 work._block(deadline)
         self._poll()
-
-    def _end(self) -> None:
-        failures = [work._exception for work in self._works if work._exception is not None]
-        senders = (work._result for work in self._messages)
-        results = [next(senders) if isinstance(op, (Send, Recv)) else None for op in self.ops]
-        self._finish(failures[0] if failures else None, results)
 
     def _watch(self) -> None:
         self._waiter.watch(self)

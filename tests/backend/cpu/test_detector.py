@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+import nc10d as dist
+from nc10d.backend.cpu.deadlock import detector
 from nc10d.backend.cpu.deadlock.detector import idles
 from nc10d.backend.cpu.deadlock.notices import NoticeSlot
 from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.testing import run_ranks
 
 
 @pytest.fixture
@@ -57,6 +61,21 @@ def test_a_notice_is_read_although_the_last_change_was_interrupted(
     assert theirs.read() == (0, None)
     mine.publish(notice(2))
     assert theirs.read() == (mine.version(), notice(2))
+
+
+def states_of_a_closed_group(group: Any) -> tuple[int, int]:
+    other = dist.new_group()
+    other.barrier()
+    of_other = other.backend("cpu").group
+    before = len(list(detector._states(of_other)))
+    group.barrier()
+    dist.destroy_process_group(other)
+    group.barrier()
+    return before, len(list(detector._states(of_other)))
+
+
+def test_a_closed_group_has_no_part_in_a_notice() -> None:
+    assert run_ranks(states_of_a_closed_group, 2) == [(1, 0)] * 2
 
 
 def test_an_executor_thread_that_has_been_given_work_is_not_idle() -> None:

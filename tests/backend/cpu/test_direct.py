@@ -22,8 +22,7 @@ from nc10d.backend.cpu.algorithms import gather, message
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.tuning import Thresholds
 from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.lowering.lower import LoweredOp
-from nc10d.backend.cpu.lowering.program_cache import ProgramCache, _kernel_address
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at

@@ -20,7 +20,7 @@ import pytest
 from test_direct import reading, released, slow_reader
 
 from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT
-from nc10d.backend.cpu.lowering.program_cache import ProgramCache
+from nc10d.backend.cpu.lowering.lower import ProgramCache
 from nc10d.backend.cpu.memory import peer_access as reach
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain

@@ -24,9 +24,10 @@ from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
-from nc10d.group.world import own_world, prefix_store
+from nc10d.group.process_group import prefix_store
+from nc10d.group.world import own_world
 from nc10d.store import HashStore
-from nc10d.testing.ranks import Ranks
+from nc10d.testing.ranks import Ranks, run_ranks
 
 MIB = 1 << 20
 
@@ -149,6 +150,13 @@ def block(group):
         group.all_reduce(np.ones(4))
 
 
+def watched(group):  # the notifier calls back, and then holds the Work no longer
+    called, work = threading.Event(), group.all_reduce(np.ones(3), async_op=True)
+    work.add_done_callback(lambda _: called.set())
+    work.wait()
+    assert called.wait(10.0)
+
+
 def failed(group):
     with contextlib.suppress(dist.DistError):
         group.all_reduce(np.ones(3 + rank))
@@ -161,6 +169,9 @@ USES = {
     "anyone": lambda group: group.send(np.ones(3), 0) if rank else group.recv(np.ones(3), None),
     "objects": lambda group: dist.all_gather_object([None] * 2, rank, group),
     "flying": lambda group: group.irecv(np.ones(3), 1 - rank),
+    "gather": lambda group: group.gather(np.ones(3), None if rank else [np.ones(3), np.ones(3)]),
+    "strided": lambda group: group.all_reduce(np.ones((6, 4))[:, 1:3]),
+    "watched": watched,
     "early": early, "block": block, "failed": failed,
 }
 for name, use in USES.items():
@@ -169,7 +180,7 @@ for name, use in USES.items():
         store = dist.PrefixStore(name, store)
         dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=30.0)
         use(dist.GroupMember.WORLD)
-        kept = weakref.ref(dist.GroupMember.WORLD.backend("cpu"))
+        kept = weakref.ref(dist.GroupMember.WORLD.backend("cpu").group)
     limit = time.monotonic() + 5.0
     while kept() is not None and time.monotonic() < limit:
         time.sleep(0.001)  # a helper thread may have it in hand
@@ -180,8 +191,38 @@ for name, use in USES.items():
 def test_groups_that_are_dropped_end_without_a_garbage_collection() -> None:
     with Job(DROPPED) as ranks:
         for rank in ranks:
-            said = [rank.line() for _ in range(9)]
+            said = [rank.line() for _ in range(12)]
             assert all(line.endswith("True") for line in said), said
+
+
+@pytest.mark.usefixtures("balanced")
+def test_a_dropped_group_ends_the_works_that_it_watches() -> None:
+    store, heard = HashStore(), list[BaseException | None]()
+
+    def live(rank: int) -> None:
+        with own_world():
+            work = enter(store, rank).irecv(np.ones(4), 1 - rank)
+            work.add_done_callback(lambda work: heard.append(work.exception()))
+
+    together(lambda: live(0), lambda: live(1))
+    gc.collect()
+    assert [type(error) for error in heard] == [dist.GroupClosed] * 2
+
+
+def strided_once(group: Any) -> bool:
+    x = np.ones((6, 4))
+    alive = weakref.ref(x)
+    group.all_reduce(x[:, 1:3])
+    del x
+    return alive() is None
+
+
+def test_a_program_that_runs_once_keeps_no_array_until_a_collection() -> None:
+    gc.disable()
+    try:
+        assert run_ranks(strided_once, 2) == [True, True]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("balanced")

@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ PAIRS: dict[str, tuple[Call, int, int]] = {  # how it is called; elements of the
     "reduce_scatter": (lambda g, out, inp, **how: g.reduce_scatter_tensor(out, inp, **how), 4, 8),
     "all_to_all": (lambda g, out, inp, **how: g.all_to_all_single(out, inp, **how), 8, 8),
 }
+
+
+def runs_prepared(group: Any, kind: type[Any], x: Any) -> bool:
+    """Run the prepared message of this kind with rank 1; return whether anything has happened."""
+    backend = group.backend("cpu")
+    return bool(backend.launcher.run(backend.launcher.latest[kind][1], x, 0, group.timeout))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -142,7 +149,7 @@ def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane(
         if group.rank == 1:
             group.recv(np.ones(5), 0)
             return True
-        return bool(group.try_prepared(Send, 1, np.ones(5), 0))
+        return runs_prepared(group, Send, np.ones(5))
 
     assert run_ranks(exchange, 2)[0]
 
@@ -181,12 +188,12 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
         group.recv(x, 1)
         group.recv(x, 1)  # the message with the other tag is kept for later
         inbox = backend.group.links.inbox(1)
-        found = [group.try_prepared(Recv, 1, x, 0)]
+        found = [runs_prepared(group, Recv, x)]
         group.recv(x, 1, 1)
         group.barrier()
         with inbox.lock, inbox:
-            found.append(group.try_prepared(Recv, 1, x, 0))
-        return [*found, group.try_prepared(Recv, 1, x, 0)]
+            found.append(runs_prepared(group, Recv, x))
+        return [*found, runs_prepared(group, Recv, x)]
 
     assert run_ranks(receive, 2)[0] == [False, False, True]
 
@@ -244,7 +251,7 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
 
         setattr(channel, way, submitted)
         if times:  # as if another thread were at it
-            group.backend("cpu").latest[Send][0].run = lambda *_: offsets.BUSY
+            group.backend("cpu").launcher.latest[Send][0].run = lambda *_: offsets.BUSY
         with pytest.raises(KeyboardInterrupt):
             group.send(x, 0)
         return ""
@@ -286,6 +293,32 @@ def python_frames(call: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return len(entered)
+
+
+def frames_of_asynchronous_calls(group: Any) -> set[int]:
+    x, y = np.ones(8), np.ones(8 * group.size)
+    calls: list[Call] = [
+        lambda **how: group.all_reduce(x, **how),
+        lambda **how: group.reduce(x, 0, **how),
+        lambda **how: group.broadcast(x, 0, **how),
+        lambda **how: group.all_gather_into_tensor(y, x, **how),
+        lambda **how: group.reduce_scatter_tensor(x, y, **how),
+        lambda **how: group.all_to_all_single(y, 2 * y, **how),
+    ]
+    fewest = set()
+    for call in calls:
+        call()
+        frames = []
+        for _ in range(10):
+            frames.append(python_frames(partial(call, async_op=True)))
+            group.barrier()
+        fewest.add(min(frames))
+    return fewest
+
+
+def test_all_prepared_collectives_take_the_same_python_frames_when_asynchronous() -> None:
+    first, second = run_ranks(frames_of_asynchronous_calls, 2, "processes")
+    assert len(first) == len(second) == 1
 
 
 def frames_of_prepared_calls(group: Any) -> tuple[int, int]:

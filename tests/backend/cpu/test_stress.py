@@ -16,9 +16,8 @@ from traffic import COLLECTIVES, Traffic
 import nc10d as dist
 from nc10d.backend.cpu import context
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
-from nc10d.backend.cpu.lowering.lower import LoweredOp
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
-from nc10d.backend.cpu.lowering.program_cache import ProgramCache, _kernel_address
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link

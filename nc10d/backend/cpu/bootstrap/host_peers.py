@@ -42,13 +42,6 @@ _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 
 
-def map_peers(
-    store: Store, rank: int, size: int, arena: Arena, deadline: Deadline
-) -> list[HostPeer]:
-    """Map the arena of every rank of this host; see `gather`."""
-    return gather(store, rank, size, arena, deadline)[0]
-
-
 def gather(
     store: Store, rank: int, size: int, arena: Arena, deadline: Deadline, host: str | None = None
 ) -> tuple[list[HostPeer], list[RankInfo]]:
@@ -76,7 +69,11 @@ def gather(
             thresholds.write_from,
         )
         infos = exchange_infos(store, "ranks", mine, size, deadline)
-        _check_count(infos, mine)
+        near = [info for info in infos if info.host_id == mine.host_id]
+        if len(near) > MAX_RANKS:
+            raise UnsupportedPlatform(
+                f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
+            )
         own_pidfd = _pidfd()
         try:
             found = _exchange_all(listener, mine, infos, arena, own_pidfd, deadline)
@@ -94,14 +91,6 @@ def _pidfd() -> int:
         return os.pidfd_open(os.getpid())
     except (OSError, AttributeError) as error:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
-
-
-def _check_count(infos: list[RankInfo], mine: RankInfo) -> None:
-    near = [info for info in infos if info.host_id == mine.host_id]
-    if len(near) > MAX_RANKS:
-        raise UnsupportedPlatform(
-            f"at most {MAX_RANKS} ranks share a host, not {len(near)} as on {mine.host}"
-        )
 
 
 def _exchange_all(
@@ -218,19 +207,14 @@ def _read_hello(
     valid = secrets.compare_digest(proof, _proof(mine.secret))
     if valid and rank in waiting and len(fds) == 2:
         return _host_peer(infos[rank], fds, link)
-    _close_all(fds)
-    if valid:
-        _check_complete(flags)
+    _refuse(fds, flags if valid else 0)
     return None
 
 
-def _close_all(fds: list[int]) -> None:
+def _refuse(fds: list[int], flags: int) -> None:
+    """Close descriptors; OSError if the kernel has dropped any, since this process has too many."""
     for fd in fds:
         os.close(fd)
-
-
-def _check_complete(flags: int) -> None:
-    """Raise OSError if the kernel has dropped descriptors, since this process has too many."""
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -250,8 +234,7 @@ def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadlin
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == info.rank and secrets.compare_digest(proof, _proof(secret)):
         return _host_peer(info, fds, link)
-    _close_all(fds)
-    _check_complete(flags)
+    _refuse(fds, flags)
     if not whole:
         raise ConnectionError(f"rank {info.rank} closed the connection")
     raise ConnectionError(f"somebody else answered in the place of rank {info.rank}")

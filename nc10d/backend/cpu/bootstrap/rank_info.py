@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,9 +69,14 @@ def exchange_infos(
 
     RendezvousError names the ranks that are late, or run another version of nc10d.
     """
-    store.set(f"{prefix}/info/{info.rank}", json.dumps(_plain(info)))
-    raw = gather_keys(store, f"{prefix}/info", size, deadline, "join the group")
-    plain = [json.loads(text) for text in raw]
+    keys = [f"{prefix}/info/{rank}" for rank in range(size)]
+    store.set(keys[info.rank], json.dumps(asdict(info)))
+    try:
+        store.wait(keys, patience(deadline))
+    except StoreTimeout as error:
+        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
+        raise RendezvousError(f"ranks {missing} did not join the group in time") from error
+    plain = [json.loads(text) for text in store.multi_get(keys)]
     other = [rank for rank, fields in enumerate(plain) if fields.get("version") != info.version]
     if other:
         raise RendezvousError(
@@ -80,24 +85,7 @@ def exchange_infos(
     return [RankInfo(**fields) for fields in plain]
 
 
-def gather_keys(
-    store: Store, prefix: str, size: int, deadline: Deadline, purpose: str
-) -> list[bytes]:
-    """Return the values of prefix/0 … prefix/size-1; RendezvousError names missing ranks."""
-    keys = [f"{prefix}/{rank}" for rank in range(size)]
-    try:
-        store.wait(keys, patience(deadline))
-    except StoreTimeout as error:
-        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
-        raise RendezvousError(f"ranks {missing} did not {purpose} in time") from error
-    return store.multi_get(keys)
-
-
 def patience(deadline: Deadline) -> float:
     """Return the seconds left, as a timeout for a socket."""
     # Zero would make a socket non-blocking, and a socket takes no infinite timeout.
     return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)
-
-
-def _plain(info: RankInfo) -> dict[str, object]:
-    return {name: getattr(info, name) for name in RankInfo.__slots__}

@@ -50,8 +50,7 @@ class ControlConnection:
     """The connection to rank `number` of the job; `ended` is the reason once it has ended."""
 
     def __init__(self, number: int, wire: socket.socket) -> None:
-        self.number = number
-        self.wire = wire
+        self.number, self.wire = number, wire
         self.ended: str | None = None
         self._lock = threading.Lock()
         self._out: deque[bytes] = deque()
@@ -167,9 +166,7 @@ class ControlConnections:
         }
         self._by_fd = {each.wire.fileno(): each for each in self.connections.values()}
         self._ended: dict[int, str] = {}
-        self._on_message = on_message
-        self._on_end = on_end
-        self.wake = wake
+        self._on_message, self._on_end, self.wake = on_message, on_end, wake
 
     def lost(self, number: int) -> str | None:
         """Return why the connection to a rank has ended, or None.

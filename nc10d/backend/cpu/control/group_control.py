@@ -195,14 +195,12 @@ class GroupControl:
         elif kind == "value":
             self._values[message["key"]] = message["value"]
         else:
-            self._on_step(rank, message["topic"], message["step"], message["value"])
+            topic = message["topic"]
+            with self._lock:
+                self._consensus(topic).receive(rank, message["step"], message["value"])
+                self._progress_at[topic] = time.monotonic()
+            self._announce(topic)
         self.notify()
-
-    def _on_step(self, rank: int, topic: str, step: int, value: str) -> None:
-        with self._lock:
-            self._consensus(topic).receive(rank, step, value)
-            self._progress_at[topic] = time.monotonic()
-        self._announce(topic)
 
     def leave(self, remote: Iterable[int]) -> None:
         """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves.

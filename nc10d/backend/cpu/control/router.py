@@ -1,7 +1,8 @@
 """A rank's control connections to all other ranks of its job, and the routing of their messages.
 
 A message names its group. It is kept until that group has formed here. The context's control
-thread polls; the router knows which descriptors to poll and when to look again.
+thread polls; the router knows which descriptors to poll and when to look again. The connections
+know ranks by their numbers in the job; each group decides whether a number is a member's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Container, Mapping
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Protocol
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
-from nc10d.backend.cpu.control.listener import Listener, Listeners
 
 _MOST_EARLY = 1024
 """Messages that are kept for groups that have not formed here yet."""
@@ -21,16 +23,86 @@ OF_THE_JOB = ("wait_notice", "deadlock")
 """Kinds of messages that concern the whole job: wait notices of deadlock detection."""
 
 
+class ControlledGroup(Protocol):
+    """A group as the context's threads see it.
+
+    The control thread calls it and never waits for a peer in a call. The worker calls
+    `on_engine_failure`, which may block until the ranks have agreed on a cause.
+    """
+
+    name: str
+    members: Sequence[int]
+    """Ranks of the job."""
+
+    def on_death(self, number: int) -> None:
+        """React to the end of a process of this host, rank `number` of the job."""
+
+    def on_lost(self, number: int, reason: str) -> None:
+        """React to the end of the control connection to rank `number` of the job."""
+
+    def on_engine_failure(self, address: int, answer: int) -> None:
+        """React to a negative answer that the worker got from the channel at `address`."""
+
+    def on_message(self, number: int, message: Message) -> None:
+        """React to a control message for this group from rank `number` of the job."""
+
+    def overdue(self) -> float | None:
+        """Let overdue consensus go on; return the seconds until the next look, or None."""
+
+    def disown(self) -> None:
+        """Become unusable in a forked child."""
+
+
+class LiveGroups:
+    """The live groups of a rank, by name. A group that is dropped disappears from here."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, weakref.ref[ControlledGroup]] = {}
+        self._lock = threading.RLock()
+
+    def join(self, group: ControlledGroup) -> None:
+        """Add a group."""
+        with self._lock:
+            self._groups[group.name] = weakref.ref(group)
+
+    def leave(self, group: ControlledGroup) -> int:
+        """Remove a group; return how many entries are left."""
+        with self._lock:
+            self._groups.pop(group.name, None)
+            return len(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def find(self, name: str) -> ControlledGroup | None:
+        """Return the live group of this name, or None."""
+        with self._lock:
+            reference = self._groups.get(name)
+        return None if reference is None else reference()
+
+    def all(self) -> list[ControlledGroup]:
+        """Return all live groups."""
+        with self._lock:
+            found = [reference() for reference in list(self._groups.values())]
+        return [group for group in found if group is not None]
+
+    def disown(self) -> None:
+        """Replace the lock in a forked child, and disown all groups."""
+        self._lock = threading.RLock()
+        for group in self.all():
+            group.disown()
+
+
 class Router:
     """The control connections of a rank; `near` holds the ranks of its own host."""
 
     def __init__(
-        self, wires: Mapping[int, socket.socket], near: Container[int], listeners: Listeners
+        self, wires: Mapping[int, socket.socket], near: Container[int], groups: LiveGroups
     ) -> None:
         self.on_job_message: Callable[[Message], object] | None = None
         """The receiver of messages in OF_THE_JOB; set before the control thread starts."""
         self._near = near
-        self._listeners = listeners
+        self._groups = groups
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -57,11 +129,11 @@ class Router:
 
     def overdue(self) -> float | None:
         """Let overdue consensus of all groups go on; return ms until the next look, or None."""
-        left = [group.overdue() for group in self._listeners.live()]
+        left = [group.overdue() for group in self._groups.all()]
         waits = [seconds for seconds in left if seconds is not None]
         return 1000.0 * min(waits) if waits else None
 
-    def join(self, group: Listener) -> None:
+    def join(self, group: ControlledGroup) -> None:
         """Deliver the messages that came before a group formed, and the connections that ended."""
         with self._lock:
             waiting = [entry for entry in self._early if entry[1]["group"] == group.name]
@@ -86,14 +158,14 @@ class Router:
                 self.on_job_message(message)
             return
         with self._lock:
-            group = self._listeners.find(message["group"])
+            group = self._groups.find(message["group"])
             if group is None:
                 self._early = [*self._early[-_MOST_EARLY:], (number, message)]
                 return
         group.on_message(number, message)
 
     def _on_end(self, number: int, reason: str) -> None:
-        for group in self._listeners.live():
+        for group in self._groups.all():
             group.on_lost(number, reason)
 
     def close(self, *, shared: bool = False) -> None:

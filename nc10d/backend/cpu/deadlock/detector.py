@@ -123,10 +123,6 @@ class DeadlockDetector:
             self._exchange.forward(waiting, me, self._slots.keys(), control)
         return None
 
-    def _live_groups(self) -> list[Group]:
-        found = [reference() for reference in self._groups]
-        return [group for group in found if group is not None]
-
     def _alone(self) -> bool:
         """Return whether no other thread of this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, get_ident()):
@@ -140,7 +136,8 @@ class DeadlockDetector:
         needs = tuple(_needs(group, channel))
         if not needs:
             return None
-        states = tuple(state for group in self._live_groups() for state in _states(group))
+        groups = filter(None, [reference() for reference in self._groups])
+        states = tuple(state for group in groups for state in _states(group))
         return WaitNotice(_words(self._context.number, group, channel), needs, states)
 
 

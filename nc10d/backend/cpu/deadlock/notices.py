@@ -14,9 +14,12 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.deadlock.wait_graph import WaitNotice
-from nc10d.backend.cpu.memory.arena import ArenaMapping as Mapped
+from nc10d.backend.cpu.memory.arena import ArenaMapping
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+
+if TYPE_CHECKING:
+    from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 NONE = (0, None)
 
@@ -24,7 +27,7 @@ NONE = (0, None)
 class NoticeSlot:
     """A rank's notice slot, mapped by a rank of the same host."""
 
-    def __init__(self, mapping: Mapped) -> None:
+    def __init__(self, mapping: ArenaMapping) -> None:
         self._mapping = mapping
         self._version = mapping.base + at.BOARD_VERSION
         self._first: int | None = None
@@ -46,11 +49,13 @@ class NoticeSlot:
 
     def read(self) -> tuple[int, WaitNotice | None]:
         """Return (version, notice), or NONE if there is none or it is just being written."""
-        version = int(entry_points.load_word(self._version))
+        version = self.version()
         if version & 1:
             return NONE
-        raw = self._read()
-        if entry_points.load_word(self._version) != version or not raw:
+        place, most = at.BOARD_NOTICE, at.BOARD_NOTICE_BYTES - 8
+        count = min(max(int(self._mapping.words(place, 1)[0]), 0), most)
+        raw = self._mapping.data[place + 8 : place + 8 + count].tobytes()
+        if self.version() != version or not raw:
             return NONE
         return version, WaitNotice.unpacked(raw)
 
@@ -68,14 +73,6 @@ class NoticeSlot:
         data[at.BOARD_NOTICE + 8 : at.BOARD_NOTICE + 8 + len(raw)] = memoryview(raw)
         self._mapping.words(at.BOARD_NOTICE, 1)[0] = len(raw)
 
-    def _read(self) -> bytes:
-        place, most = at.BOARD_NOTICE, at.BOARD_NOTICE_BYTES - 8
-        count = min(max(int(self._mapping.words(place, 1)[0]), 0), most)
-        return self._mapping.data[place + 8 : place + 8 + count].tobytes()
-
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 MESSAGES_PER_LOOK = 16
 """Most messages that a rank sends after a look at the notices.

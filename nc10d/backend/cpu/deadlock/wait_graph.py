@@ -94,15 +94,11 @@ class WaitNotice:
         length, needs, states = _HEAD.unpack_from(raw)
         first = _HEAD.size + length
         second = first + needs * _NEED.size
+        rows = _STATE.iter_unpack(raw[second : second + states * _STATE.size])
         return cls(
             raw[_HEAD.size : first].decode(errors="replace"),
             tuple(Need(*row) for row in _NEED.iter_unpack(raw[first:second])),
-            tuple(
-                ProgressState(key, count, bool(busy))
-                for key, count, busy in _STATE.iter_unpack(
-                    raw[second : second + states * _STATE.size]
-                )
-            ),
+            tuple(ProgressState(key, count, bool(busy)) for key, count, busy in rows),
         )
 
 
@@ -114,7 +110,10 @@ def find_cycle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
         rank = todo.pop()
         for other in _needed(rank, notices):
             if other == start:
-                return _path(start, rank, previous)
+                path = [rank]
+                while path[-1] != start:
+                    path.append(previous[path[-1]])
+                return path[::-1]
             if other not in previous:
                 previous[other] = rank
                 todo.append(other)
@@ -133,13 +132,6 @@ def _needed(rank: int, notices: Mapping[int, WaitNotice]) -> set[int]:
     """Return the ranks that are known to leave a need of `rank` unmet."""
     needs = (need for need in notices[rank].needs if need.rank in notices)
     return {need.rank for need in needs if not notices[need.rank].meets(need)}
-
-
-def _path(start: int, rank: int, previous: Mapping[int, int]) -> list[int]:
-    path = [rank]
-    while path[-1] != start:
-        path.append(previous[path[-1]])
-    return path[::-1]
 
 
 def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.dtypes import DType
@@ -31,31 +32,23 @@ _MOST_LINKS = 4
 """Most links that are named for a rank that has exchanged messages only."""
 
 
+@dataclass(frozen=True, slots=True)
 class ErrorText:
-    """Makes the errors of a group on this rank."""
+    """Makes the errors of a group on this rank, from what the group has there."""
 
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        memory: GroupMemory,
-        channel: Channel,
-        links: Links,
-        remote: RemoteGroup | None,
-    ) -> None:
-        self._context = context
-        self._name = name
-        self._memory = memory
-        self._channel = channel
-        self._links = links
-        self._remote = remote
+    context: Context
+    name: str
+    memory: GroupMemory
+    channel: Channel
+    links: Links
+    remote: RemoteGroup | None
 
     def group_rank(self, blocked_on: int) -> int:
         """Return the rank in the group that the engine is blocked on.
 
         The engine gives a peer of this host by its index, a rank of another host as ~rank.
         """
-        return ~blocked_on if blocked_on < 0 else self._memory.numbers[blocked_on]
+        return ~blocked_on if blocked_on < 0 else self.memory.numbers[blocked_on]
 
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
@@ -66,21 +59,19 @@ class ErrorText:
         """
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
-            return name, seq, f"{name} #{seq}"
-        if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
-            name = "send" if channel.shared.kind == at.SENDER else "recv"
-            seq = self._message_number(channel)
-            return name, seq, f"{name} #{seq}"
-        look = self._memory.last_record if ops else self._memory.latest
-        seq, last = look(self._memory.rank)
-        name = describe(ops) if ops else last.partition("(")[0]
+        elif not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
+            name, seq = _message_name(channel), self._message_number(channel)
+        else:
+            look = self.memory.last_record if ops else self.memory.latest
+            seq, last = look(self.memory.rank)
+            name = describe(ops) if ops else last.partition("(")[0]
         return name, seq, f"{name} #{seq}"
 
     def _message_number(self, channel: Channel | None) -> int:
         """Return the number of a link's next message; without a link, of the next received."""
         if channel is not None:
             return channel.get(at.C_OPS) + 1
-        return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self._links.inboxes())
+        return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self.links.inboxes())
 
     def _common_fields(self) -> dict[str, Any]:
         """Return fields of timeouts and lost peers: `last` numbers by rank, `waited` in seconds.
@@ -88,13 +79,13 @@ class ErrorText:
         `waited` counts from the beginning of this rank's collective; None outside of collectives.
         """
         # Outside of collectives the time on record belongs to the last collective.
-        begun = self._memory.begun(self._memory.rank) if self._channel.busy() else 0
+        begun = self.memory.begun(self.memory.rank) if self.channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.last_numbers()}
 
     def last_numbers(self) -> dict[int, int]:
         """Return the number of the last operation that each rank of this host began, by rank."""
-        memory = self._memory
+        memory = self.memory
         return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.numbers)}
 
     def timeout(
@@ -103,19 +94,28 @@ class ErrorText:
         """Return the error for an operation that has not ended within its deadline."""
         name, seq, text = self.own_operation(ops, channel)
         whom = "" if peer is None else f" waiting for rank {peer}"
-        message = (
-            f"{text} of group {self._name!r} timed out on rank {self._memory.number}{whom}"
-            f"{self._awaited_elsewhere()}{self.last_operations()}"
-        )
-        known = self._common_fields()
-        return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
+        end = f"{whom}{self._awaited_elsewhere()}"
+        return self._timeout(f"{text} of group {self.name!r}", end, peer, name, seq)
+
+    def message_timeout(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
+        """Return the error for a message that has not passed within its deadline."""
+        name, seq = _message_name(channel), self._message_number(channel)
+        link = f"{'to' if name == 'send' else 'from'} rank {peer} in group {self.name!r}"
+        return self._timeout(f"{name} #{seq} {link}", "", peer, name, seq)
+
+    def _timeout(
+        self, text: str, end: str, peer: int | None, name: str, seq: int
+    ) -> CollectiveTimeout:
+        message = f"{text} timed out on rank {self.memory.number}{end}{self.last_operations()}"
+        fields = self._common_fields()
+        return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **fields)
 
     def _awaited_elsewhere(self) -> str:
         """Return, as text, the other groups in which ranks of this host wait for this rank."""
         waits = []
         # A copy: other threads make and close groups meanwhile.
-        for name, memory in self._context.memories():
-            if memory is self._memory:
+        for name, memory in self.context.memories():
+            if memory is self.memory:
                 continue
             mine, _ = memory.last_record(memory.rank)
             for peer, rank in enumerate(memory.numbers):
@@ -130,23 +130,11 @@ class ErrorText:
             return ""
         return f"; meanwhile {join_words(waits)}: use groups in the same order on all ranks"
 
-    def message_timeout(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
-        """Return the error for a message that has not passed within its deadline."""
-        sending = channel.shared.kind == at.SENDER
-        name, what = ("send", "to") if sending else ("recv", "from")
-        seq = self._message_number(channel)
-        message = (
-            f"{name} #{seq} {what} rank {peer} in group {self._name!r} timed out on rank "
-            f"{self._memory.number}{self.last_operations()}"
-        )
-        known = self._common_fields()
-        return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **known)
-
     def peer_left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
         """Return the error for a rank that has closed the group while this rank waits for it."""
         name, seq, text = self.own_operation(ops, channel)
         message = (
-            f"rank {peer} has left group {self._name!r}, but rank {self._memory.number} still "
+            f"rank {peer} has left group {self.name!r}, but rank {self.memory.number} still "
             f"waits for it in {text}{self.last_operations()}"
         )
         cause = "it has left the group"
@@ -154,25 +142,24 @@ class ErrorText:
 
     def died(self, rank: int, peer: HostPeer) -> PeerLost:
         """Return the error for a peer of this host (`rank` is its index there) that has died."""
-        last = self._last(rank)
-        rank, cause = self._memory.numbers[rank], death(peer)
-        message = (
-            f"rank {rank} of group {self._name!r} is lost: {cause} "
-            f"(pid {peer.pid} on {peer.host}); its last operation was {last}"
-            f"{self.last_operations()}"
-        )
-        name, mine, _ = self.own_operation(())
-        fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._common_fields()}
-        return PeerLost(message, rank=rank, op=name, seq=mine, **fields)
+        name, seq, _ = self.own_operation(())
+        end = f"its last operation was {self._last(rank)}"
+        return self._lost(self.memory.numbers[rank], peer, death(peer), end, name, seq)
 
     def unreachable(self, rank: int, info: RankInfo, reason: str) -> PeerLost:
         """Return the error for a rank of another host whose connection has ended."""
         name, seq, text = self.own_operation(())
+        end = f"rank {self.memory.number} was last in {text}"
+        return self._lost(rank, info, reason, end, name, seq)
+
+    def _lost(
+        self, rank: int, peer: HostPeer | RankInfo, cause: str, end: str, name: str, seq: int
+    ) -> PeerLost:
         message = (
-            f"rank {rank} of group {self._name!r} is lost: {reason} (pid {info.pid} on "
-            f"{info.host}); rank {self._memory.number} was last in {text}{self.last_operations()}"
+            f"rank {rank} of group {self.name!r} is lost: {cause} (pid {peer.pid} on {peer.host}); "
+            f"{end}{self.last_operations()}"
         )
-        fields = {"host": info.host, "pid": info.pid, "cause": reason, **self._common_fields()}
+        fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._common_fields()}
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
     def memory_unreadable(self, peer: int) -> PeerLost:
@@ -180,17 +167,16 @@ class ErrorText:
 
         Nearly always the peer has just died.
         """
-        process = self._memory.peers[peer]
+        process = self.memory.peers[peer]
         # The pidfd knows of a death before the control thread has processed it.
         if ended(process):
             return self.died(peer, process)
         name, seq, text = self.own_operation(())
-        rank = self._memory.numbers[peer]
+        rank = self.memory.numbers[peer]
         message = (
             f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
-            f"any more by rank {self._memory.number} in {text} of group {self._name!r}: its "
-            "kernel refuses "
-            "(has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
+            f"any more by rank {self.memory.number} in {text} of group {self.name!r}: its kernel "
+            "refuses (has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
         )
         return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)
 
@@ -198,19 +184,19 @@ class ErrorText:
         """Return the error for a rank that has called another operation than this rank."""
         index = channel.get(at.C_BLOCKED_ON)
         seq = channel.get(at.C_OPS)
-        memory = self._memory
+        memory = self.memory
         mine = memory.record(memory.rank, seq)
         ours = called(mine or "", memory.site(memory.rank, seq))
         peer = self.group_rank(index)
-        if self._remote is not None and index < 0:
+        if self.remote is not None and index < 0:
             # A remote rank's record comes over the connection; those of peers are in group memory.
-            theirs = self._remote.streams.remote_call()
+            theirs = self.remote.streams.remote_call()
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]
             theirs = called(memory.record(index, last) or "", memory.site(index, last))
         return CollectiveMismatch(
-            f"ranks disagree on operation #{seq} of group {self._name!r}: "
-            f"rank {self._memory.number} called {ours}, rank {peer} called {theirs}",
+            f"ranks disagree on operation #{seq} of group {self.name!r}: "
+            f"rank {self.memory.number} called {ours}, rank {peer} called {theirs}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,
@@ -219,21 +205,21 @@ class ErrorText:
     def waiting_call(self, channel: Channel) -> tuple[int, str]:
         """Return the number and the name of the call that waits in a channel."""
         if channel.shared.kind == at.COLLECTIVE:
-            seq, what = self._memory.last_record(self._memory.rank)
+            seq, what = self.memory.last_record(self.memory.rank)
             return seq, what.partition("(")[0]
-        return channel.get(at.C_OPS) + 1, "recv" if channel.shared.kind == at.RECEIVER else "send"
+        return channel.get(at.C_OPS) + 1, _message_name(channel)
 
     def size_mismatch(self, channel: Channel) -> CollectiveMismatch:
         """Return the error for a rank that sends other sizes than its peer awaits."""
         if channel.shared.kind == at.RECEIVER:
             return self._message_mismatch(channel)
-        me, seq = self._memory.number, channel.get(at.C_OPS)
+        me, seq = self.memory.number, channel.get(at.C_OPS)
         peer = self.group_rank(channel.get(at.C_BLOCKED_ON))
-        op = (self._memory.record(self._memory.rank, seq) or "").partition("(")[0]
+        op = (self.memory.record(self.memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
         awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(me, seq))
         return CollectiveMismatch(
-            f"ranks disagree on sizes in {op} #{seq} of group {self._name!r}: "
+            f"ranks disagree on sizes in {op} #{seq} of group {self.name!r}: "
             f"rank {peer} {sends} to rank {me}, which {awaits}",
             rank=peer,
             op=op,
@@ -243,20 +229,15 @@ class ErrorText:
     def _message_mismatch(self, channel: Channel) -> CollectiveMismatch:
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
-        peer = self._links.peer_of(channel)
+        peer = self.links.peer_of(channel)
         # Matching has put the receive that the message is for at the ring's head.
         receive = channel.first_descriptor()
-        awaited, kind = (
-            entry_points.load_word(receive + at.D_BYTES),
-            entry_points.load_word(receive + at.D_DTYPE),
-        )
+        fields = (at.D_BYTES, at.D_DTYPE, at.D_SITE)
+        awaited, kind, site = (entry_points.load_word(receive + field) for field in fields)
         sent = called(f"{nbytes} bytes of {_label(dtype)}", sender_site(channel))
-        wanted = called(
-            f"{awaited} bytes of {_label(kind)}",
-            text_in(entry_points.load_word(receive + at.D_SITE)),
-        )
+        wanted = called(f"{awaited} bytes of {_label(kind)}", text_in(site))
         return CollectiveMismatch(
-            f"the message with tag {tag} from rank {peer} to rank {self._memory.number} has "
+            f"the message with tag {tag} from rank {peer} to rank {self.memory.number} has "
             f"{sent}, but the receive is for {wanted}",
             rank=peer,
             op="recv",
@@ -265,15 +246,15 @@ class ErrorText:
 
     def _site_of(self, rank: int, seq: int) -> str:
         """Return the source line of a rank's call; "" if it is unknown or on another host."""
-        numbers = self._memory.numbers
-        return self._memory.site(numbers.index(rank), seq) if rank in numbers else ""
+        numbers = self.memory.numbers
+        return self.memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def last_operations(self) -> str:
         """Return the last operation of each rank of this host, as the end of a message."""
         # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
-        if self._memory.size > 16:
+        if self.memory.size > 16:
             return ""
-        last = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self._memory.numbers)]
+        last = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self.memory.numbers)]
         return f"; last operations: {', '.join(last)}"
 
     def _last(self, rank: int) -> str:
@@ -282,10 +263,10 @@ class ErrorText:
         Messages leave no record that peers can read, only a count for each link. So links are named
         only for a rank that has run no other operation.
         """
-        seq, what = self._memory.latest(rank)
+        seq, what = self.memory.latest(rank)
         if seq:
             return f"#{seq} {what}"
-        ends = self._links.used(rank)
+        ends = self.links.used(rank)
         more = f" and {len(ends) - _MOST_LINKS} more" if len(ends) > _MOST_LINKS else ""
         return f"a message ({', '.join(ends[:_MOST_LINKS])}{more})" if ends else what
 
@@ -297,6 +278,10 @@ def named(reason: BaseException) -> DistError:
     if isinstance(reason, DistError):
         own.__dict__.update(reason.__dict__)
     return own
+
+
+def _message_name(channel: Channel) -> str:
+    return "send" if channel.shared.kind == at.SENDER else "recv"
 
 
 def _label(code: int) -> str:

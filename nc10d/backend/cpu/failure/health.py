@@ -22,17 +22,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
-from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.cause import AgreedCause
 from nc10d.backend.cpu.failure.error_text import ErrorText, named
-from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.transport.links import Links
-from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed
@@ -46,25 +42,13 @@ CONTROL_GRACE = 1.0
 class Health:
     """The state of a group on this rank: working, failed or closed."""
 
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        memory: GroupMemory,
-        channel: Channel,
-        links: Links,
-        remote: RemoteGroup | None,
-        control: GroupControl,
-    ) -> None:
-        self._context = context
-        self._name = name
-        self._memory = memory
-        self._remote = remote
-        self._control = control
-        self._agreed = None if remote is None else AgreedCause(control, memory, context.ring)
-        self._channel = channel
-        self._links = links
-        self._text = ErrorText(context, name, memory, channel, links, remote)
+    def __init__(self, text: ErrorText, control: GroupControl) -> None:
+        self._text, self._control = text, control
+        self._context, self._name, self._memory = text.context, text.name, text.memory
+        self._channel, self._links, self._remote = text.channel, text.links, text.remote
+        self._agreed: AgreedCause | None = None
+        if text.remote is not None:
+            self._agreed = AgreedCause(control, text.memory, text.context.ring)
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False

@@ -20,18 +20,9 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.lowering.ordering import BatchDependencies
 from nc10d.backend.cpu.lowering.strided import packs, unpacks
+from nc10d.backend.cpu.program import steps
 from nc10d.backend.cpu.program.lines import line_up
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate
-from nc10d.backend.cpu.program.steps import (
-    branch_if_flagged,
-    end_round,
-    enter,
-    free,
-    gate,
-    jump,
-    open_gate,
-    signal,
-)
 
 Gates = tuple[tuple[int, tuple[int, ...], bool], ...]
 """For each collective its number in the batch, those it waits for, whether another waits for it."""
@@ -47,7 +38,8 @@ def fuse(
 
     `numbers` are their places among all operations of the batch, as in `dependencies`.
     """
-    gates = _gates(dependencies, numbers)
+    ops = [] if dependencies is None else [dependencies.ops[number] for number in numbers]
+    gates = tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
     runs = _runs(lowered, shape)
     disjoint = dependencies is None and _disjoint(lowered)
     arrays: list[Buffer | npt.NDArray[Any]] = []
@@ -60,22 +52,15 @@ def fuse(
 
     def build() -> Program:
         call = _call(lowered)
-        steps = concatenate(call, _in_order(lowered, gates)).steps
+        whole = concatenate(call, _in_order(lowered, gates)).steps
         # Hosts hold no such vote, so a batch across hosts runs in order, which is always right.
         if len(runs) < len(lowered) and shape.size > 1 and shape.hosts is None:
             joined = concatenate(call, [_joined(run, shape) for run in runs]).steps
-            steps = _vote(joined, steps, objects=not disjoint)
-        return Program(call, steps, len(arrays))
+            whole = _vote(joined, whole, objects=not disjoint)
+        return Program(call, whole, len(arrays))
 
     key = ("batch", disjoint, gates, *(op.key for op in lowered))
     return LoweredOp(key, arrays, tuple(outs), build)
-
-
-def _gates(dependencies: BatchDependencies | None, numbers: Sequence[int]) -> Gates:
-    if dependencies is None:
-        return ()
-    ops = [dependencies.ops[number] for number in numbers]
-    return tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
 
 
 def _call(lowered: Sequence[LoweredOp]) -> CallInfo:
@@ -94,21 +79,21 @@ def _disjoint(lowered: Sequence[LoweredOp]) -> bool:
 
     Arrays of other collectives do not matter, because those are never joined.
     """
-    return intervals.disjoint(_span(op) for op in lowered if op.part)
-
-
-def _span(lowered: LoweredOp) -> tuple[int, int]:
-    number = lowered.strided[0].strided if lowered.strided else 0
-    buffer = lowered.arrays[number]
-    assert isinstance(buffer, Buffer)
-    return buffer.span
+    reduced = [op for op in lowered if op.part]
+    arrays = [op.arrays[op.strided[0].strided if op.strided else 0] for op in reduced]
+    return intervals.disjoint(array.span for array in arrays if isinstance(array, Buffer))
 
 
 def _vote(joined: Sequence[Step], ordered: Sequence[Step], *, objects: bool) -> tuple[Step, ...]:
     """Return steps that run `joined` if no rank objects, else `ordered`."""
-    leave = end_round(1, 2)
-    accepted = (leave, *joined, jump(1 + len(ordered)))
-    vote = (free(), enter(objects), signal(1), branch_if_flagged(len(accepted)))
+    leave = steps.end_round(1, 2)
+    accepted = (leave, *joined, steps.jump(1 + len(ordered)))
+    vote = (
+        steps.free(),
+        steps.enter(objects),
+        steps.signal(1),
+        steps.branch_if_flagged(len(accepted)),
+    )
     return (*vote, *accepted, leave, *ordered)
 
 
@@ -122,8 +107,8 @@ def _in_order(lowered: Sequence[LoweredOp], gates: Gates) -> list[Program]:
     found = []
     for program, (number, waits, awaited) in zip(programs, gates, strict=True):
         # `concatenate` adds `base` to the numbers of this program's arrays, that of the gates too.
-        before = [gate(words - base, earlier) for earlier in waits]
-        after = [open_gate(words - base, number)] if awaited else []
+        before = [steps.gate(words - base, earlier) for earlier in waits]
+        after = [steps.open_gate(words - base, number)] if awaited else []
         found.append(Program(program.call, (*before, *program.steps, *after), program.users))
         base += program.users
     return found
@@ -159,5 +144,5 @@ def _joined(run: Sequence[LoweredOp], shape: GroupShape) -> Program:
         before += packs(op.strided, base)
         after += unpacks(op.strided, base)
         base += len(op.arrays)
-    steps = (*before, *all_reduce.fused(shape, parts), *after)
-    return Program(run[0].build().call, steps, base)
+    whole = (*before, *all_reduce.fused(shape, parts), *after)
+    return Program(run[0].build().call, whole, base)

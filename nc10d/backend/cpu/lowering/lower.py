@@ -1,4 +1,4 @@
-"""From an operation to a program: which arrays it takes, and how to build its steps.
+"""From an operation to a program: its arrays, how to build its steps, and a cache of programs.
 
 `lower(op, shape)` reads the operation's arrays and returns a key, the buffers in the order in which
 the program numbers them, and a builder, called only when no program of that key is cached. A key
@@ -7,6 +7,7 @@ holds everything that the program depends on, so that operations with equal keys
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,26 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import At, CallInfo, Program, Step, user
-from nc10d.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Gather,
-    Op,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
-    Scatter,
-)
+from nc10d.backend.cpu.program.linker import Linked, Scratch, link
+from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, user
+from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
+from nc10d.ops import Op, RedOp, ReduceOp
+
+MOST_PROGRAMS = 4096
+"""A cache that has grown to its limit is emptied."""
+_DTYPES = {dtype.label: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,122 +69,88 @@ def lower(op: Op, shape: GroupShape) -> LoweredOp:
     return _LOWERINGS[type(op)](op, shape)
 
 
-def _program(call: CallInfo, steps: Sequence[Step], users: int) -> Program:
-    return Program(call, tuple(steps), users)
-
-
 def _reduce_name(op: ReduceOp) -> str:
     return op.name if op.factor is None else f"{op.name}({op.factor})"
 
 
-def _all_reduce(op: AllReduce, shape: GroupShape) -> LoweredOp:
+def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
+    """Lower a reduction to every rank, or to the root alone."""
     x = as_buffer(op.x)
+    root = op.root if isinstance(op, ops.Reduce) else -1
     reduction = Reduction(op.op, x.dtype.label, shape.size)
-    call = CallInfo("all_reduce", x.dtype.label, x.count, _reduce_name(op.op))
-    key = (AllReduce, x.dtype, x.count, op.op)
+    call = CallInfo(ops.OP_NAMES[type(op)], x.dtype.label, x.count, _reduce_name(op.op), root)
+    key = (type(op), x.dtype, x.count, op.op, root)
 
     def build() -> Program:
-        return _program(call, choose.all_reduce(shape, x.nbytes, reduction), 1)
+        return Program(call, tuple(choose.all_reduce(shape, x.nbytes, reduction, root)), 1)
 
-    return LoweredOp(key, [x], (0,), build, part=(x.nbytes, reduction))
-
-
-def _reduce(op: Reduce, shape: GroupShape) -> LoweredOp:
-    x = as_buffer(op.x)
-    reduction = Reduction(op.op, x.dtype.label, shape.size)
-    call = CallInfo("reduce", x.dtype.label, x.count, _reduce_name(op.op), op.root)
-    key = (Reduce, x.dtype, x.count, op.op, op.root)
-    outs = (0,) if shape.rank == op.root else ()
-
-    def build() -> Program:
-        return _program(call, choose.all_reduce(shape, x.nbytes, reduction, op.root), 1)
-
-    return LoweredOp(key, [x], outs, build)
+    outs = (0,) if root in (-1, shape.rank) else ()
+    return LoweredOp(key, [x], outs, build, (x.nbytes, reduction) if root < 0 else None)
 
 
-def _broadcast(op: Broadcast, shape: GroupShape) -> LoweredOp:
+def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
     call = CallInfo("broadcast", x.dtype.label, x.count, root=op.root)
     outs = () if shape.rank == op.root else (0,)
 
     def build() -> Program:
-        return _program(call, choose.broadcast(shape, x.nbytes, op.root), 1)
+        return Program(call, tuple(choose.broadcast(shape, x.nbytes, op.root)), 1)
 
-    return LoweredOp((Broadcast, x.dtype, x.count, op.root), [x], outs, build)
-
-
-def _barrier(op: Barrier, shape: GroupShape) -> LoweredOp:
-    del op
-    return LoweredOp(
-        (Barrier,), [], (), lambda: _program(CallInfo("barrier"), choose.barrier(shape), 0)
-    )
+    return LoweredOp((ops.Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
-def _all_gather(op: AllGather, shape: GroupShape) -> LoweredOp:
-    inp = as_buffer(op.inp)
-    outs, places, sizes = _chunks(op.out, shape.size, 1)
-    detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
-    call = CallInfo("all_gather", inp.dtype.label, sum(sizes) // inp.dtype.itemsize, detail=detail)
-    key = (AllGather, inp.dtype, len(outs), tuple(sizes))
+def _barrier(_: ops.Barrier, shape: GroupShape) -> LoweredOp:
+    call = CallInfo("barrier")
+    return LoweredOp((ops.Barrier,), [], (), lambda: Program(call, tuple(choose.barrier(shape)), 0))
+
+
+def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
+    inp, outs = as_buffer(op.inp), _per_rank(op.out, shape.size)
+    call = CallInfo("all_gather", inp.dtype.label, outs.count, detail=outs.detail)
+    count = len(outs.buffers)
+    key = (ops.AllGather, inp.dtype, count, outs.sizes)
 
     def build() -> Program:
-        steps = choose.all_gather(shape, sizes, user(0), places)
-        return _program(call, steps, 1 + len(outs))
+        steps = choose.all_gather(shape, outs.sizes, user(0), outs.places(1))
+        return Program(call, tuple(steps), 1 + count)
 
-    return LoweredOp(key, [inp, *outs], tuple(range(1, 1 + len(outs))), build)
+    return LoweredOp(key, [inp, *outs.buffers], tuple(range(1, 1 + count)), build)
 
 
-def _reduce_scatter(op: ReduceScatter, shape: GroupShape) -> LoweredOp:
-    out = as_buffer(op.out)
-    inps, places, sizes = _chunks(op.inp, shape.size, 1)
-    reduction = Reduction(op.op, out.dtype.label, shape.size)
-    detail = "" if len(set(sizes)) == 1 else f"sizes={sizes}"
-    count = sum(sizes) // out.dtype.itemsize
-    call = CallInfo("reduce_scatter", out.dtype.label, count, _reduce_name(op.op), detail=detail)
-    key = (ReduceScatter, out.dtype, len(inps), tuple(sizes), op.op)
+def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
+    out, inps = as_buffer(op.out), _per_rank(op.inp, shape.size)
+    label = out.dtype.label
+    reduction = Reduction(op.op, label, shape.size)
+    call = CallInfo("reduce_scatter", label, inps.count, _reduce_name(op.op), detail=inps.detail)
+    key = (ops.ReduceScatter, out.dtype, len(inps.buffers), inps.sizes, op.op)
 
     def build() -> Program:
-        steps = choose.reduce_scatter(shape, sizes, user(0), places, reduction)
-        return _program(call, steps, 1 + len(inps))
+        steps = choose.reduce_scatter(shape, inps.sizes, user(0), inps.places(1), reduction)
+        return Program(call, tuple(steps), 1 + len(inps.buffers))
 
-    return LoweredOp(key, [out, *inps], (0,), build)
-
-
-def _chunks(arrays: Any, size: int, first: int) -> tuple[list[Buffer], list[At], list[int]]:
-    """Return buffers, and the place and bytes of each rank's chunk in them.
-
-    `arrays` is a list with an array per rank, or a single array cut into equal chunks. The program
-    numbers the buffers from `first` on.
-    """
-    if isinstance(arrays, (list, tuple)):
-        buffers = [as_buffer(x) for x in arrays]
-        places = [user(first + r) for r in range(size)]
-        return buffers, places, [b.nbytes for b in buffers]
-    flat = as_buffer(arrays)
-    nbytes = flat.nbytes // size
-    return [flat], [user(first, r * nbytes) for r in range(size)], [nbytes] * size
+    return LoweredOp(key, [out, *inps.buffers], (0,), build)
 
 
-def _all_to_all(op: AllToAll, shape: GroupShape) -> LoweredOp:
+def _all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
     lists = isinstance(op.inp, (list, tuple))
     if not lists and op.in_splits is None and op.out_splits is None:
         return _even_all_to_all(op, shape)
-    sends = _pieces(op.inp, op.in_splits, shape.size)
-    recvs = _pieces(op.out, op.out_splits, shape.size)
+    sends = _by_rows(op.inp, op.in_splits, shape.size)
+    recvs = _by_rows(op.out, op.out_splits, shape.size)
     return _sized_exchange("all_to_all", shape, sends, recvs, root=-1)
 
 
-def _even_all_to_all(op: AllToAll, shape: GroupShape) -> LoweredOp:
-    inp, out = as_buffer(op.inp), as_buffer(op.out)
-    nbytes = inp.nbytes // shape.size
-    call = CallInfo("all_to_all", inp.dtype.label, inp.count)
+def _even_all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
+    inp, out = _per_rank(op.inp, shape.size), _per_rank(op.out, shape.size)
+    (source,), nbytes = inp.buffers, inp.sizes[0]
+    call = CallInfo("all_to_all", source.dtype.label, source.count)
 
     def build() -> Program:
-        sends = [user(0, r * nbytes) for r in range(shape.size)]
-        recvs = [user(1, r * nbytes) for r in range(shape.size)]
-        return _program(call, choose.even_all_to_all(shape, nbytes, sends, recvs), 2)
+        steps = choose.even_all_to_all(shape, nbytes, inp.places(0), out.places(1))
+        return Program(call, tuple(steps), 2)
 
-    return LoweredOp((AllToAll, inp.dtype, inp.count), [inp, out], (1,), build)
+    key = (ops.AllToAll, source.dtype, source.count)
+    return LoweredOp(key, [source, *out.buffers], (1,), build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,61 +159,75 @@ class Pieces:
 
     buffers: list[Buffer]
     cuts: list[tuple[int, int, int]]
-    label: str
+    dtype: DType
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each piece."""
+        return tuple(nbytes for _, _, nbytes in self.cuts)
+
+    @property
+    def count(self) -> int:
+        """The elements of all pieces."""
+        return sum(self.sizes) // self.dtype.itemsize
+
+    @property
+    def detail(self) -> str:
+        """The sizes as errors name them, if they differ."""
+        return "" if len(set(self.sizes)) == 1 else f"sizes={[*self.sizes]}"
+
+    def places(self, first: int) -> list[At]:
+        """Return the place of each piece; the program numbers the buffers from `first` on."""
+        return [user(first + index, offset) for index, offset, _ in self.cuts]
 
 
-def _pieces(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
-    if isinstance(arrays, (list, tuple)):
-        buffers = [as_buffer(x) for x in arrays]
-        cuts = [(r, 0, b.nbytes) for r, b in enumerate(buffers)]
-        return Pieces(buffers, cuts, buffers[0].dtype.label)
+def _by_rows(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
+    """Return pieces as `_per_rank`, but a single array is cut along dimension 0 by `splits`."""
+    if splits is None or isinstance(arrays, (list, tuple)):
+        return _per_rank(arrays, size)
     flat = as_buffer(arrays)
     rows = flat.shape[0] if flat.shape else 1
     row = flat.nbytes // rows if rows else 0
-    lengths = [rows // size] * size if splits is None else list(splits)
-    cuts, offset = [], 0
-    for length in lengths:
-        cuts.append((0, offset, length * row))
-        offset += length * row
-    return Pieces([flat], cuts, flat.dtype.label)
+    ends = itertools.accumulate(splits, initial=0)
+    cuts = [(0, offset * row, n * row) for offset, n in zip(ends, splits, strict=False)]
+    return Pieces([flat], cuts, flat.dtype)
 
 
 def _for_one_rank(array: Any, rank: int, size: int) -> Pieces:
     """Return a whole array as the piece of a single rank; the pieces of others are empty."""
     buffer = as_buffer(array)
     cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
-    return Pieces([buffer], cuts, buffer.dtype.label)
+    return Pieces([buffer], cuts, buffer.dtype)
 
 
 def _per_rank(arrays: Any, size: int) -> Pieces:
     """Return a piece for each rank: the arrays of a list, or equal chunks of a single array."""
     if isinstance(arrays, (list, tuple)):
-        return _pieces(arrays, None, size)
+        buffers = [as_buffer(x) for x in arrays]
+        cuts = [(r, 0, buffer.nbytes) for r, buffer in enumerate(buffers)]
+        return Pieces(buffers, cuts, buffers[0].dtype)
     buffer = as_buffer(arrays)
     nbytes = buffer.nbytes // size
-    return Pieces([buffer], [(0, r * nbytes, nbytes) for r in range(size)], buffer.dtype.label)
+    return Pieces([buffer], [(0, r * nbytes, nbytes) for r in range(size)], buffer.dtype)
 
 
-def _no_pieces(size: int, label: str) -> Pieces:
-    return Pieces([], [(0, 0, 0)] * size, label)
-
-
-def _gather(op: Gather, shape: GroupShape) -> LoweredOp:
+def _gather(op: ops.Gather, shape: GroupShape) -> LoweredOp:
     sends = _for_one_rank(op.inp, op.root, shape.size)
-    if shape.rank == op.root:
-        recvs = _per_rank(op.out, shape.size)
-    else:
-        recvs = _no_pieces(shape.size, sends.label)
+    recvs = _at_root(op.out, op.root, shape, sends.dtype)
     return _sized_exchange("gather", shape, sends, recvs, root=op.root)
 
 
-def _scatter(op: Scatter, shape: GroupShape) -> LoweredOp:
+def _scatter(op: ops.Scatter, shape: GroupShape) -> LoweredOp:
     recvs = _for_one_rank(op.out, op.root, shape.size)
-    if shape.rank == op.root:
-        sends = _per_rank(op.inp, shape.size)
-    else:
-        sends = _no_pieces(shape.size, recvs.label)
+    sends = _at_root(op.inp, op.root, shape, recvs.dtype)
     return _sized_exchange("scatter", shape, sends, recvs, root=op.root)
+
+
+def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
+    """Return a piece for each rank on the root, empty pieces on other ranks."""
+    if shape.rank == root:
+        return _per_rank(arrays, shape.size)
+    return Pieces([], [(0, 0, 0)] * shape.size, dtype)
 
 
 def _sized_exchange(
@@ -259,8 +237,6 @@ def _sized_exchange(
 
     The senders announce the sizes, and the receivers compare them with their own.
     """
-    send_bytes = [nbytes for _, _, nbytes in sends.cuts]
-    recv_bytes = [nbytes for _, _, nbytes in recvs.cuts]
     # In a gather, a rank's whole staging slot is for the root; else it is cut into a part per rank.
     shared = name != "gather"
     slot = line_down(shape.staging // shape.size) if shared else shape.staging
@@ -271,31 +247,64 @@ def _sized_exchange(
         route = exchange.Route(
             # An empty piece is never read or written, but needs some valid place.
             [user(2 + index if n else 0, offset) for index, offset, n in sends.cuts],
-            send_bytes,
+            sends.sizes,
             [user(first + index if n else 0, offset) for index, offset, n in recvs.cuts],
-            recv_bytes,
+            recvs.sizes,
             slot,
             pitch,
         )
         steps = choose.announced(shape, route, 0, 1)
-        call = CallInfo(name, sends.label, -1, root=root)
-        return _program(call, steps, first + len(recvs.buffers))
+        call = CallInfo(name, sends.dtype.label, -1, root=root)
+        return Program(call, tuple(steps), first + len(recvs.buffers))
 
-    key = (name, sends.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
+    key = (name, sends.dtype.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
     order = local_first(shape)
-    sizes = [np.array(sizes, np.int64)[order] for sizes in (send_bytes, recv_bytes)]
+    sizes = [np.array(sizes, np.int64)[order] for sizes in (sends.sizes, recvs.sizes)]
     outs = tuple(range(first, first + len(recvs.buffers)))
     return LoweredOp(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
 
 
 _LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
-    AllReduce: _all_reduce,
-    Reduce: _reduce,
-    Broadcast: _broadcast,
-    Barrier: _barrier,
-    AllGather: _all_gather,
-    ReduceScatter: _reduce_scatter,
-    AllToAll: _all_to_all,
-    Gather: _gather,
-    Scatter: _scatter,
+    ops.AllReduce: _all_reduce,
+    ops.Reduce: _all_reduce,
+    ops.Broadcast: _broadcast,
+    ops.Barrier: _barrier,
+    ops.AllGather: _all_gather,
+    ops.ReduceScatter: _reduce_scatter,
+    ops.AllToAll: _all_to_all,
+    ops.Gather: _gather,
+    ops.Scatter: _scatter,
 }
+
+
+class ProgramCache:
+    """The programs of a group of this shape."""
+
+    def __init__(self, shape: GroupShape) -> None:
+        self._shape = shape
+        self._scratch = Scratch()
+        self._linked: dict[tuple[Any, ...], Linked] = {}
+
+    def linked(self, lowered: LoweredOp) -> Linked:
+        """Return the program of a lowered operation; a new program may block to compile kernels."""
+        found = self._linked.get(lowered.key)
+        if found is None:
+            if len(self._linked) >= MOST_PROGRAMS:
+                self._linked.clear()
+            program = lowered.build()
+            found = link(
+                program, self._shape.local.size, at.C_TABLES, _kernel_address, self._scratch.room
+            )
+            self._linked[lowered.key] = found
+        return found
+
+
+def _kernel_address(kernel: Kernel) -> int:
+    dtype = _DTYPES[kernel.dtype]
+    if kernel.kind == "DIVIDE":
+        return divide_address(dtype)
+    if kernel.kind == "SCALE":
+        return scale_address(dtype)
+    if kernel.kind.startswith("BOTH_"):
+        return both_address(RedOp[kernel.kind.removeprefix("BOTH_")], dtype)
+    return kernel_address(RedOp[kernel.kind], dtype)

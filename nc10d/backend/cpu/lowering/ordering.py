@@ -8,6 +8,7 @@ the later waits for it. Gates are local to a rank: its peers run the same progra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -86,7 +87,8 @@ def find_dependencies(ops: Sequence[Op], shape: GroupShape) -> BatchDependencies
         for earlier in range(later):
             # Collectives run in order among themselves, without gates.
             has_message = _is_message(op) or _is_message(ops[earlier])
-            if has_message and _conflict(uses[earlier], uses[later]):
+            pairs = itertools.product(uses[earlier], uses[later])
+            if has_message and any((a[1] or b[1]) and overlap(a[0], b[0]) for a, b in pairs):
                 found[later].waits.append(earlier)
                 found[earlier].awaited = True
     return BatchDependencies(found) if any(op.waits for op in found) else None
@@ -110,7 +112,3 @@ def _uses(op: Op, shape: GroupShape) -> list[Use]:
 def _disjoint(uses: Sequence[Sequence[Use]]) -> bool:
     """Return whether no two arrays of a batch overlap, a quick test that most batches pass."""
     return intervals.disjoint(buffer.span for some in uses for buffer, _ in some)
-
-
-def _conflict(some: Sequence[Use], others: Sequence[Use]) -> bool:
-    return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
@@ -30,24 +31,11 @@ from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CompletedMessage, CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.kernels.lazy import EntryPoint
-from nc10d.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    Send,
-)
+from nc10d.ops import AllToAll, Op, Recv, Send
 from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
 """How long the start of a short message may wait for its peer: not at all, or for a spin."""
-NOTHING = np.empty(0, np.uint8)
-"""Stands for the array of a barrier, which has none."""
 _WORD = 8
 
 
@@ -74,13 +62,7 @@ class Prepared:
         """Clean up after a call that blocked in `run`, once it has ended or failed."""
 
     def start(
-        self,
-        waiter: PartWaiter,
-        x: Any,
-        y: Any,
-        timeout: float,
-        here: bool = False,
-        how_soon: int = AT_ONCE,
+        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
     ) -> Work | None:
         """Submit the call and return its Work; None if it does not fit now: nothing has happened.
 
@@ -140,13 +122,7 @@ class PreparedCollective(Prepared):
         return (PARTS[self._kind][1](self._extra, x, y),)
 
     def start(
-        self,
-        waiter: PartWaiter,
-        x: Any,
-        y: Any,
-        timeout: float,
-        here: bool = False,
-        how_soon: int = AT_ONCE,
+        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
     ) -> Work | None:
         """Submit the collective; this thread advances a short collective first."""
         if not here:
@@ -159,7 +135,7 @@ class PreparedCollective(Prepared):
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
-            waiter.engine_failed(self.channel, answer)
+            waiter.health.engine_failed(self.channel, answer)
         return CpuWork(waiter, ops, [(self.channel, submission)], deadline)
 
 
@@ -206,37 +182,36 @@ class PreparedMessage(Prepared):
         self.channel.words[at.C_RECEIVING // _WORD] = 0
 
     def start(
-        self,
-        waiter: PartWaiter,
-        x: Any,
-        y: Any,
-        timeout: float,
-        here: bool = False,
-        how_soon: int = AT_ONCE,
+        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
     ) -> Work | None:
-        """Send or receive; a short message that ends at once (or `how_soon`) is not submitted.
+        """Send or receive; a short message that ends at once is not submitted."""
+        return self.finish_soon(x, y, AT_ONCE) or self.submit(waiter, x, y, timeout, here)
 
-        With `here` this thread advances even a long message. It leaves a bulky message to the
-        worker, which moves several at once.
-        """
-        if self.short and self._ends(x, y, how_soon):
-            kind = Send if self.inbox is None else Recv
-            return CompletedMessage(kind, self.peer, x, y)
-        if self.inbox is None:
-            return self._submit(waiter, x, y, timeout, here)
-        with self.inbox.lock, self.inbox:
-            return None if self.inbox.unexpected else self._submit(waiter, x, y, timeout, here)
-
-    def _ends(self, x: Any, tag: int, how_soon: int) -> bool:
-        """Try to send or receive a short message now; False: nothing has happened."""
+    def finish_soon(self, x: Any, tag: int, how_soon: int) -> Work | None:
+        """Send or receive a short message now, or `how_soon`; None: nothing has happened."""
+        if not self.short:
+            return None
         try_message = prepared_messages.try_message
         while (answer := try_message(self.address, x, tag, how_soon)) == at.NEW_SITE:
             call_sites.learn()
         if answer != at.DONE:
-            return False
+            return None
         if self.in_flight:
             self.channel.reap()
-        return True
+        return CompletedMessage(Send if self.inbox is None else Recv, self.peer, x, tag)
+
+    def submit(
+        self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool = False
+    ) -> Work | None:
+        """Submit the message; None: nothing has happened.
+
+        With `here` this thread advances even a long message. It leaves a bulky message to the
+        worker, which moves several at once.
+        """
+        if self.inbox is None:
+            return self._submit(waiter, x, tag, timeout, here)
+        with self.inbox.lock, self.inbox:
+            return None if self.inbox.unexpected else self._submit(waiter, x, tag, timeout, here)
 
     def _submit(
         self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool
@@ -255,7 +230,7 @@ class PreparedMessage(Prepared):
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
-            waiter.engine_failed(channel, answer)
+            waiter.health.engine_failed(channel, answer)
         sender = None if self.inbox is None else self.peer
         return CpuWork(waiter, ops, [(channel, submission)], deadline, sender=sender)
 
@@ -280,16 +255,10 @@ class PreparedProgram(Prepared):
         return x  # type: ignore[no-any-return]
 
     def start(
-        self,
-        waiter: PartWaiter,
-        x: Any,
-        y: Any,
-        timeout: float,
-        here: bool = False,
-        how_soon: int = AT_ONCE,
+        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
-        waiter.check()
+        waiter.health.check()
         if not here:
             waiter.need_worker()
         deadline = Deadline.after(timeout)
@@ -304,27 +273,3 @@ def _run_program(channel: int, program: int, table: int, _words: Any, _x: Any, _
     while (answer := run(channel, program, table)) == at.NEW_SITE:
         call_sites.learn()  # of this frame, too, which is gone when the caller learns
     return int(answer)
-
-
-def _exchanged(op: AllToAll) -> tuple[Any, Any, Any]:
-    splits = op.in_splits is not None or op.out_splits is not None
-    return None, None if splits else op.inp, op.out
-
-
-Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
-PARTS: dict[type[Any], Parts] = {
-    AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: AllReduce(x, extra)),
-    Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: Broadcast(x, extra)),
-    Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda extra, x, y: Reduce(x, *extra)),
-    AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: AllGather(y, x)),
-    ReduceScatter: (lambda op: (op.op, op.out, op.inp), lambda e, x, y: ReduceScatter(x, y, e)),
-    AllToAll: (_exchanged, lambda extra, x, y: AllToAll(y, x)),
-    Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: Barrier()),
-    Send: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: Send(x, peer, tag)),
-    Recv: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: Recv(x, peer, tag)),
-}
-"""How an operation is split into (extra, x, y), and made of them again.
-
-`extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
-arrays in the order in which lower.py numbers them; the tag of a message.
-"""

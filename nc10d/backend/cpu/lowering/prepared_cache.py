@@ -21,11 +21,12 @@ import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.arguments import LARGEST_TAG
+from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Words
-from nc10d.backend.cpu.lowering.prepared import PARTS, Prepared, PreparedMessage, PreparedProgram
+from nc10d.backend.cpu.lowering.prepared import Prepared, PreparedMessage, PreparedProgram
 from nc10d.backend.cpu.native import prepared_calls
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.ops import AllReduce, AllToAll, Op, Recv, RepeatedOps, Send
+from nc10d.ops import AllReduce, AllReduces, AllToAll, Op, Recv, ReduceOp, RepeatedOps, Send
 
 MOST_CALLS, MOST_BATCHES = 4096, 256
 """Calls of a kind, and batches: a cache that has grown to its limit is emptied."""
@@ -39,7 +40,7 @@ Found = tuple[Prepared, Any, Any]
 class _Batch:
     """A batch of all_reduces, and its program, whose table describes the arrays (see _read)."""
 
-    reductions: list[Any]
+    reductions: list[ReduceOp]
     program: PreparedProgram
 
 
@@ -70,21 +71,22 @@ class PreparedCache:
         batch = self._find_batch(ops)
         return None if batch is None else (batch.program, ops, None)
 
-    def find_messages(self, ops: Sequence[Op]) -> list[Found] | None:
+    def find_messages(self, ops: Sequence[Op]) -> list[tuple[PreparedMessage, Any, int]] | None:
         """Return prepared messages for all of `ops`, if their order does not matter; else None."""
-        found: list[Found] = []
+        found: list[tuple[PreparedMessage, Any, int]] = []
         read: set[intervals.Interval] = set()
         written: list[intervals.Interval] = []
         for op in ops:
-            if not isinstance(op, (Send, Recv)):
-                return None
             call = self._find_call(op)
-            if call is None or not op.x.flags.carray:
+            if call is None:
                 return None
-            found.append(call)
-            first = prepared_calls.address(op.x)
-            span = first, first + op.x.nbytes
-            read.add(span) if isinstance(op, Send) else written.append(span)
+            message, x, tag = call
+            if not isinstance(message, PreparedMessage) or not x.flags.carray:
+                return None
+            found.append((message, x, tag))
+            first = prepared_calls.address(x)
+            span = first, first + x.nbytes
+            read.add(span) if message.inbox is None else written.append(span)
         return found if intervals.disjoint([*read, *written]) else None
 
     def knows(self, op: Send | Recv) -> bool:
@@ -95,7 +97,10 @@ class PreparedCache:
     def remember(self, op: Op, prepared: Prepared) -> None:
         """Add the call of an operation that has passed all checks."""
         parts = _parts(op)
-        if parts is None or not _plain(*parts[1:]):
+        if parts is None:
+            return
+        arrays = [x for x in parts[1:] if type(x) is not int]  # an int is a tag
+        if not all(x.flags.carray for x in arrays):  # contiguous, aligned and writable
             return
         calls = self._calls[type(op)]
         if len(calls) >= MOST_CALLS:
@@ -121,42 +126,40 @@ class PreparedCache:
 
     def remember_batch(self, ops: Sequence[Op], linked: Linked) -> None:
         """Add the program of a batch, if that is all_reduces of plain arrays that lie apart."""
-        arrays = _reduced(ops)
-        table = None if arrays is None else _read(arrays)
-        if table is not None:
+        uniform = _all_reduces(ops)
+        table = None if uniform is None else _read(uniform[0])
+        if uniform is not None and table is not None:
             if len(self._programs) >= MOST_BATCHES:
                 self._programs.clear()
-            self._programs[_shape(ops, table)] = linked
+            self._programs[_shape(*uniform, table)] = linked
 
     def _find_batch(self, ops: Sequence[Op]) -> _Batch | None:
-        if type(ops) is not RepeatedOps:
-            arrays = _reduced(ops)
-            return None if arrays is None else self._lookup(ops, arrays)
-        kept = ops.prepared
+        kept = ops.prepared if type(ops) is RepeatedOps else None
         if type(kept) is _KeptBatch and kept.owner is self and _same(kept.arrays, kept.batch):
             return kept.batch
-        arrays = _reduced(ops)
-        found = None if arrays is None else self._lookup(ops, arrays)
-        if found is not None and arrays is not None:
-            ops.prepared = _KeptBatch(self, found, arrays)
+        uniform = _all_reduces(ops)
+        found = None if uniform is None else self._lookup(*uniform)
+        if found is not None and uniform is not None and type(ops) is RepeatedOps:
+            ops.prepared = _KeptBatch(self, found, uniform[0])
         return found
 
-    def _lookup(self, ops: Sequence[Op], arrays: list[Any]) -> _Batch | None:
+    def _lookup(self, arrays: list[Any], reductions: list[ReduceOp]) -> _Batch | None:
         key = tuple(map(id, arrays))
-        reductions = [op.op for op in ops]  # type: ignore[union-attr]
         found = self._batches.get(key)
         if found is not None and _same(arrays, found) and found.reductions == reductions:
             return found
         table = _read(arrays) if self._programs else None
-        linked = None if table is None else self._programs.get(_shape(ops, table))
-        if linked is None or table is None:
+        if table is None:
+            return None
+        shape = _shape(arrays, reductions, table)
+        linked = self._programs.get(shape)
+        if linked is None:
             return None
         if len(self._batches) >= MOST_BATCHES:
             self._batches.clear()
         # The operations keep the arrays alive while they are in flight. The table has the dtypes by
-        # address, so the program keeps them.
-        dtypes = [x.dtype for x in arrays]
-        program = PreparedProgram(self._channel, linked, table[0], dtypes)
+        # address, and its key keeps them alive.
+        program = PreparedProgram(self._channel, linked, table[0], shape)
         batch = self._batches[key] = _Batch(reductions, program)
         return batch
 
@@ -176,11 +179,6 @@ def _parts(op: Op) -> tuple[Any, Any, Any] | None:
     return parts if tagged else None
 
 
-def _plain(x: Any, y: Any) -> bool:
-    """Return whether arrays (y may be a tag) are contiguous, aligned and writable."""
-    return bool(x.flags.carray and (type(y) is int or y.flags.carray))
-
-
 def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     if type(op) is AllToAll:  # its arrays are cut along dimension 0
         return x.dtype, x.shape, y.shape
@@ -189,10 +187,12 @@ def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     return extra, x.dtype, x.size, y.size
 
 
-def _reduced(ops: Sequence[Op]) -> list[Any] | None:
-    """Return the arrays of a batch of all_reduces, None for any other batch."""
-    arrays = [op.x for op in ops if type(op) is AllReduce]
-    return arrays if len(arrays) == len(ops) else None
+def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:
+    """Return arrays and reductions of a batch of all_reduces, None for any other batch."""
+    if type(ops) is AllReduces:  # without making its operations
+        return list(ops.arrays), [ops.op] * len(ops)
+    found = [op for op in ops if type(op) is AllReduce]
+    return ([op.x for op in found], [op.op for op in found]) if len(found) == len(ops) else None
 
 
 def _read(arrays: list[Any]) -> Words | None:
@@ -210,14 +210,12 @@ def _read(arrays: list[Any]) -> Words | None:
     return table if intervals.columns_disjoint(table[0], sizes) else None
 
 
-def _shape(ops: Sequence[Op], table: Words) -> tuple[Any, ...]:
+def _shape(arrays: list[Any], reductions: list[ReduceOp], table: Words) -> tuple[Any, ...]:
     """Return the key of a batch's program: everything that it depends on.
 
     Dtypes stand there by address, too, which is sound because the key keeps them alive.
     """
-    reductions = [op.op for op in ops]  # type: ignore[union-attr]
-    dtypes = [op.x.dtype for op in ops]  # type: ignore[union-attr]
-    return (*table[1:].ravel().tolist(), *reductions, *dtypes)
+    return (*table[1:].ravel().tolist(), *reductions, *(x.dtype for x in arrays))
 
 
 def _same(arrays: list[Any], batch: _Batch) -> bool:

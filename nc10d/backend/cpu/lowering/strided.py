@@ -7,7 +7,7 @@ slice sees the results of earlier operations on the array, and later operations 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,21 +84,15 @@ def shape_words(buffer: Buffer) -> Words:
 class Operands:
     """Addresses of a program's arrays, in its order, and the objects that keep them valid."""
 
-    addresses: list[int] = field(default_factory=list)
-    keep: list[Any] = field(default_factory=list)
+    addresses: list[int]
+    keep: list[Any]
 
 
 def operands(lowered: LoweredOp) -> Operands:
     """Return the memory of a lowered operation that `make_contiguous` has returned."""
-    found = Operands()
-    for array in lowered.arrays:
-        if isinstance(array, Buffer):
-            found.addresses.append(array.address)
-            found.keep.append(array.owner)
-        else:
-            found.addresses.append(plain.address(array))
-            found.keep.append(array)
-    return found
+    arrays = lowered.arrays
+    addresses = [x.address if isinstance(x, Buffer) else plain.address(x) for x in arrays]
+    return Operands(addresses, [x.owner if isinstance(x, Buffer) else x for x in arrays])
 
 
 def message_operands(buffer: Buffer) -> Operands:

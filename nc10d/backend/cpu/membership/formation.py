@@ -108,7 +108,7 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
     """Allocate this rank's area; return its offset, and the bytes of a staging buffer's slot."""
     context, members = spec.context, spec.members
-    half = LARGE_HALF if len(context.listeners) < LARGE_BOARDS else SMALL_HALF
+    half = LARGE_HALF if len(context.live_groups) < LARGE_BOARDS else SMALL_HALF
     offset = context.allocate(area_bytes(len(members), half))
     context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
     context.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = context.access(members)

@@ -10,6 +10,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
+from nc10d.backend.cpu.failure.error_text import ErrorText
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.formation import withdraw
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -32,19 +33,17 @@ class Group:
         members: Sequence[int],
         remote: RemoteGroup | None,
     ) -> None:
-        self.context = context
-        self.memory = memory
+        self.context, self.memory, self.remote = context, memory, remote
         self.name = name
         self.members: Sequence[int] = list(members)
-        self.rank = memory.number
-        self.size = len(members)
-        self.remote = remote
+        self.rank, self.size = memory.number, len(members)
         self.channel = context.channels.make(_spec(memory, remote))
         free = context.arena.free
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
         self.control = GroupControl(name, members, self.rank, wires, _departed_of(self))
-        self.health = Health(context, name, memory, self.channel, self.links, remote, self.control)
+        text = ErrorText(context, name, memory, self.channel, self.links, remote)
+        self.health = Health(text, self.control)
         context.join(self, memory)
 
     def channels(self) -> list[Channel]:
@@ -60,7 +59,7 @@ class Group:
                 found.add(rank)
         return found
 
-    # -- as a Listener -------------------------------------------------------------------------
+    # -- as a ControlledGroup ------------------------------------------------------------------
 
     def on_death(self, number: int) -> None:
         """Fail the group if rank `number` of the job, which has died on this host, is a member."""
@@ -90,12 +89,8 @@ class Group:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def end(self) -> bool:
-        """Fail what is in flight with GroupClosed; return False if the group has ended before."""
-        return self.health.close()
-
     def leave(self) -> None:
-        """Announce that this rank has left, and give memory and sockets back; after `end`."""
+        """Announce that this rank has left; give back memory and sockets. `health` is closed."""
         for channel in self.channels():
             self.context.channels.retire(channel)
         remote = self.remote
@@ -115,7 +110,7 @@ class Group:
         health = getattr(self, "health", None)
         if health is None or health.closed or os.getpid() != self.context.pid:
             return
-        if self.end():
+        if health.close():
             self.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,8 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.engine.call_sites import called, here
-from nc10d.backend.cpu.engine.channel import Channel, Submission
+from nc10d.backend.cpu.engine.channel import Channel, Submission, deadline_ns
+from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
 from nc10d.backend.cpu.lowering.prepared import PreparedMessage
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
@@ -21,23 +23,17 @@ from nc10d.backend.cpu.memory.host_peer import mask
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.p2p.any_source import AnySourceReceive
-from nc10d.backend.cpu.p2p.unexpected import (
-    arrived,
-    head,
-    is_remote,
-    next_message,
-    post_unexpected,
-    receive_unexpected_from,
-)
+from nc10d.backend.cpu.p2p import unexpected
 from nc10d.backend.cpu.transport.links import HALF, Inbox, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch
-from nc10d.ops import Recv, Send
+from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 _LABELS = {dtype.code: dtype.label for dtype in DType}
+_PAUSE = 0.05
+"""Seconds between two looks of a thread that waits for a message from any source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,65 +48,53 @@ class Mailbox:
     """Posts sends and receives of a rank; their Works wait through `waiter`."""
 
     def __init__(self, group: Group, waiter: PartWaiter, cache: PreparedCache) -> None:
-        self._group = group
-        self._links = group.links
-        self._waiter = waiter
-        self._cache = cache
+        self._group, self._links = group, group.links
+        self._waiter, self._cache = waiter, cache
 
     def launch(
-        self,
-        op: Send | Recv,
-        deadline: Deadline,
-        limit: int,
-        dependencies: MessageDependencies = INDEPENDENT,
+        self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
-        """Post a message or a receive, and return its Work; `limit` is `deadline` in ns.
+        """Post a message or a receive, and return its Work.
 
         A receive with dependencies that only Python can carry out is returned deferred.
         """
         if isinstance(op, Send):
-            return self._send(op, deadline, limit, dependencies)
+            return self._send(op, deadline, dependencies)
         if op.peer is not None:
-            return self._receive(op, op.peer, deadline, limit, dependencies)
+            inbox = self._links.inbox(op.peer)
+            with inbox.lock, inbox:
+                return self._receive_from(inbox, op, op.peer, deadline, dependencies)
         if dependencies:
-            receive = partial(self._receive_any, op, deadline, limit)
+            receive = partial(self._receive_any, op, deadline)
             return DeferredReceive(dependencies, receive)
-        return self._receive_any(op, deadline, limit)
+        return self._receive_any(op, deadline)
 
     def _submission(
         self,
         op: Send | Recv,
         buffer: Buffer,
-        limit: int,
+        deadline: Deadline,
         dependencies: MessageDependencies,
         channel: Channel,
     ) -> Submission:
         operands = message_operands(buffer)
         strided, waits = not buffer.contiguous, dependencies.waits
         linked = self._links.program(
-            isinstance(op, Send), buffer.nbytes, strided, len(waits), is_remote(channel)
+            isinstance(op, Send), buffer.nbytes, strided, len(waits), unexpected.is_remote(channel)
         )
         addresses = [*operands.addresses, *waits]
         keep = [*operands.keep, dependencies.words]
         head = (op.tag, buffer.nbytes, buffer.dtype.code)
+        limit = deadline_ns(deadline)
         return Submission(linked, addresses, keep, limit, head, dependencies.own)
 
-    def _send(
-        self, op: Send, deadline: Deadline, limit: int, dependencies: MessageDependencies
-    ) -> Work:
+    def _send(self, op: Send, deadline: Deadline, dependencies: MessageDependencies) -> Work:
         buffer = as_buffer(op.x)
         channel = self._links.to(op.peer)
-        submission = self._submission(op, buffer, limit, dependencies, channel)
+        submission = self._submission(op, buffer, deadline, dependencies, channel)
         channel.submit(submission)
         self._prepare(op, buffer, channel, None)
         return CpuWork(self._waiter, (op,), [(channel, submission)], deadline)
-
-    def _receive(
-        self, op: Recv, peer: int, deadline: Deadline, limit: int, dependencies: MessageDependencies
-    ) -> Work | DeferredReceive:
-        inbox = self._links.inbox(peer)
-        with inbox.lock, inbox:
-            return self._receive_from(inbox, op, peer, deadline, limit, dependencies)
 
     def _receive_from(
         self,
@@ -118,12 +102,11 @@ class Mailbox:
         op: Recv,
         peer: int,
         deadline: Deadline,
-        limit: int,
         dependencies: MessageDependencies,
     ) -> Work | DeferredReceive:
         """Receive from a peer; the caller holds the inbox."""
         buffer, channel = as_buffer(op.x), inbox.channel
-        submission = self._submission(op, buffer, limit, dependencies, channel)
+        submission = self._submission(op, buffer, deadline, dependencies, channel)
         early = inbox.take_unexpected(op.tag)
         if early is not None:
             deliver = partial(self._deliver, op, peer, buffer, early, deadline)
@@ -140,7 +123,7 @@ class Mailbox:
             return
         if self._cache.knows(op):
             return
-        remote = is_remote(channel)
+        remote = unexpected.is_remote(channel)
         linked = self._links.program(inbox is None, buffer.nbytes, away=remote)
         model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
         small = buffer.nbytes <= HALF
@@ -152,7 +135,13 @@ class Mailbox:
     ) -> Work:
         """Receive a message that was taken aside; it may still be on its way."""
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
-            self._group.health.abort(self._differs(peer, early, buffer))
+            sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
+            wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
+            message = (
+                f"rank {peer} sent {called(sent, early.site)}, but rank {self._group.rank} "
+                f"receives {called(wanted, here())}"
+            )
+            self._group.health.abort(CollectiveMismatch(message, rank=peer, op="recv"))
             failure = self._group.health.failure()
             assert failure is not None, "the group was just aborted"
             raise failure
@@ -164,19 +153,9 @@ class Mailbox:
         part = (self._links.inbox(peer).channel, early.submission)
         return CpuWork(self._waiter, (op,), [part], deadline, [copy], peer)
 
-    def _differs(self, peer: int, early: UnexpectedMessage, buffer: Buffer) -> CollectiveMismatch:
-        sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
-        wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
-        return CollectiveMismatch(
-            f"rank {peer} sent {called(sent, early.site)}, but rank "
-            f"{self._group.rank} receives {called(wanted, here())}",
-            rank=peer,
-            op="recv",
-        )
-
     # -- receives from any source ----------------------------------------------------------------
 
-    def _receive_any(self, op: Recv, deadline: Deadline, limit: int) -> Work:
+    def _receive_any(self, op: Recv, deadline: Deadline) -> Work:
         group = self._group
         peers = [rank for rank in range(group.size) if rank != group.rank]
 
@@ -185,14 +164,16 @@ class Mailbox:
                 inbox = self._links.inbox(peer)
                 with inbox.lock, inbox:  # no other thread may receive a message that is ready
                     if self._ready(inbox, op.tag):
-                        work = self._receive_from(inbox, op, peer, deadline, limit, INDEPENDENT)
+                        work = self._receive_from(inbox, op, peer, deadline, INDEPENDENT)
                         assert isinstance(work, Work), "it has no dependencies"
                         return work
             return None
 
         def pause(seconds: float) -> None:
             inboxes = [self._links.inbox(peer) for peer in peers]
-            words = [next_message(inbox.channel) for inbox in inboxes if not inbox.receiving]
+            words = [
+                unexpected.next_message(inbox.channel) for inbox in inboxes if not inbox.receiving
+            ]
             self.await_words(words, seconds)
 
         return AnySourceReceive(self._waiter, group.health, (op,), deadline, match, pause)
@@ -208,12 +189,12 @@ class Mailbox:
             answer = entry_points.wait(channel.address, oldest.address, 1)
             if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
                 self._group.health.engine_failed(channel, answer)
-            receive_unexpected_from(self._links, inbox)
-        elif channel.idle() and arrived(channel):
-            header = head(channel)
+            unexpected.receive_unexpected_from(self._links, inbox)
+        elif channel.idle() and unexpected.arrived(channel):
+            header = unexpected.head(channel)
             if header[0] == tag:
                 return True
-            post_unexpected(self._links, inbox, header)
+            unexpected.post_unexpected(self._links, inbox, header)
         return any(kept.tag == tag for kept in inbox.unexpected)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
@@ -226,3 +207,69 @@ class Mailbox:
             context.process, bit, plain.address(table), len(rows), slice_ns
         )
         return bool(answer >= 0)
+
+
+class AnySourceReceive(Work):
+    """A receive from the first rank that sends; matched when a thread waits for it or looks.
+
+    `match` returns the Work of the matched receive, or None; `pause` waits for any message for
+    some seconds at most.
+    """
+
+    __slots__ = (
+        *("_awaited", "_health", "_inner", "_match", "_matching", "_pause", "_waiter"),
+        "deadline",
+    )
+
+    def __init__(
+        self,
+        waiter: PartWaiter,
+        health: Health,
+        ops: Sequence[Op],
+        deadline: Deadline,
+        match: Callable[[], Work | None],
+        pause: Callable[[float], None],
+    ) -> None:
+        super().__init__(ops)
+        self._waiter, self._health = waiter, health
+        self._match, self._pause = match, pause
+        self._matching = threading.Lock()
+        self._inner: Work | None = None
+        self._awaited = False
+        self.deadline = deadline
+
+    def _poll(self) -> None:
+        self._block(Deadline(0.0))
+
+    def _block(self, deadline: Deadline) -> None:
+        until = deadline if deadline.at < self.deadline.at else self.deadline
+        while self._inner is None:
+            failure = self._health.failure()
+            if failure is None and self.deadline.expired():
+                failure = self._health.fail_timeout(self.ops, None)
+            if failure is not None:
+                self._finish(failure)
+                return
+            # Asked before matching, so that messages sent before a rank left are found. A thread
+            # that only polls has not asked to wait, and is no reason for an error.
+            awaited = self._awaited or deadline.at > 0
+            all_left = awaited and self._health.all_left()
+            # The notifier and several waiting threads may match: a single thread takes the message.
+            with self._matching:
+                if self._inner is None:
+                    self._inner = self._match()
+            if self._inner is None:
+                if all_left:
+                    self._finish(self._health.fail_all_left(self.ops))
+                    return
+                if until.expired():
+                    return
+                self._pause(until.slice(_PAUSE))
+        inner = self._inner
+        inner._block(deadline) if deadline.at > 0 else inner._poll()
+        if inner._look():
+            self._finish(inner._exception, inner._result)
+
+    def _watch(self) -> None:
+        self._awaited = True  # a callback or a coroutine waits
+        self._waiter.watch(self)
