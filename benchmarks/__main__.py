@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from nc10d.run.interrupt import run_interruptible
+from nc10d.run.signals import run_interruptible
 
 TABLES = {
     "compare": ("compare.compare", "collectives of nc10d, gloo and MPI, also on separate hosts"),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from nc10d.run.interrupt import run_interruptible
+from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
 ENGINE = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "net")

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
-MOVED = {
-    "nc10d.bench.compare": "benchmarks compare",
-    "nc10d.bench.coalescing": "benchmarks coalescing",
-    "nc10d.bench.ddp": "benchmarks ddp",
-    "nc10d.bench.engine": "benchmarks engine",
-    "nc10d.bench.first_use": "benchmarks first-use",
-    "nc10d.bench.flatten": "benchmarks flatten",
-    "nc10d.bench.imports": "benchmarks imports",
-    "nc10d.bench.kernels": "benchmarks kernels",
-    "nc10d.bench.objects": "benchmarks objects",
-    "nc10d.bench.overlap": "benchmarks overlap",
+_SAME_NAME = (
+    *("compare", "coalescing", "ddp", "engine", "first_use", "flatten", "imports", "kernels"),
+    *("objects", "overlap", "registered", "store"),
+)
+MOVED = {f"nc10d.bench.{name}": f"benchmarks {name.replace('_', '-')}" for name in _SAME_NAME} | {
     "nc10d.bench.predict": "benchmarks model",
     "nc10d.bench.calibrate": "benchmarks check-model",
-    "nc10d.bench.registered": "benchmarks registered",
-    "nc10d.bench.store": "benchmarks store",
     "nc10d.debug.faults": "benchmarks faults",
     "nc10d.debug.kills": "benchmarks kills",
     "nc10d.testing.simulation": "simulation",
@@ -32,15 +21,11 @@ MOVED = {
 class _MovedFinder:
     """A finder that finds nothing, and raises for modules in MOVED."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> None:
         """Raise ModuleNotFoundError with the new command, if the module has moved."""
         if name in MOVED:
-            raise ModuleNotFoundError(
-                f"{name} has moved: in a checkout, python -m {MOVED[name]}", name=name
-            )
-        return None
+            message = f"{name} has moved: in a checkout, python -m {MOVED[name]}"
+            raise ModuleNotFoundError(message, name=name)
 
 
 def install() -> None:

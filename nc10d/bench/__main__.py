@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from nc10d.bench import cli
-from nc10d.run.interrupt import run_interruptible
+from nc10d.run.signals import run_interruptible
 
 MOVED = ("compare", "coalescing", "ddp", "flatten", "kernels", "model", "check-model", "draw")
 """Former options, which are tables of `python -m benchmarks` now."""

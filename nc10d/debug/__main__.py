@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nc10d.debug import plot, timeline, torch_trace
+from nc10d.debug import timeline, torch_trace
 from nc10d.debug.diagnosis import diagnose, report
 from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import Dump
@@ -32,7 +32,7 @@ def read(folder: Path) -> list[list[Dump]]:
 
 def _png_written(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
     try:
-        plot.write_png(groups, path)
+        timeline.write_png(groups, path)
     except (OSError, UnsupportedPlatform) as error:
         print(f"nc10d.debug: {error}", file=sys.stderr)
         return False

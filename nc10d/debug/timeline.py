@@ -1,4 +1,4 @@
-"""The dumps of groups as a picture in an HTML file: a row for each rank, a bar for each call. Pure.
+"""The dumps of groups as a picture: a row for each rank, a bar for each call; HTML or PNG.
 
 A bar reaches from a call's begin to its end; a call that has not ended reaches to the moment of the
 dump. Ranks of different hosts are aligned by their time of day, as far as their clocks agree. The
@@ -7,11 +7,15 @@ file loads nothing from elsewhere, and no text of a dump is run.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
 
 from nc10d.debug.diagnosis import Diagnosis, diagnose, report
+from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import STARTED, Dump, Entry
 
 MOST_BARS = 256
@@ -110,3 +114,49 @@ def _rectangle(bar: Bar, scale: float) -> str:
         f'<rect class="{kind}" x="{x:.1f}" y="{_ROW * bar.rank + 4}" width="{width:.1f}" '
         f'height="{_ROW - 8}"><title>{escape(bar.title)}</title></rect>'
     )
+
+
+_INCHES, _ROW_INCHES, _HEAD_INCHES = 12.0, 0.3, 1.1
+"""Width of a PNG, height of a rank's row, height above and below a group's rows."""
+_THIN = 0.001
+"""The least width of a bar in a PNG, as a share of the whole."""
+
+
+def write_png(groups: Sequence[Sequence[Dump]], path: Path) -> None:
+    """Write a picture with a panel for each group; UnsupportedPlatform without matplotlib."""
+    heights = [_HEAD_INCHES + _ROW_INCHES * max(dump.size for dump in dumps) for dumps in groups]
+    figure = _figure(figsize=(_INCHES, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0]
+    for dumps, panel in zip(groups, panels, strict=True):
+        _panel(panel, dumps)
+    figure.savefig(path, format="png", dpi=100)
+
+
+def _figure(**how: Any) -> Any:
+    try:
+        return importlib.import_module("matplotlib.figure").Figure(**how)
+    except ImportError as error:
+        message = 'a PNG needs matplotlib: pip install "nc10d[bench]"; --html needs nothing'
+        raise UnsupportedPlatform(message) from error
+
+
+def _panel(panel: Any, dumps: Sequence[Dump]) -> None:
+    found, span = bars(dumps)
+    size = max(dump.size for dump in dumps)
+    panel.set_title(f"group {dumps[0].group!r}", loc="left", parse_math=False)
+    panel.set(xlim=(0, span / 1e6), ylim=(size - 0.5, -0.5))
+    panel.set_xlabel("ms, to the latest dump" if found else "no call has a time")
+    panel.set_yticks(range(size), [f"rank {rank}" for rank in range(size)])
+    panel.barh(range(size), span / 1e6, height=0.8, color=GROUND)
+    for bar in found:
+        panel.barh(
+            bar.rank,
+            max(bar.lasts, _THIN * span) / 1e6,
+            left=bar.begin / 1e6,
+            height=0.6,
+            color=COLOURS[bar.kind],
+            alpha=FAINT if bar.message else 1.0,
+        )
+    for kind, colour in COLOURS.items():
+        panel.barh(0, 0, color=colour, label=kind)
+    panel.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False)

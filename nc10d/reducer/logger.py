@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nc10d.base.debug_level import get_debug_level
-from nc10d.reducer.plan import ReducePlan, Spec
-from nc10d.reducer.settings import Settings
-from nc10d.reducer.timing import PassTimes
+from nc10d.reducer.plan import ReducePlan
+
+if TYPE_CHECKING:
+    from nc10d.reducer.reducer import Reducer
 
 FIRST = 10
 """The number of passes at the start that are all sampled."""
@@ -25,60 +26,10 @@ SAMPLE_RATE = 100
 Fields = dict[str, int | str]
 
 
-class GroupInfo(Protocol):
-    """The attributes of a process group that a Logger reads."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-
-    @property
-    def backend_name(self) -> str:
-        """The backends, as the user names them."""
-
-
-class ObservedReducer(Protocol):
-    """The attributes of a Reducer that a Logger reads."""
-
-    settings: Settings
-    passes: int
-    rebuilt: bool
-
-    @property
-    def specs(self) -> Sequence[Spec]:
-        """The specs of the parameters."""
-
-    @property
-    def group(self) -> GroupInfo:
-        """The group that reduces the gradients."""
-
-    @property
-    def plan(self) -> ReducePlan:
-        """The current plan of the buckets."""
-
-    @property
-    def hook_name(self) -> str:
-        """The name of the comm hook; empty without a hook."""
-
-    @property
-    def times(self) -> PassTimes:
-        """The moments of the last pass."""
-
-    def durations(self) -> dict[str, int]:
-        """Return the durations of the last pass in ns, by c10d's names."""
-
-    def set_logger(self, logger: Logger) -> None:
-        """Notify the logger of each pass."""
-
-
 class Logger:
     """Collects fields about a Reducer; `more` are the caller's own, such as `module_name`."""
 
-    def __init__(self, reducer: ObservedReducer, **more: int | str) -> None:
+    def __init__(self, reducer: Reducer, **more: int | str) -> None:
         self._reducer = reducer
         self._more = more
         self._rate = SAMPLE_RATE

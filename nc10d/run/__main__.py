@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nc10d.run.interrupt import run_interruptible
+from nc10d.run.signals import run_interruptible
 
 
 def main() -> int:

@@ -218,64 +218,57 @@ def _spellings(names: str) -> list[str]:
     return list(dict.fromkeys(x for pair in both for x in pair))
 
 
+def _value(metavar: str, text: str, kind: Any = str, default: Any = None) -> dict[str, Any]:
+    return {"metavar": metavar, "help": text, "type": kind, "default": default}
+
+
+def _flag(text: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": text}
+
+
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "the job": {
-        "--nproc-per-node": {
-            "metavar": "N",
-            "type": _nproc,
-            "default": 1,
-            "help": "ranks on each node (default 1); auto or cpu: one per usable core",
-        },
-        "--nnodes": {"metavar": "N", "type": _nnodes, "default": 1, "help": "nodes (default 1)"},
-        "--node-rank": {"metavar": "K", "type": int, "help": "which node this is, from 0"},
-        "--rdzv-endpoint": {"metavar": "HOST:PORT", "help": "where ranks meet: on node 0"},
-        "--master-addr": {"metavar": "HOST", "help": "the same, in two options"},
-        "--master-port": {
-            "metavar": "PORT",
-            "type": int,
-            "help": f"default: any free port; {DEFAULT_PORT} with several nodes",
-        },
-        "--standalone": {"action": "store_true", "help": "one node, free port, and a token"},
-        "--max-restarts": {
-            "metavar": "N",
-            "type": int,
-            "default": 0,
-            "help": "how often this node's ranks are restarted after a failure (default 0)",
-        },
-        "--keep-going": {
-            "action": "store_true",
-            "help": "let the others go on when a rank has failed; code 0 if any ends well",
-        },
-        "--rdzv-id": {"metavar": "NAME", "help": "the job's name; also its folder of logs"},
-        "--rdzv-backend": {"metavar": "ANY", "help": "accepted, as in torchrun; there is one way"},
-        "--role": {"metavar": "NAME", "default": "default", "help": "value of ROLE_NAME"},
-        "--grace-period": {
-            "metavar": "SECONDS",
-            "type": float,
-            "default": DEFAULT_GRACE,
-            "help": f"from SIGTERM to SIGKILL (default {DEFAULT_GRACE:g})",
-        },
+        "--nproc-per-node": _value(
+            "N", "ranks on each node (default 1); auto or cpu: one per usable core", _nproc, 1
+        ),
+        "--nnodes": _value("N", "nodes (default 1)", _nnodes, 1),
+        "--node-rank": _value("K", "which node this is, from 0", int),
+        "--rdzv-endpoint": _value("HOST:PORT", "where ranks meet: on node 0"),
+        "--master-addr": _value("HOST", "the same, in two options"),
+        "--master-port": _value(
+            "PORT", f"default: any free port; {DEFAULT_PORT} with several nodes", int
+        ),
+        "--standalone": _flag("one node, free port, and a token"),
+        "--max-restarts": _value(
+            "N", "how often this node's ranks are restarted after a failure (default 0)", int, 0
+        ),
+        "--keep-going": _flag(
+            "let the others go on when a rank has failed; code 0 if any ends well"
+        ),
+        "--rdzv-id": _value("NAME", "the job's name; also its folder of logs"),
+        "--rdzv-backend": _value("ANY", "accepted, as in torchrun; there is one way"),
+        "--role": _value("NAME", "value of ROLE_NAME", default="default"),
+        "--grace-period": _value(
+            "SECONDS", f"from SIGTERM to SIGKILL (default {DEFAULT_GRACE:g})", float, DEFAULT_GRACE
+        ),
     },
     "output": {
         "--prefix": {
             "action": argparse.BooleanOptionalAction,
             "help": "prefix every line, or none (default: all but rank 0's on a terminal)",
         },
-        "--log-dir": {
-            "metavar": "DIR",
-            "type": Path,
-            "help": "keep output in DIR/NAME/attempt_A/rank_R/{stdout,stderr}.log as well",
-        },
+        "--log-dir": _value(
+            "DIR", "keep output in DIR/NAME/attempt_A/rank_R/{stdout,stderr}.log as well", Path
+        ),
         "-r --redirects": {
-            "metavar": "0-3",
-            "type": int,
+            **_value(
+                "0-3", "with --log-dir, into the files only: 1 stdout, 2 stderr, 3 both", int, 0
+            ),
             "choices": range(4),
-            "default": 0,
-            "help": "with --log-dir, into the files only: 1 stdout, 2 stderr, 3 both",
         },
     },
     "what to run": {
-        "-m --module": {"action": "store_true", "help": "the script is a module's name"},
-        "--no-python": {"action": "store_true", "help": "the script is a program of its own"},
+        "-m --module": _flag("the script is a module's name"),
+        "--no-python": _flag("the script is a program of its own"),
     },
 }

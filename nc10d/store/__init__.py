@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nc10d.store.base import Store
     from nc10d.store.file import FileStore
-    from nc10d.store.hash import HashStore
+    from nc10d.store.local import HashStore
     from nc10d.store.prefix import PrefixStore
     from nc10d.store.tcp import TCPStore
 
 _HOMES = {
     "FileStore": "file",
-    "HashStore": "hash",
+    "HashStore": "local",
     "PrefixStore": "prefix",
     "Store": "base",
     "TCPStore": "tcp",

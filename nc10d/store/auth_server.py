@@ -11,8 +11,8 @@ from __future__ import annotations
 import socket
 import time
 
-from nc10d.auth.admission import Admission
 from nc10d.auth.handshake import (
+    Admission,
     BadHandshake,
     BadSeal,
     HandshakeAnswerer,

@@ -1,12 +1,13 @@
-"""The base of stores whose values are in this process: FileStore and HashStore.
+"""The base of stores whose values are in this process, FileStore and HashStore; and HashStore.
 
-It implements all methods of `Store`. A subclass implements exclusive access to the values
+`LocalStore` implements all methods of `Store`. A subclass implements exclusive access to the values
 (`_access`) and the wait for a change (`_until`).
 """
 
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -140,3 +141,34 @@ class LocalStore(Store):
             with self._access() as values:
                 values.add(name, 1)
             self._await(lambda values: values.number(name) >= world_size or None, [key], timeout)
+
+
+class HashStore(LocalStore):
+    """A store that threads of one process share; a call that waits delays no other."""
+
+    def __init__(self) -> None:
+        self._values = Values()
+        self._changed = threading.Condition()
+
+    def _name(self) -> str:
+        return "the hash store"
+
+    @contextmanager
+    def _access(self) -> Iterator[Values]:
+        with self._changed:
+            try:
+                yield self._values
+            finally:
+                self._changed.notify_all()
+
+    def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
+        with self._changed:
+            while (found := ready(self._values)) is None and not deadline.expired():
+                self._changed.wait(deadline.slice(threading.TIMEOUT_MAX))
+            return found
+
+    def clone(self) -> HashStore:
+        twin = HashStore()
+        twin._values, twin._changed = self._values, self._changed
+        twin._seconds = self._seconds
+        return twin

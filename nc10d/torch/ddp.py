@@ -14,8 +14,10 @@ compiles the module, but not the code of this class.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -25,12 +27,30 @@ from nc10d.reducer import hooks
 from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
-from nc10d.torch.autograd_bridge import Gradients
-from nc10d.torch.compiling import in_python
-from nc10d.torch.graph import unused_in
+from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.placement import placement
 from nc10d.torch.replicas import Contents, same_everywhere
 from nc10d.torch.tensor_bucket import on_tensors
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_uncompiled = cache(torch.compiler.disable)
+
+
+def in_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that calls `function` without compiling it or its callees.
+
+    It does not load the compiler: that takes a second, and fails if two threads load it at once.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        result: T = _uncompiled(function)(*args, **kwargs)
+        return result
+
+    return call
 
 
 class DistributedDataParallel(torch.nn.Module):

@@ -10,7 +10,7 @@ import pytest
 
 COMMAND = """
 import os, signal
-from nc10d.run.interrupt import run_interruptible
+from nc10d.run.signals import run_interruptible
 
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)

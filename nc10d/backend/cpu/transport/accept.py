@@ -23,8 +23,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nc10d.auth.admission import Admission
-from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCaller, Introduction
+from nc10d.auth.handshake import (
+    Admission,
+    BadHandshake,
+    HandshakeAnswerer,
+    HandshakeCaller,
+    Introduction,
+)
 from nc10d.backend.cpu.transport.congestion import tcp_socket
 
 MOST_STRANGERS = 256
