@@ -18,13 +18,70 @@ import numpy as np
 
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import Estimate, Times, estimate
-from nc10d.reducer.packing import Packer
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels.pack import copy_address, move_all
+from nc10d.reducer.packing import kernel_for, memory_of, only_dtype, places_in
 
 NBYTES = 25 << 20
 TENSORS = 160
 MEMCPY = "memcpy"
 Call = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Packer:
+    """Packs the same NumPy arrays into a flat array, and unpacks them, many times.
+
+    The constructor checks the arrays; errors as for `pack`. Each call reads the addresses from the
+    array objects by compiled code, since a resize may have moved an array. A call raises ValueError
+    if the number of bytes of an array has changed.
+    """
+
+    def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
+        if any(type(x) is not np.ndarray for x in (flat, *arrays)):
+            raise TypeError("a Packer is for plain NumPy arrays")
+        self._arrays, self._flat = list(arrays), flat
+        whole, buffers = memory_of(flat, True), [memory_of(x, True) for x in arrays]
+        places_in(whole, buffers, offsets)
+        self._dtypes = only_dtype([x.dtype for x in buffers]), whole.dtype
+        self._nbytes = [x.nbytes for x in (flat, *arrays)]
+        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in buffers]
+        self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
+        self._offsets = np.array(offsets, np.int64) * whole.dtype.itemsize
+        self._addresses = np.zeros(1 + len(buffers), np.int64)
+        table = self._addresses.ctypes.data
+        rows = [(table + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
+        self._address_rows = np.array(rows, np.int64)
+
+    def pack(self, scale: float = 1.0) -> None:
+        """Write the arrays, times `scale`, to the flat array."""
+        arrays, places = self._current_addresses()
+        src, dst = self._dtypes
+        self._move(np.column_stack([places, arrays, self._sizes[:, 0]]), src, dst, scale)
+
+    def unpack(self, scale: float = 1.0) -> None:
+        """Write the flat array, times `scale`, to the arrays."""
+        arrays, places = self._current_addresses()
+        dst, src = self._dtypes
+        self._move(np.column_stack([arrays, places, self._sizes[:, 1]]), src, dst, scale)
+
+    def _current_addresses(self) -> tuple[Addresses, Addresses]:
+        """Return the current addresses of the arrays, and of their places in the flat array."""
+        if [x.nbytes for x in (self._flat, *self._arrays)] != self._nbytes:
+            raise ValueError("an array was resized since the Packer was made")
+        move_all(self._address_rows.ctypes.data, len(self._address_rows), copy_address(), 0)
+        return self._addresses[1:], self._addresses[0] + self._offsets
+
+    def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
+        if src is not None and dst is not None:
+            factor = np.array(scale, np.float64)
+            kernel = kernel_for(src, dst, scale, int(table[:, 2].sum()))
+            move_all(table.ctypes.data, len(table), kernel, factor.ctypes.data)
+
+
+_DATA = object.__basicsize__
+"""Offset of an ndarray's data pointer: right behind the object header (NumPy's C API)."""
 
 
 def counts(tensors: int = TENSORS, total: int = NBYTES // 4) -> list[int]:

@@ -1,9 +1,10 @@
 """Copy many arrays to a flat array and back on a GPU: all tensors of a bucket in a single launch.
 
-Contract: as `packing.Packer`, on a single device. Tables on the device list the copies; they are
-written again only when an array has moved. A call enqueues a kernel on the current stream (of
-`nc10d.cuda`) and does not block, except to allocate the tables the first time. Casts are between
-real floats of at most 32 bits. The caller keeps the arrays alive and in place.
+Contract: as `packing`, for the same arrays on a single device, many times. Tables on the device
+list the copies; they are written again only when an array has moved. A call enqueues a kernel on
+the current stream (of `nc10d.cuda`) and does not block, except to allocate the tables the first
+time. Casts are between real floats of at most 32 bits. The caller keeps the arrays alive and in
+place.
 """
 
 from __future__ import annotations

@@ -11,13 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from nc10d.base.debug_level import get_debug_level
 from nc10d.reducer.plan import ReducePlan
-
-if TYPE_CHECKING:
-    from nc10d.reducer.reducer import Reducer
+from nc10d.reducer.reducer import Reducer
 
 FIRST = 10
 """The number of passes at the start that are all sampled."""

@@ -10,7 +10,6 @@ target's type.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from nc10d.kernels.streaming import SCALED, STREAM_BYTES, stream_copy_address, s
 from nc10d.ops import Array
 
 Row = tuple[int, int, int]
-Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
@@ -31,7 +29,7 @@ def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: fl
     ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
     and are not both floating. Both are raised before the first write.
     """
-    whole, sources = _memory(flat, True), [_memory(x, False) for x in arrays]
+    whole, sources = memory_of(flat, True), [memory_of(x, False) for x in arrays]
     places = places_in(whole, sources, offsets)
     rows = [(place, x.address, x.nbytes) for place, x in zip(places, sources, strict=True)]
     _move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
@@ -41,7 +39,7 @@ def unpack(
     flat: Array, arrays: Sequence[Array], offsets: Sequence[int], scale: float = 1.0
 ) -> None:
     """Write `flat * scale`, from element `offsets[i]` on, to `arrays[i]`; errors as for `pack`."""
-    whole, targets = _memory(flat, False), [_memory(x, True) for x in arrays]
+    whole, targets = memory_of(flat, False), [memory_of(x, True) for x in arrays]
     places = places_in(whole, targets, offsets)
     size = whole.dtype.itemsize
     rows = [(x.address, place, x.count * size) for place, x in zip(places, targets, strict=True)]
@@ -53,7 +51,8 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
     pack([source], target, [0], scale)
 
 
-def _memory(x: Array, written: bool) -> Buffer:
+def memory_of(x: Array, written: bool) -> Buffer:
+    """Return a contiguous CPU array's memory; TypeError or ValueError for other arrays."""
     buffer = as_buffer(x)
     if buffer.device != "cpu":
         raise TypeError(f"packing is for CPU arrays, got one on {buffer.device}")
@@ -84,13 +83,13 @@ def only_dtype(dtypes: Iterable[DType]) -> DType | None:
 def _move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
     if src is None or dst is None:
         return
-    kernel = _kernel(src, dst, scale, sum(nbytes for _, _, nbytes in rows))
+    kernel = kernel_for(src, dst, scale, sum(nbytes for _, _, nbytes in rows))
     table = np.array(rows, np.int64)
     factor = np.array(scale, np.float64)
     move_all(table.ctypes.data, len(rows), kernel, factor.ctypes.data)
 
 
-def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
+def kernel_for(src: DType, dst: DType, scale: float, nbytes: int) -> int:
     """Return the address of the kernel; large copies bypass the CPU caches."""
     if src is not dst:
         return cast_address(src, dst)
@@ -99,57 +98,3 @@ def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
     if nbytes >= STREAM_BYTES and src in SCALED:
         return stream_scale_address(src)
     return copy_address() if scale == 1 else scale_address(src)
-
-
-class Packer:
-    """Packs the same NumPy arrays into a flat array, and unpacks them, many times.
-
-    The constructor checks the arrays; errors as for `pack`. Each call reads the addresses from the
-    array objects by compiled code, since a resize may have moved an array. A call raises ValueError
-    if the number of bytes of an array has changed.
-    """
-
-    def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
-        if any(type(x) is not np.ndarray for x in (flat, *arrays)):
-            raise TypeError("a Packer is for plain NumPy arrays")
-        self._arrays, self._flat = list(arrays), flat
-        whole, buffers = _memory(flat, True), [_memory(x, True) for x in arrays]
-        places_in(whole, buffers, offsets)
-        self._dtypes = only_dtype([x.dtype for x in buffers]), whole.dtype
-        self._nbytes = [x.nbytes for x in (flat, *arrays)]
-        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in buffers]
-        self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
-        self._offsets = np.array(offsets, np.int64) * whole.dtype.itemsize
-        self._addresses = np.zeros(1 + len(buffers), np.int64)
-        table = self._addresses.ctypes.data
-        rows = [(table + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
-        self._address_rows = np.array(rows, np.int64)
-
-    def pack(self, scale: float = 1.0) -> None:
-        """Write the arrays, times `scale`, to the flat array."""
-        arrays, places = self._current_addresses()
-        src, dst = self._dtypes
-        self._move(np.column_stack([places, arrays, self._sizes[:, 0]]), src, dst, scale)
-
-    def unpack(self, scale: float = 1.0) -> None:
-        """Write the flat array, times `scale`, to the arrays."""
-        arrays, places = self._current_addresses()
-        dst, src = self._dtypes
-        self._move(np.column_stack([arrays, places, self._sizes[:, 1]]), src, dst, scale)
-
-    def _current_addresses(self) -> tuple[Addresses, Addresses]:
-        """Return the current addresses of the arrays, and of their places in the flat array."""
-        if [x.nbytes for x in (self._flat, *self._arrays)] != self._nbytes:
-            raise ValueError("an array was resized since the Packer was made")
-        move_all(self._address_rows.ctypes.data, len(self._address_rows), copy_address(), 0)
-        return self._addresses[1:], self._addresses[0] + self._offsets
-
-    def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
-        if src is not None and dst is not None:
-            factor = np.array(scale, np.float64)
-            kernel = _kernel(src, dst, scale, int(table[:, 2].sum()))
-            move_all(table.ctypes.data, len(table), kernel, factor.ctypes.data)
-
-
-_DATA = object.__basicsize__
-"""Offset of an ndarray's data pointer: right behind the object header (NumPy's C API)."""

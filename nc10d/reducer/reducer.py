@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
-from nc10d.reducer.averaging import AveragingHook
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.buckets.storage import BucketLayouts
 from nc10d.reducer.gradients import SparseGradient, assign, check
+from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, ReducePlan, arrival_order, spec_of
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
@@ -33,9 +34,6 @@ from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
 from nc10d.reducer.verify import agree_on_order, verify_alike
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 
 class Reducer(PassStats):

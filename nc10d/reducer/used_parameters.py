@@ -7,15 +7,13 @@ value: a mean of zeros would make optimizers with momentum update the parameter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from nc10d.group.collectives import Collectives
 from nc10d.ops import MAX
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.group.collectives import Collectives
 
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 

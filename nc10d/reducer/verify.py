@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MIN, Array
 from nc10d.reducer.plan import Spec
 from nc10d.reducer.settings import Settings
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 _SIDES = 16
 _TEXT = 256

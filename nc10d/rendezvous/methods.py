@@ -30,6 +30,8 @@ from nc10d.store.prefix import PrefixStore
 from nc10d.store.tcp import TCPStore
 
 Rendezvous = tuple[Store, int, int]
+Meeting = tuple[Store, str, int, int]
+"""The store, a name of the meeting point, this rank and the number of ranks."""
 _MOST_NAMED = 16
 _ALL_PRESENT = "well"
 # Calls of this process by address and rank: ranks may be threads.
@@ -130,22 +132,20 @@ def _missing_ranks(store: Store, size: int, limit: float) -> str:
 
 def _meet_by_environment(
     url: SplitResult, rank: int | None, size: int | None, limit: float
-) -> tuple[Store, str, int, int]:
+) -> Meeting:
     rank, size = _rank_and_size(url, rank, size)
     place = find_place(os.environ, rank, size, launcher_ancestor)
     return _meet_at(place, limit)
 
 
-def _meet_by_address(
-    url: SplitResult, rank: int | None, size: int | None, limit: float
-) -> tuple[Store, str, int, int]:
+def _meet_by_address(url: SplitResult, rank: int | None, size: int | None, limit: float) -> Meeting:
     rank, size = _required_rank_and_size(url, rank, size)
     if not url.hostname or url.port is None:
         raise ValueError(f"init_method {url.geturl()!r} must be tcp://host:port")
     return _meet_at(RankPlace(rank, size, url.hostname, url.port), limit)
 
 
-def _meet_at(place: RankPlace, limit: float) -> tuple[Store, str, int, int]:
+def _meet_at(place: RankPlace, limit: float) -> Meeting:
     host, port = place.host, place.port
     serves = place.rank == 0 and not place.served
     if not place.served:  # an agent chooses its address itself
@@ -166,9 +166,7 @@ def _meet_at(place: RankPlace, limit: float) -> tuple[Store, str, int, int]:
     return job, point, place.rank, place.size
 
 
-def _meet_in_file(
-    url: SplitResult, rank: int | None, size: int | None, limit: float
-) -> tuple[Store, str, int, int]:
+def _meet_in_file(url: SplitResult, rank: int | None, size: int | None, limit: float) -> Meeting:
     rank, size = _required_rank_and_size(url, rank, size)
     if url.netloc not in ("", "localhost") or not url.path:
         raise ValueError(f"init_method {url.geturl()!r} must be file:///path")
@@ -178,9 +176,11 @@ def _meet_in_file(
     return store, path, rank, size
 
 
-_METHODS: dict[
-    str, Callable[[SplitResult, int | None, int | None, float], tuple[Store, str, int, int]]
-] = {"env": _meet_by_environment, "tcp": _meet_by_address, "file": _meet_in_file}
+_METHODS: dict[str, Callable[[SplitResult, int | None, int | None, float], Meeting]] = {
+    "env": _meet_by_environment,
+    "tcp": _meet_by_address,
+    "file": _meet_in_file,
+}
 
 
 def _rank_and_size(

@@ -16,11 +16,8 @@ from datetime import timedelta
 from nc10d.base.deadline import Timeout, seconds
 
 Value = str | bytes | bytearray | memoryview
-_BYTES = (
-    bytes,
-    bytearray,
-    memoryview,
-)  # to build a union for each call would take longer than the call
+# A tuple: to build a union for each call would take longer than the call.
+_BYTES = (bytes, bytearray, memoryview)
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 MOST_KEY = 8191
 """The bytes of the longest key: the limit of torch's server too."""

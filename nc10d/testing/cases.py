@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
-from nc10d.testing.layouts import LAYOUTS, lay
+from nc10d.testing.layouts import LAYOUTS
 from nc10d.testing.modes import MODES
 from nc10d.testing.pair_cover import pairwise
 from nc10d.testing.strategies import CollectiveCall, mixed_values
 
-Array = np.ndarray[Any, np.dtype[Any]]
 CALLS: dict[str, tuple[type[Any], bool]] = {
     "all_reduce": (O.AllReduce, False),
     "reduce": (O.Reduce, False),
@@ -65,15 +62,13 @@ class CollectiveCase:
         call = f"{self.call}{op} of {self.dtype.label}, {self.shape}, {self.mode}"
         return f"{call}, {self.size} ranks (seed {self.seed})"
 
-    def build(self) -> LaidCall:
+    def build(self) -> CollectiveCall:
         """Make the call: its arrays' contents follow from the case alone."""
         kind, flat = CALLS[self.call]
         op = O.SUM if self.op == NO_OP else reduction(self.op, self.dtype)
         root = self.seed % self.size
-        return LaidCall(kind, self._inputs(), op, root, flat, layout=self._layout())
-
-    def _layout(self) -> str:
-        return self.shape if self.shape in LAYOUTS else "plain"
+        layout = self.shape if self.shape in LAYOUTS else "plain"
+        return CollectiveCall(kind, self._inputs(), op, root, flat, layout)
 
     def _inputs(self) -> list[Any]:
         kind, _ = CALLS[self.call]
@@ -99,17 +94,6 @@ class CollectiveCase:
 
 
 _SIZES = (5, 0, 4099, 1, 70_001, 64)
-
-
-@dataclass(frozen=True, eq=False)
-class LaidCall(CollectiveCall):
-    """A CollectiveCall whose arrays lie in guarded memory."""
-
-    layout: str = "plain"
-
-    def lay(self, x: Array) -> Array:
-        """Return a copy of `x` in this call's layout."""
-        return lay(x, self.layout)
 
 
 def reduction(name: str, dtype: DType) -> O.ReduceOp:

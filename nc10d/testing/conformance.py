@@ -28,8 +28,8 @@ from nc10d.backend.base import Factory
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
-from nc10d.testing.cases import OPS, CollectiveCase, LaidCall, allowed, cover, reduction
-from nc10d.testing.external_ranks import Launcher
+from nc10d.testing.cases import OPS, CollectiveCase, allowed, cover, reduction
+from nc10d.testing.external_ranks import Launcher, rank_of
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks
@@ -126,9 +126,9 @@ def _reductions(dtype: DType, name: str, size: int) -> list[CollectiveCall]:
     rows = [[mixed_values(dtype, 37, size * r + c) for c in range(size)] for r in range(size)]
     first = [row[0] for row in rows]
     return [
-        LaidCall(O.AllReduce, first, op),
-        LaidCall(O.Reduce, first, op, root),
-        LaidCall(O.ReduceScatter, rows, op, flat=True),
+        CollectiveCall(O.AllReduce, first, op),
+        CollectiveCall(O.Reduce, first, op, root),
+        CollectiveCall(O.ReduceScatter, rows, op, flat=True),
     ]
 
 
@@ -171,7 +171,7 @@ def check_backend(
         cases = cover(world_sizes, dtypes, seed)
         for size in world_sizes:
             with _ranks(size, kind, name, timeout) as ranks:
-                ranks.run(_report_rank)  # a group that can't form is not the fault of a case
+                ranks.run(rank_of)  # a group that can't form is not the fault of a case
                 for title, check in _checks(size, [c for c in cases if c.size == size], dtypes):
                     if len(failures) >= MOST_FAILURES:
                         break
@@ -186,10 +186,6 @@ def _ranks(size: int, kind: Kind | Launcher, name: str, timeout: float) -> Ranks
     if isinstance(kind, Launcher):
         return kind.ranks(size, name, timeout)
     return Ranks(size, kind, name, timeout)
-
-
-def _report_rank(group: ProcessGroup) -> int:
-    return group.rank
 
 
 Check = Callable[[Ranks], Sequence[str]]

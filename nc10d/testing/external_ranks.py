@@ -27,7 +27,7 @@ from typing import Any
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import STOP, Outcome, RankWorker, serve
+from nc10d.testing.rank_workers import PipeWorker, RankWorker, serve
 from nc10d.testing.ranks import Ranks
 
 POLL_SECONDS = 0.1
@@ -80,21 +80,20 @@ class LaunchedRanks(Ranks):
         """Accept all ranks and let them form their group; return the workers by rank."""
         deadline = Deadline.after(self._limit)
         try:
-            workers = [LaunchedWorker(job, job.accept(listener, deadline)) for _ in self._numbers()]
+            workers = [
+                LaunchedWorker(job, job.accept(listener, deadline)) for _ in range(self.world_size)
+            ]
             for worker in workers:
                 worker.submit(self._options)
             for worker in workers:
                 worker.answer(deadline)
             for worker in workers:
-                worker.submit((_rank_of, ()))
+                worker.submit((rank_of, ()))
             by_rank = {worker.answer(deadline): worker for worker in workers}
-            return [by_rank[rank] for rank in self._numbers()]
+            return [by_rank[rank] for rank in range(self.world_size)]
         except BaseException:
             job.end(0.0)
             raise
-
-    def _numbers(self) -> range:
-        return range(self.world_size)
 
 
 class LauncherProcess:
@@ -140,23 +139,15 @@ class LauncherProcess:
         self._output.close()
 
 
-class LaunchedWorker:
+class LaunchedWorker(PipeWorker):
     """A rank that a launcher has started, as its owner sees it."""
 
     def __init__(self, job: LauncherProcess, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe
 
-    def submit(self, task: Any) -> None:
-        """Send a function and its arguments; both must pickle."""
-        self._pipe.send(task)
-
-    def result(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; a rank that has ended counts as a failed outcome."""
-        try:
-            return self._pipe.recv() if self._pipe.poll(timeout) else None
-        except (EOFError, ConnectionResetError):
-            return False, RuntimeError(f"the rank has ended; the launcher {self._job.story()}")
+    def _ending(self) -> str:
+        return f"the rank has ended; the launcher {self._job.story()}"
 
     def answer(self, deadline: Deadline) -> Any:
         """Wait for an outcome; return the rank's result or raise its error."""
@@ -169,8 +160,7 @@ class LaunchedWorker:
 
     def end(self) -> None:
         """Ask the rank to end, and wait until its launcher has."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.send(STOP)
+        self._ask_to_end()
         self._job.end()
         self._pipe.close()
 
@@ -180,7 +170,8 @@ class LaunchedWorker:
         self._pipe.close()
 
 
-def _rank_of(group: ProcessGroup) -> int:
+def rank_of(group: ProcessGroup) -> int:
+    """Return the rank; a function that can be sent to a process."""
     return group.rank
 
 

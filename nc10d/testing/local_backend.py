@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nc10d import ops as O
 from nc10d.arrays.validate import validate
@@ -18,12 +18,10 @@ from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
+from nc10d.store.base import Store
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.ranks import Ranks
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 T = TypeVar("T")
 _P2P = (O.Send, O.Recv)
@@ -50,15 +48,12 @@ class LocalWork(Work):
 
     def _poll(self) -> None:
         if self._deadline.expired():
-            self._time_out()
+            call = self._describe()
+            self._exchange.fail(CollectiveTimeout(f"{call} timed out: not all ranks came", op=call))
 
     def _block(self, deadline: Deadline) -> None:
         super()._block(min(deadline, self._deadline, key=lambda d: d.at))
         self._poll()
-
-    def _time_out(self) -> None:
-        call = self._describe()
-        self._exchange.fail(CollectiveTimeout(f"{call} timed out: not all ranks came", op=call))
 
 
 class LocalExchange:
@@ -92,7 +87,7 @@ class LocalExchange:
             return
         compute(ops)
         for posted in collective:
-            posted.work.op_done(posted.index)
+            posted.work.op_done(posted.place)
 
     def _match(self, posted: _PostedOp) -> None:
         for other in self._messages:
@@ -100,8 +95,8 @@ class LocalExchange:
             if _matches(send, recv):
                 self._messages.remove(other)
                 assign(recv.op.x, send.op.x)
-                send.work.op_done(send.index)
-                recv.work.op_done(recv.index, send.rank)
+                send.work.op_done(send.place)
+                recv.work.op_done(recv.place, send.rank)
                 return
         self._messages.append(posted)
 
@@ -117,14 +112,13 @@ class LocalExchange:
             posted.work._finish(self.failure)
 
 
-class _PostedOp:
-    """A rank's operation, and its index in its launch."""
+class _PostedOp(NamedTuple):
+    """A rank's operation, and its place in its launch."""
 
-    def __init__(self, rank: int, op: Any, work: LocalWork, index: int) -> None:
-        self.rank = rank
-        self.op = op
-        self.work = work
-        self.index = index
+    rank: int
+    op: Any
+    work: LocalWork
+    place: int
 
 
 def _matches(send: _PostedOp, recv: _PostedOp) -> bool:

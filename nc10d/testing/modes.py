@@ -14,6 +14,7 @@ import numpy as np
 
 from nc10d.api.queries import coalescing_manager
 from nc10d.group.process_group import ProcessGroup
+from nc10d.testing.requirements import neighbours
 from nc10d.testing.strategies import issue
 from nc10d.work import Work
 
@@ -77,7 +78,7 @@ def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
     """Make the call while a message between ranks is in flight."""
     if group.size == 1:
         return _once(group, make)
-    following, previous = _neighbours(group)
+    following, previous = neighbours(group)
     got = np.zeros(4, np.int64)
     coming = group.irecv(got, previous, tag=1)
     ops = _once(group, make)
@@ -90,7 +91,7 @@ def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
 def _among_messages(group: ProcessGroup, make: Make) -> list[Any]:
     """Make the call and messages both ways as a single submission."""
     ops = [make(), make()]
-    following, previous = _neighbours(group)
+    following, previous = neighbours(group)
     got = np.zeros(4, np.int64)
     with coalescing_manager(group):
         issue(group, ops[0])
@@ -100,10 +101,6 @@ def _among_messages(group: ProcessGroup, make: Make) -> list[Any]:
         issue(group, ops[1])
     assert group.size == 1 or (got == previous).all(), "a message in the block went wrong"
     return ops
-
-
-def _neighbours(group: ProcessGroup) -> tuple[int, int]:
-    return (group.rank + 1) % group.size, (group.rank - 1) % group.size
 
 
 MODES: dict[str, Mode] = {

@@ -5,6 +5,7 @@ argument, and returns an outcome: (True, result) or (False, error). A rank whose
 error other than a DistError aborts its groups, so that no other rank waits for it.
 """
 
+# ruff: noqa: D102  (RankWorker documents the methods)
 from __future__ import annotations
 
 import contextlib
@@ -14,10 +15,11 @@ import queue
 import signal
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from nc10d.errors import DistError
 from nc10d.group.world import (
@@ -34,23 +36,27 @@ EXIT_SECONDS = 5.0
 """Seconds that a process has to leave its group before it is killed."""
 
 
-class RankWorker(Protocol):
+class RankWorker(ABC):
     """A rank as its owner sees it."""
 
+    @abstractmethod
     def submit(self, task: Any) -> None:
-        """Send a function and its arguments."""
+        """Send a function and its arguments; to another process, both must pickle."""
 
+    @abstractmethod
     def result(self, timeout: float) -> Outcome | None:
         """Wait for an outcome; None if there is none within `timeout` seconds."""
 
+    @abstractmethod
     def end(self) -> None:
         """Ask the rank to end, and wait until it has."""
 
+    @abstractmethod
     def abandon(self) -> None:
         """Give the rank up, even if it is running a task."""
 
 
-class ThreadWorker:
+class ThreadWorker(RankWorker):
     """A rank as a thread with a world of its own."""
 
     def __init__(self, join: Callable[[], None]) -> None:
@@ -64,27 +70,46 @@ class ThreadWorker:
             serve(join, self._tasks.get, self._outcomes.put)
 
     def submit(self, task: Any) -> None:
-        """Send a function and its arguments."""
         self._tasks.put(task)
 
     def result(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; None if there is none within `timeout` seconds."""
         try:
             return self._outcomes.get(timeout=timeout)
         except queue.Empty:
             return None
 
     def end(self) -> None:
-        """Ask the thread to end, and wait until it has."""
         self.abandon()
         self._thread.join(2 * EXIT_SECONDS)
 
     def abandon(self) -> None:
-        """Let the thread end after its task; a thread can't be killed."""
-        self._tasks.put(STOP)
+        self._tasks.put(STOP)  # the thread ends after its task; it can't be killed
 
 
-class ProcessWorker:
+class PipeWorker(RankWorker):
+    """A rank in another process, at the other end of a pipe."""
+
+    _pipe: Connection
+
+    @abstractmethod
+    def _ending(self) -> str:
+        """Return a text about the end of the rank's process."""
+
+    def submit(self, task: Any) -> None:
+        self._pipe.send(task)
+
+    def result(self, timeout: float) -> Outcome | None:
+        try:
+            return self._pipe.recv() if self._pipe.poll(timeout) else None
+        except (EOFError, ConnectionResetError):
+            return False, RuntimeError(self._ending())
+
+    def _ask_to_end(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send(STOP)
+
+
+class ProcessWorker(PipeWorker):
     """A rank as a spawned process, which Ctrl-C does not reach."""
 
     def __init__(self, host: str, port: int, rank: int, size: int, options: dict[str, Any]) -> None:
@@ -96,27 +121,16 @@ class ProcessWorker:
             self.process.start()
         worker_end.close()
 
-    def submit(self, task: Any) -> None:
-        """Send a function and its arguments; both must pickle."""
-        self._pipe.send(task)
-
-    def result(self, timeout: float) -> Outcome | None:
-        """Wait for an outcome; a process that has died counts as a failed outcome."""
-        try:
-            return self._pipe.recv() if self._pipe.poll(timeout) else None
-        except EOFError:
-            self.process.join()
-            return False, RuntimeError(f"the process ended with code {self.process.exitcode}")
+    def _ending(self) -> str:
+        self.process.join()
+        return f"the process ended with code {self.process.exitcode}"
 
     def end(self) -> None:
-        """Ask the process to end and wait for its exit; kill it after EXIT_SECONDS."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.send(STOP)
+        self._ask_to_end()
         self.process.join(EXIT_SECONDS)
         self.abandon()
 
     def abandon(self) -> None:
-        """Kill the process if it still lives."""
         self.process.kill()
         self.process.join()
         self._pipe.close()

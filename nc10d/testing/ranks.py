@@ -14,14 +14,12 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from nc10d.errors import DistError
 from nc10d.group.world import init_process_group
+from nc10d.store.base import Store
 from nc10d.testing.rank_workers import ProcessWorker, RankWorker, ThreadWorker
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 T = TypeVar("T")
 Kind = Literal["threads", "processes"]

@@ -30,13 +30,18 @@ def _others(group: ProcessGroup) -> list[int]:
     return [rank for rank in range(group.size) if rank != group.rank]
 
 
+def neighbours(group: ProcessGroup) -> tuple[int, int]:
+    """Return the next rank and the previous rank."""
+    return (group.rank + 1) % group.size, (group.rank - 1) % group.size
+
+
 def _message(src: int, dst: int, number: int, count: int = 3) -> Array:
     return np.arange(count) + 1000 * src + 100 * dst + 10_000 * number
 
 
 def _wait_all(works: Sequence[Work | None]) -> None:
     for work in works:
-        assert work is not None, "isend must return a Work"
+        assert work is not None, "an async call must return a Work"
         work.wait()
 
 
@@ -62,7 +67,7 @@ def tags_are_matched_in_any_order(group: ProcessGroup) -> None:
 def one_tag_keeps_the_order(group: ProcessGroup) -> None:
     """Messages of the same sender and tag arrive in the order sent, small and large mixed."""
     counts = [1, LARGE, 0, 5, 4096, 1] * 3
-    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    following, previous = neighbours(group)
     if group.size == 1:
         return
     works = [
@@ -100,14 +105,13 @@ def both_may_send_first(group: ProcessGroup) -> None:
     """Neighbours send large arrays with isend before either receives; also in a batch."""
     if group.size == 1:
         return
-    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    following, previous = neighbours(group)
     sent = _message(group.rank, following, 1, LARGE)
     want = _message(previous, group.rank, 1, LARGE)
     got = np.zeros_like(sent)
     work = group.isend(sent, following)
     group.recv(got, previous)
-    assert work is not None
-    work.wait()
+    _wait_all([work])
     assert np.array_equal(got, want)
     got = np.zeros_like(sent)
     with coalescing_manager(group):
@@ -157,8 +161,7 @@ def messages_overtake_collectives(group: ProcessGroup) -> None:
     else:
         work = group.all_reduce(x, async_op=True)
         group.send(_message(group.rank, 0, 0), 0)
-        assert work is not None
-        work.wait()
+        _wait_all([work])
     assert (x == group.size).all()
 
 
@@ -172,9 +175,7 @@ def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
         if number % 2:
             group.barrier()
         else:
-            work = group.barrier(async_op=True)
-            assert work is not None
-            work.wait()
+            _wait_all([group.barrier(async_op=True)])
         # The system's clock is the same for all ranks of a host.
         group.all_gather_into_tensor(times, np.array([come, time.monotonic()]))
         assert times[:, 0].max() <= times[:, 1].min(), f"barrier {number}: {times}"
@@ -199,8 +200,7 @@ def groups_compute_among_their_members(group: ProcessGroup) -> None:
         sub.broadcast(y, sub.size - 1)
         assert y[0] == ranks[-1], f"group {ranks}: broadcast gave {y[0]}"
     for work, x, total in works:
-        assert work is not None
-        work.wait()
+        _wait_all([work])
         assert (x == total).all(), f"{x[0]}, not {total}"
     for sub in made:
         if isinstance(sub, ProcessGroup):

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.testing.compute import compute
+from nc10d.testing.layouts import lay
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)
@@ -106,13 +107,6 @@ def ragged_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> l
     return [draw(arrays(dtype, (draw(counts()),))) for _ in range(size)]
 
 
-def strided(x: Array) -> Array:
-    """Return a copy of `x` whose elements do not lie side by side."""
-    room = np.zeros((*x.shape, 2), x.dtype)
-    room[..., 0] = x
-    return room[..., 0]
-
-
 # Collectives, and programs of them
 
 
@@ -121,7 +115,7 @@ class CollectiveCall:
     """A collective of all ranks.
 
     `inputs[r]` is the input of rank r: an array, or a list of arrays with an array per rank.
-    `flat` packs such lists into a single array; `spread` makes arrays strided.
+    `flat` packs such lists into a single array. `layout` is one of `LAYOUTS`.
     """
 
     kind: type[Any]
@@ -129,7 +123,7 @@ class CollectiveCall:
     op: O.ReduceOp = O.SUM
     root: int = 0
     flat: bool = False
-    spread: bool = False
+    layout: str = "plain"
 
     def make(self, rank: int) -> Any:
         """Return rank's operation, on fresh memory; outputs hold zeros."""
@@ -143,7 +137,7 @@ class CollectiveCall:
 
     def lay(self, x: Array) -> Array:
         """Return a copy of `x` in this call's layout."""
-        return strided(x) if self.spread else x.copy()
+        return lay(x, self.layout)
 
     def pack(self, chunks: Sequence[Array]) -> Any:
         """Return copies of the chunks, as a list or as a flat array."""
@@ -252,7 +246,7 @@ def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Col
         op=draw(reduce_ops(dtype)) if kind in _REDUCING else O.SUM,
         root=draw(st.integers(0, size - 1)),
         flat=flat,
-        spread=draw(st.booleans()),
+        layout=draw(st.sampled_from(["plain", "strided"])),
     )
 
 

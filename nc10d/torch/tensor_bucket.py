@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.interop import map_to_numpy, numpy_view
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.slots import as_rows, as_sparse
 from nc10d.torch.tensors import as_numpy, as_tensor
 from nc10d.work import Future, Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 

@@ -32,12 +32,6 @@ def test_arrays_per_rank_agree_where_they_must(data, size):
     assert len(same) == len(ragged) == size
 
 
-def test_strided_copies_are_equal_and_not_contiguous():
-    x = np.arange(6.0).reshape(2, 3)
-    assert np.array_equal(strategies.strided(x), x)
-    assert not strategies.strided(x).flags.c_contiguous
-
-
 @given(sized_calls)
 def test_a_call_makes_fresh_memory_each_time(drawn):
     size, call = drawn

@@ -10,12 +10,13 @@ thread's current stream, and on the streams of the arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.cuda.memory import current_stream_key, device_of, order_others_after
 from nc10d.cuda.streams import StreamKey, order_after
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Bucket
 from nc10d.reducer.device_packing import DevicePacker
@@ -23,9 +24,6 @@ from nc10d.reducer.hooks.deferred_future import OrderedFuture
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket, Step, averaging_factor
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 
 class DeviceBucket(Bucket):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.base.deadline import Deadline
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array, RedOp, ReduceOp
 from nc10d.reducer.gradients import SparseGradient, assign, check, copy_of, no_rows
 from nc10d.reducer.hooks.deferred_future import DeferredFuture
@@ -28,9 +29,6 @@ from nc10d.reducer.hooks.grad_bucket import (
 )
 from nc10d.reducer.plan import BucketPlan, Spec
 from nc10d.work import Future, Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 
 class SparseGradBucket(GradBucket):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nc10d import cuda
 from nc10d.api import registered
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
 from nc10d.reducer.buckets.sparse_bucket import SparseBucket
@@ -18,9 +19,6 @@ from nc10d.reducer.hooks.grad_bucket import Allocate
 from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec, plan_buckets
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 _NAME = 24
 """The most characters of a parameter's name in a bucket's purpose."""

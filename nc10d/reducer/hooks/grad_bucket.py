@@ -16,20 +16,18 @@ Names and signatures are those of torch's DDP comm hooks, so that hooks can be p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array, ReduceOp
 from nc10d.reducer.hooks.deferred_future import awaited
 from nc10d.reducer.packing import cast
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
 Step: TypeAlias = Callable[[Callable[[], Any]], Any]

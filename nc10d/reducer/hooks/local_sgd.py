@@ -8,15 +8,12 @@ SGD" (2020).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, Array
 from nc10d.reducer.hooks import GradBucket, allreduce_hook, noop_hook
 from nc10d.reducer.hooks.grad_bucket import PassCounter
 from nc10d.work import Future, Work
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 
 class PostLocalSGDState:

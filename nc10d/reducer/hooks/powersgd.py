@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, SUM, Array, ReduceOp
 from nc10d.reducer.hooks.builtin import allreduce_hook
 from nc10d.reducer.hooks.grad_bucket import GradBucket, PassCounter, require_work
 from nc10d.work import Future, Work, collect_all
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 Shapes = Sequence[tuple[int, int]]
 

@@ -12,16 +12,14 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference" (2018), section
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.hooks.grad_bucket import GradBucket, require_work
 from nc10d.work import Future
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 CHANNEL = 512
 """The default number of elements of a channel (c10d's)."""
