@@ -30,15 +30,6 @@ def read(folder: Path) -> list[list[Dump]]:
     return [groups[name] for name in sorted(groups)]
 
 
-def _png_written(groups: Sequence[Sequence[Dump]], path: Path) -> bool:
-    try:
-        timeline.write_png(groups, path)
-    except (OSError, UnsupportedPlatform) as error:
-        print(f"nc10d.debug: {error}", file=sys.stderr)
-        return False
-    return True
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the findings; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -66,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n\n".join(map(report, groups)))
     if options.html:
         options.html.write_text(timeline.html_page(groups))
-    if options.png and not _png_written(groups, options.png):
-        return 2
+    if options.png:
+        try:
+            timeline.write_png(groups, options.png)
+        except (OSError, UnsupportedPlatform) as error:
+            print(f"nc10d.debug: {error}", file=sys.stderr)
+            return 2
     if options.torch:
         torch_trace.write([dump for dumps in groups for dump in dumps], options.torch)
     return 0 if all(diagnose(dumps).clean for dumps in groups) else 1

@@ -57,7 +57,7 @@ class Logger:
         self._last = {
             **durations,
             **{f"avg_{name}": self._sums[name] // self._samples for name in durations},
-            **{name: at and at + self._epoch for name, at in moments.items()},
+            **{moment.value: at and at + self._epoch for moment, at in moments.items()},
             "iteration": reducer.passes,
             "unused_parameter_size": sum(spec.nbytes for spec in unused),
             "prev_iteration_grad_ready_order_indices": _words(_order(reducer.times.ready), ", "),

@@ -8,8 +8,9 @@ gradients arrived.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +24,8 @@ FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """The cap of all other buckets (c10d's value)."""
 _NO_LIMIT = 0
+_Kind = tuple[DType, str]
+"""The dtype and the device that the gradients of a bucket share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +76,6 @@ def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
     )
 
 
-@dataclass(slots=True)
-class _Filling:
-    """The bucket of a (dtype, device) that is being filled."""
-
-    limits: Sequence[int]
-    turn: int = 0
-    indices: list[int] = field(default_factory=list)
-    nbytes: int = 0
-
-    @property
-    def limit(self) -> int:
-        return self.limits[min(self.turn, len(self.limits) - 1)]
-
-    def add(self, index: int, nbytes: int) -> bool:
-        """Add a gradient; return whether the bucket is full now."""
-        self.indices.append(index)
-        self.nbytes += nbytes
-        return self.nbytes >= self.limit
-
-    def take(self) -> tuple[list[int], int]:
-        """Return the bucket with its limit, and begin the next bucket with the next limit."""
-        taken = self.indices, self.limit
-        self.indices, self.nbytes, self.turn = [], 0, self.turn + 1
-        return taken
-
-
 def compute_bucket_assignment_by_size(
     specs: Sequence[Any],
     size_limits: Sequence[int],
@@ -123,15 +100,25 @@ def compute_bucket_assignment_by_size(
     order = range(len(specs)) if indices is None else indices
     _check(len(specs), size_limits, expect_sparse, order)
     buckets: list[tuple[list[int], int]] = []
-    filling: dict[tuple[DType, str], _Filling] = {}
+    filling: dict[_Kind, list[int]] = {}
+    nbytes: Counter[_Kind] = Counter()
+    turns: Counter[_Kind] = Counter()
+
+    def limit(kind: _Kind) -> int:
+        return size_limits[min(turns[kind], len(size_limits) - 1)]
+
     for index, spec in zip(order, map(spec_of, specs), strict=True):
         if expect_sparse and expect_sparse[index]:
             buckets.append(([index], _NO_LIMIT))
             continue
-        bucket = filling.setdefault((spec.dtype, spec.device), _Filling(size_limits))
-        if bucket.add(index, spec.nbytes):
-            buckets.append(bucket.take())
-    buckets.extend(bucket.take() for bucket in reversed(filling.values()) if bucket.indices)
+        kind = spec.dtype, spec.device
+        filling.setdefault(kind, []).append(index)
+        nbytes[kind] += spec.nbytes
+        if nbytes[kind] >= limit(kind):
+            buckets.append((filling[kind], limit(kind)))
+            filling[kind], nbytes[kind] = [], 0
+            turns[kind] += 1
+    buckets.extend((rest, limit(kind)) for kind, rest in reversed(filling.items()) if rest)
     if not indices:
         buckets.sort(key=lambda bucket: min(bucket[0]))
     return [bucket for bucket, _ in buckets], [limit for _, limit in buckets]

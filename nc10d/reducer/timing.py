@@ -43,33 +43,20 @@ class PassTimes:
     comm_start: int
     comm_end: int
 
-    @classmethod
-    def of_none(cls, count: int) -> PassTimes:
-        """Return unknown times for `count` gradients, before the first pass."""
-        return cls(0, 0, [0] * count, 0, 0)
-
-    @property
-    def backward_end(self) -> int:
-        """The arrival of the last gradient."""
-        return self.backward_start + max(self.ready, default=0)
-
-    def at(self, moment: Moment) -> int:
-        """Return a moment, 0 if it is unknown."""
+    def moments(self) -> dict[Moment, int]:
+        """Return all moments; a pass ends with the arrival of its last gradient."""
         return {
             Moment.FORWARD_START: self.forward_start,
             Moment.BACKWARD_START: self.backward_start,
-            Moment.BACKWARD_END: self.backward_end,
+            Moment.BACKWARD_END: self.backward_start + max(self.ready, default=0),
             Moment.COMM_START: self.comm_start,
             Moment.COMM_END: self.comm_end,
-        }[moment]
+        }
 
     def durations(self) -> dict[str, int]:
         """Return the duration of each part in ns, by c10d's names."""
-        return {name: _between(self.at(a), self.at(b)) for name, (a, b) in PARTS.items()}
-
-    def moments(self) -> dict[str, int]:
-        """Return the start and the end of all parts, by c10d's names."""
-        return {moment.value: self.at(moment) for moment in Moment}
+        at = self.moments()
+        return {name: _between(at[start], at[end]) for name, (start, end) in PARTS.items()}
 
 
 def _between(start: int, end: int) -> int:
@@ -90,7 +77,7 @@ class Stopwatch:
     """Times each pass in turn; `last` has the times of the last finished pass."""
 
     def __init__(self, count: int, device: TimingRecorder | None = None) -> None:
-        self.last = PassTimes.of_none(count)
+        self.last = PassTimes(0, 0, [0] * count, 0, 0)
         self._device = device
         self._forward = 0
 

@@ -9,6 +9,7 @@ Locks are open file description locks (fcntl(2)), so a killed process leaves non
 locks access. Every user of the file holds byte 1 in shared mode.
 """
 
+# ruff: noqa: D102  (Values documents the methods)
 from __future__ import annotations
 
 import contextlib
@@ -43,27 +44,22 @@ class JournaledValues(Values):
         self.changes.append(m.with_u32(m.PING, os.getpid() & 0xFFFFFFFF))
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Store the value and record the request."""
         super().put(key, value)
         self.changes.append(m.with_values(m.SET, key, value))
 
     def extend(self, key: bytes, tail: bytes) -> None:
-        """Append and record the request."""
         super().extend(key, tail)
         self.changes.append(m.with_values(m.APPEND, key, tail))
 
     def remove(self, key: bytes) -> bool:
-        """Remove the value and record the request."""
         self.changes.append(m.with_key(m.DELETE_KEY, key))
         return super().remove(key)
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Push the value and record the request."""
         super().push(key, value)
         self.changes.append(m.with_values(m.QUEUE_PUSH, key, value))
 
     def pop(self, key: bytes) -> bytes | None:
-        """Pop a value and record the request; None, unrecorded, if the queue is empty."""
         value = super().pop(key)
         if value is not None:
             self.changes.append(m.with_key(m.QUEUE_POP, key))

@@ -1,5 +1,6 @@
 """A connection to a server that serves only clients that know the job's token."""
 
+# ruff: noqa: D102  (StoreConnection documents the methods)
 from __future__ import annotations
 
 import socket
@@ -35,11 +36,9 @@ class SealedConnection(StoreConnection):
         return super()._shake_hands()
 
     def send(self, data: bytes) -> None:
-        """Hand all of `data` to the kernel, sealed; TimeoutError at the deadline."""
         super().send(self._sealer.seal(data))
 
     def post(self, data: bytes, limit: float) -> None:
-        """Send a request without a reply, sealed; see StoreConnection."""
         super().post(self._sealer.seal(data), limit)
 
     def _some(self, most: int) -> bytes:

@@ -65,11 +65,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError("it has moved: in a checkout, simulation.race_simulator.simulator")
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"nc10d.testing.{_HOME[name]}"), name)
-    else:
-        value = importlib.import_module(f"nc10d.testing.{name}")
-    globals()[name] = value
+    module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")
+    value = globals()[name] = getattr(module, name) if name in _HOME else module
     return value
 
 

@@ -5,6 +5,7 @@ last rank of a collective computes the results of all ranks with `reference` and
 There is no thread, no shared memory and no speed. `run_local` runs a function on each rank.
 """
 
+# ruff: noqa: D102  (Backend documents the methods)
 from __future__ import annotations
 
 import threading
@@ -184,15 +185,12 @@ class LocalBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> LocalBackend:
-        """Make this rank's backend of a subgroup."""
         return LocalBackend(self.hub, name, ranks.index(self.rank), len(ranks))
 
     def abort(self, reason: BaseException) -> None:
-        """Fail all operations of the group on every rank."""
         self._exchange.fail(reason)
 
     def close(self) -> None:
-        """Refuse later launches of this rank."""
         self._closed = self._closed or GroupClosed("the local backend is closed")
 
 

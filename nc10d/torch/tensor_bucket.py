@@ -4,6 +4,7 @@ Contract: the buffer of a dense bucket is a flat tensor, the buffer of a sparse 
 tensor (COO).
 """
 
+# ruff: noqa: D102  (GradBucket documents the methods)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,6 @@ class TensorBucket(GradBucket):
         self._inner = inner
 
     def index(self) -> int:
-        """Return the bucket's position in the order of launches, from 0."""
         return self._inner.index()
 
     def buffer(self) -> torch.Tensor:
@@ -43,7 +43,6 @@ class TensorBucket(GradBucket):
         return self._tensor(self._inner.buffer())
 
     def flat(self) -> torch.Tensor:
-        """Return the buffer, for hooks that handle dense tensors; TypeError if it is sparse."""
         return as_tensor(self._inner.flat())
 
     def set_buffer(self, buffer: Any) -> None:
@@ -54,19 +53,15 @@ class TensorBucket(GradBucket):
         self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else numpy_view(buffer))
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients, as views of the buffer with the parameters' shapes."""
         return [self._tensor(x) for x in self._inner.gradients()]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters, in the order of their gradients in the buffer."""
         return self._inner.parameters()
 
     def is_last(self) -> bool:
-        """Return whether this bucket is launched last."""
         return self._inner.is_last()
 
     def reduction(self, op: ReduceOp) -> ReduceOp:
-        """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
         return self._inner.reduction(op)
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
@@ -77,23 +72,18 @@ class TensorBucket(GradBucket):
         return outcome.then(lambda done: self._tensor(done.value()))
 
     def on_host(self) -> Any:
-        """Return the buffer as an ndarray; TypeError if it is sparse or on a device."""
         return self._inner.on_host()
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> torch.Tensor:
-        """Return the gradients, divided by the size of group `over`, in another dtype."""
         return as_tensor(self._inner.narrowed(dtype, over))
 
     def widened(self, narrow: Any) -> torch.Tensor:
-        """Cast `narrow` back into the buffer, and return the buffer."""
         return as_tensor(self._inner.widened(numpy_view(narrow)))
 
     def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
-        """Return the Future of `step`; see `GradBucket.following`."""
         return self._inner.following(outcome, step)
 
     def check(self, value: Any) -> None:
-        """Raise a TypeError or ValueError if `value` is no valid result of a hook."""
         self._inner.check(_arrays(value, self._inner))
 
     def _tensor(self, x: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ caller leaves them unchanged and keeps their streams alive. The means are ready 
 thread's current stream, and on the streams of the arrays.
 """
 
+# ruff: noqa: D102  (the base classes document the methods)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,6 @@ class DeviceBucket(Bucket):
             self._streams.add(self._current_stream())
 
     def restore(self, params: Sequence[int]) -> None:
-        """Enqueue restoring these gradients from their copies."""
         if params:
             self._keeping_packer(params).unpack()
 
@@ -142,7 +142,6 @@ class DeviceGradBucket(GradBucket):
         super().__init__(*more)
 
     def buffer(self) -> Array:
-        """Return the flat array of all gradients of the bucket."""
         if self._buffer is self._owner.buffer:
             self._owner.pack()
         return self._buffer
@@ -165,7 +164,6 @@ class DeviceGradBucket(GradBucket):
         return narrow
 
     def widened(self, narrow: Array) -> Array:
-        """Enqueue the cast back into the buffer, and return the buffer."""
         self._owner.copy(narrow, self._buffer)
         return self._buffer
 
