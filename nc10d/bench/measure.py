@@ -61,21 +61,17 @@ class Row:
         return self.algbw * FACTORS[self.job.collective](self.ranks)
 
 
+_EXCHANGES = (
+    *("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"),
+    *("all_gather_list", "reduce_scatter_list", "all_to_all_list"),
+    *("all_gather_object", "gather_object"),
+)
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "send_recv": lambda n: 1.0,
+    **dict.fromkeys(("reduce", "broadcast", "send_recv", "broadcast_object_list"), lambda n: 1.0),
+    **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
     "barrier": lambda n: 0.0,
-    "broadcast_object_list": lambda n: 1.0,
 }
-_CHUNKED = ("all_gather_list", "reduce_scatter_list", "all_to_all_list", "all_gather_object")
-FACTORS |= dict.fromkeys((*_CHUNKED, "gather_object"), FACTORS["all_gather"])
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:

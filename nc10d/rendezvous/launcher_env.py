@@ -68,11 +68,9 @@ _LAUNCHERS = (
     ),
 )
 # Process names as in /proc: at most 15 letters.
-_LAUNCHER_PROCESSES = frozenset(
-    {
-        *("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy"),
-        *("orted", "orterun", "prted", "prterun", "slurmstepd"),
-    }
+_LAUNCHER_PROCESSES = (
+    *("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "mpiexec", "mpirun", "pmi_proxy"),
+    *("orted", "orterun", "prted", "prterun", "slurmstepd"),
 )
 
 

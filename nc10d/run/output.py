@@ -7,6 +7,7 @@ progress bar moves the cursor, and a prefix would break it. Files get the bytes 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import select
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nc10d.run.signals import SignalPipe
-from nc10d.run.traceback_filter import without_import_tracebacks
 
 READ_BYTES = 1 << 16
 PIPE_READS = 16
@@ -231,3 +231,43 @@ def write_all(fd: int, data: bytes, signals: SignalPipe) -> None:
             return
         else:
             signals.collect()
+
+
+_TRACEBACK = re.compile(  # the first of its chain
+    rb"(?<!exception occurred:\n\n)(?<!following exception:\n\n)"
+    rb"^(?:Exception ignored .*\n)?Traceback \(most recent call last\):"
+    rb"|^Fatal Python error: init_",
+    re.MULTILINE,
+)
+_IMPORTING = re.compile(
+    rb"^Fatal Python error: init_"
+    rb"|^    (?:import|from) "  # the source line of a frame
+    rb'|^  File "<frozen (?:importlib|site|zipimport|encodings|codecs)'
+    rb"|^  File .*, in import_module$",
+    re.MULTILINE,
+)
+_FINALISER = re.compile(
+    rb"^Exception ignored (?:in|while).*\n"
+    rb"(?:Traceback \(most recent call last\):\n(?: .*\n)*.*\n?)?",
+    re.MULTILINE,
+)
+
+
+def without_import_tracebacks(text: bytes) -> bytes:
+    """Return `text` without the tracebacks that Ctrl-C causes during a rank's imports.
+
+    Such a traceback shows where Python was importing, and nothing about the user's program.
+
+    | text | action |
+    |---|---|
+    | a traceback out of an import statement, the import machinery or Python's start | cut here |
+    | whatever follows it: the interpreter ending, NumPy's page of advice | cut as well |
+    | an "Exception ignored" of a finaliser, whose object Ctrl-C left half made | remove |
+    | any other traceback: it shows where a job hung | keep |
+    """
+    starts = [found.start() for found in _TRACEBACK.finditer(text)]
+    for start, end in itertools.pairwise([*starts, len(text)]):
+        if _IMPORTING.search(text, start, end):
+            text = text[:start]
+            break
+    return _FINALISER.sub(b"", text)

@@ -9,7 +9,6 @@ reach it, and it does not keep the owner's output open.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
@@ -243,13 +242,8 @@ def _listen_for(host: str, port: int) -> socket.socket:
 
 def _listen_anywhere(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(_NoSuchFamily):
-            return _bind((socket.AF_INET6, ("::", port)))
+        return _bind((socket.AF_INET6, ("::", port)))
     return _bind((socket.AF_INET, ("0.0.0.0", port)))
-
-
-class _NoSuchFamily(Exception):
-    """The machine has no IPv6 addresses."""
 
 
 Address = tuple[socket.AddressFamily, tuple[str, int]]
@@ -270,10 +264,7 @@ def _is_loopback(host: str) -> bool:
 
 def _bind(address: Address) -> socket.socket:
     family, where = address
-    try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise _NoSuchFamily(str(error)) from error
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if where[0] == "::":

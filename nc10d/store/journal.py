@@ -95,7 +95,7 @@ class Journal:
         self.values = JournaledValues()
         self._world_size = world_size
         self._parser = m.Parser(_UNBOUNDED)
-        self._read = 0
+        self.position = 0  # the bytes of the file that the values include
         self._fd = self._open()
 
     def _open(self) -> int:
@@ -139,11 +139,6 @@ class Journal:
                 self._start_over()
             _lock(self._fd, fcntl.F_UNLCK, _ACCESS)
 
-    @property
-    def position(self) -> int:
-        """The number of bytes of the file that the values include."""
-        return self._read
-
     def grown_from(self, position: int) -> bool:
         """Return whether the file has changed since it was read to `position`; takes no lock."""
         return os.fstat(self._fd).st_size != position
@@ -170,35 +165,35 @@ class Journal:
             os.close(fd)
 
     def _catch_up(self) -> None:
-        while data := os.pread(self._fd, _READ, self._read):
-            self._read += len(data)
+        while data := os.pread(self._fd, _READ, self.position):
+            self.position += len(data)
             for request in self._parser.feed(data):
                 self.values.replay(request)
-        if self._parser.pending:
+        if self._parser.held:
             self._cut_torn_record()
 
     def _cut_torn_record(self) -> None:
-        self._read -= self._parser.pending
-        os.ftruncate(self._fd, self._read)
+        self.position -= len(self._parser.held)
+        os.ftruncate(self._fd, self.position)
         self._parser = m.Parser(_UNBOUNDED)
-        self._parser.validated = self._read > 0
+        self._parser.validated = self.position > 0
 
     def _append(self) -> None:
         data = b"".join(self.values.changes)
         if not data:
             return
-        data = data if self._read else _HEADER + data
-        at = self._read
-        while at < self._read + len(data):
-            at += os.pwrite(self._fd, memoryview(data)[at - self._read :], at)
-        self._read = at
+        data = data if self.position else _HEADER + data
+        at = self.position
+        while at < self.position + len(data):
+            at += os.pwrite(self._fd, memoryview(data)[at - self.position :], at)
+        self.position = at
         self._parser.validated = True
         self.values.changes.clear()
 
     def _start_over(self) -> None:
         self.values = JournaledValues()
         self._parser = m.Parser(_UNBOUNDED)
-        self._read = 0
+        self.position = 0
 
 
 def _lock(fd: int, kind: int, byte: int, wait: bool = True) -> bool:

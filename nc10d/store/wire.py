@@ -76,11 +76,6 @@ class Parser:
         self.held = bytearray()  # the beginning of an incomplete request
         self._need = 0
 
-    @property
-    def pending(self) -> int:
-        """The number of bytes held of an incomplete request."""
-        return len(self.held)
-
     def feed(self, data: bytes) -> Iterator[Request]:
         """Take `data` and return an iterator over the requests that are now complete.
 

@@ -17,7 +17,9 @@ from nc10d.testing import reference
 
 def compute(ops: Sequence[Any]) -> None:
     """Run an operation, given as the operations of all ranks."""
-    _COMPUTE[type(ops[0])](ops)
+    for op, value in zip(ops, _VALUES[type(ops[0])](ops), strict=True):
+        if value is not None:
+            _assign_all(op.x if hasattr(op, "x") else op.out, value)
 
 
 def assign(out: Any, value: Any) -> None:
@@ -25,51 +27,23 @@ def assign(out: Any, value: Any) -> None:
     np.copyto(out, np.asarray(value).reshape(out.shape))
 
 
-def _assign_all(outs: Any, values: Sequence[Any]) -> None:
-    """Write a value per rank into a list of arrays, or in sequence into a flat array."""
-    if isinstance(outs, (list, tuple)):
-        for out, value in zip(outs, values, strict=True):
-            assign(out, value)
-    elif outs is not None:
-        assign(outs, np.concatenate([np.ravel(value) for value in values]))
+def _assign_all(outs: Any, value: Any) -> None:
+    """Write an array, or a list of an array per rank: into a list, or in sequence if flat."""
+    if not isinstance(value, list):
+        assign(outs, value)
+    elif isinstance(outs, (list, tuple)):
+        for out, part in zip(outs, value, strict=True):
+            assign(out, part)
+    else:
+        assign(outs, np.concatenate([np.ravel(part) for part in value]))
+
+
+def _inputs(ops: Sequence[Any]) -> list[Any]:
+    return [op.x if hasattr(op, "x") else op.inp for op in ops]
 
 
 def _chunks(xs: Any, size: int) -> list[Any]:
     return list(xs) if isinstance(xs, (list, tuple)) else np.split(np.ravel(xs), size)
-
-
-def _all_reduce(ops: Sequence[O.AllReduce]) -> None:
-    for op, value in zip(ops, reference.all_reduce([op.x for op in ops], ops[0].op), strict=True):
-        assign(op.x, value)
-
-
-def _reduce(ops: Sequence[O.Reduce]) -> None:
-    root = ops[0].root
-    assign(ops[root].x, reference.reduce([op.x for op in ops], root, ops[0].op)[root])
-
-
-def _broadcast(ops: Sequence[O.Broadcast]) -> None:
-    values = reference.broadcast([op.x for op in ops], ops[0].root)
-    for rank, op in enumerate(ops):
-        if rank != op.root:
-            assign(op.x, values[rank])
-
-
-def _all_gather(ops: Sequence[O.AllGather]) -> None:
-    for op, values in zip(ops, reference.all_gather([op.inp for op in ops]), strict=True):
-        _assign_all(op.out, values)
-
-
-def _reduce_scatter(ops: Sequence[O.ReduceScatter]) -> None:
-    lists = [_chunks(op.inp, len(ops)) for op in ops]
-    for op, value in zip(ops, reference.reduce_scatter(lists, ops[0].op), strict=True):
-        assign(op.out, value)
-
-
-def _all_to_all(ops: Sequence[O.AllToAll]) -> None:
-    lists = [_sent(op, len(ops)) for op in ops]
-    for op, values in zip(ops, reference.all_to_all(lists), strict=True):
-        _assign_all(op.out, values)
 
 
 def _sent(op: O.AllToAll, size: int) -> list[Any]:
@@ -78,25 +52,29 @@ def _sent(op: O.AllToAll, size: int) -> list[Any]:
     return np.split(op.inp, np.cumsum(op.in_splits)[:-1].tolist())
 
 
-def _gather(ops: Sequence[O.Gather]) -> None:
+def _reduce(ops: Sequence[O.Reduce]) -> list[Any]:
     root = ops[0].root
-    _assign_all(ops[root].out, [op.inp.copy() for op in ops])
+    values = reference.reduce(_inputs(ops), root, ops[0].op)
+    return [value if rank == root else None for rank, value in enumerate(values)]
 
 
-def _scatter(ops: Sequence[O.Scatter]) -> None:
-    values = reference.scatter(_chunks(ops[ops[0].root].inp, len(ops)))
-    for op, value in zip(ops, values, strict=True):
-        assign(op.out, value)
+def _broadcast(ops: Sequence[O.Broadcast]) -> list[Any]:
+    root = ops[0].root
+    values = reference.broadcast(_inputs(ops), root)
+    return [None if rank == root else value for rank, value in enumerate(values)]
 
 
-_COMPUTE: dict[type[Any], Callable[[Any], None]] = {
-    O.AllReduce: _all_reduce,
+# The value that each rank's output gets; None if the rank's arrays stay as they are.
+_VALUES: dict[type[Any], Callable[[Any], Sequence[Any]]] = {
+    O.AllReduce: lambda ops: reference.all_reduce(_inputs(ops), ops[0].op),
     O.Reduce: _reduce,
     O.Broadcast: _broadcast,
-    O.AllGather: _all_gather,
-    O.ReduceScatter: _reduce_scatter,
-    O.AllToAll: _all_to_all,
-    O.Gather: _gather,
-    O.Scatter: _scatter,
-    O.Barrier: lambda ops: None,
+    O.AllGather: lambda ops: reference.all_gather(_inputs(ops)),
+    O.ReduceScatter: lambda ops: reference.reduce_scatter(
+        [_chunks(op.inp, len(ops)) for op in ops], ops[0].op
+    ),
+    O.AllToAll: lambda ops: reference.all_to_all([_sent(op, len(ops)) for op in ops]),
+    O.Gather: lambda ops: reference.gather(_inputs(ops), ops[0].root),
+    O.Scatter: lambda ops: reference.scatter(_chunks(ops[ops[0].root].inp, len(ops))),
+    O.Barrier: lambda ops: [None] * len(ops),
 }

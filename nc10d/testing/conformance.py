@@ -99,44 +99,39 @@ def _difference(mine: Array, right: Array) -> str:
 
 def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
     """Try every reduction of `dtype` in three calls; return a text for each fault."""
-    names = OPS[:-1]
     answers = ranks.run(_run_reductions, [dtype] * ranks.world_size)
     found = []
-    for name in names:
-        calls = _reductions(dtype, name, ranks.world_size)
-        for which, call in enumerate(calls):
-            for rank, answer in enumerate(answers):
-                text = _check_reduction(answer[name][which], call, rank, allowed(dtype, name))
-                if text:
-                    found.append(f"{name} by {call.kind.__name__}, rank {rank}: {text}")
+    for index, (name, call) in enumerate(_reductions(dtype, ranks.world_size)):
+        wanted = call.expected() if allowed(dtype, name) else None
+        for rank, answer in enumerate(answers):
+            text = _check_reduction(answer[index], wanted and wanted[rank][0])
+            if text:
+                found.append(f"{name} by {call.kind.__name__}, rank {rank}: {text}")
     return found
 
 
-def _check_reduction(answer: Any, call: CollectiveCall, rank: int, permitted: bool) -> str:
-    if not permitted:
+def _check_reduction(answer: Any, wanted: Array | None) -> str:
+    """Return the fault of a reduction's result or error; without `wanted`, it must be refused."""
+    if wanted is None:
         return "" if answer == "TypeError" else "must be refused with a TypeError"
     if isinstance(answer, str):
         return f"raised a {answer}"
-    wanted = call.expected()[rank][0]
     return "" if reference.same_bits(answer, wanted) else _difference(answer, wanted)
 
 
-def _reductions(dtype: DType, name: str, size: int) -> list[CollectiveCall]:
-    op, root = reduction(name, dtype), size - 1
+def _reductions(dtype: DType, size: int) -> Iterator[tuple[str, CollectiveCall]]:
     rows = [[mixed_values(dtype, 37, size * r + c) for c in range(size)] for r in range(size)]
     first = [row[0] for row in rows]
-    return [
-        CollectiveCall(O.AllReduce, first, op),
-        CollectiveCall(O.Reduce, first, op, root),
-        CollectiveCall(O.ReduceScatter, rows, op, flat=True),
-    ]
+    for name in OPS[:-1]:
+        op = reduction(name, dtype)
+        yield name, CollectiveCall(O.AllReduce, first, op)
+        yield name, CollectiveCall(O.Reduce, first, op, size - 1)
+        yield name, CollectiveCall(O.ReduceScatter, rows, op, flat=True)
 
 
-def _run_reductions(group: ProcessGroup, dtype: DType) -> dict[str, list[Any]]:
-    return {
-        name: [_attempt(group, call) for call in _reductions(dtype, name, group.size)]
-        for name in OPS[:-1]
-    }
+def _run_reductions(group: ProcessGroup, dtype: DType) -> list[Any]:
+    """Return the result of each call, "TypeError" for a call that was refused."""
+    return [_attempt(group, call) for _, call in _reductions(dtype, group.size)]
 
 
 def _attempt(group: ProcessGroup, call: CollectiveCall) -> Any:

@@ -50,32 +50,16 @@ def _packed(x: Array) -> Strides:
     return tuple(x.itemsize * prod(x.shape[axis + 1 :]) for axis in range(x.ndim))
 
 
-def _plain(x: Array) -> tuple[int, Strides, int]:
-    return 0, _packed(x), x.nbytes
-
-
-def _misaligned(x: Array) -> tuple[int, Strides, int]:
-    return 1, _packed(x), x.nbytes + 1
-
-
-def _strided(x: Array) -> tuple[int, Strides, int]:
-    return 0, tuple(3 * step for step in _packed(x)), 3 * x.nbytes
-
-
-def _reversed(x: Array) -> tuple[int, Strides, int]:
-    last = x.nbytes - x.itemsize if x.size else 0
-    return last, tuple(-step for step in _packed(x)), x.nbytes
-
-
-def _transposed(x: Array) -> tuple[int, Strides, int]:
-    return 0, tuple(reversed(_packed(x.transpose()))), x.nbytes
-
-
 _LAYOUTS: dict[str, Callable[[Array], tuple[int, Strides, int]]] = {
-    "plain": _plain,
-    "misaligned": _misaligned,
-    "strided": _strided,
-    "reversed": _reversed,
-    "transposed": _transposed,
+    "plain": lambda x: (0, _packed(x), x.nbytes),
+    "misaligned": lambda x: (1, _packed(x), x.nbytes + 1),
+    "strided": lambda x: (0, tuple(3 * step for step in _packed(x)), 3 * x.nbytes),
+    "reversed": lambda x: (
+        x.nbytes - x.itemsize if x.size else 0,
+        tuple(-step for step in _packed(x)),
+        x.nbytes,
+    ),
+    "transposed": lambda x: (0, tuple(reversed(_packed(x.transpose()))), x.nbytes),
 }
+"""By layout: the first element's offset, the strides, and the length of the memory in bytes."""
 LAYOUTS = tuple(_LAYOUTS)

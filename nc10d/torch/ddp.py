@@ -28,9 +28,8 @@ from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
-from nc10d.torch.placement import placement
-from nc10d.torch.replicas import Contents, same_everywhere
 from nc10d.torch.tensor_bucket import on_tensors
+from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
 P = ParamSpec("P")
 T = TypeVar("T")

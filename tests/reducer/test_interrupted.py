@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nc10d.reducer.reducer import Reducer
-from nc10d.reducer.used_parameters import UsedParameters
+from nc10d.reducer.stats import UsedParameters
 from nc10d.testing import run_local
 from nc10d.work import Future
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.reducer.used_parameters import UsedParameters
+from nc10d.reducer.stats import UsedParameters
 from nc10d.testing import run_local
 
 COUNT = 6

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from nc10d.run.traceback_filter import without_import_tracebacks
+from nc10d.run.output import without_import_tracebacks
 
 TRACEBACK = b"Traceback (most recent call last):\n"
 IN_SCRIPT = TRACEBACK + b'  File "t.py", line 9, in step\n    x @ y\nKeyboardInterrupt\n'

@@ -78,7 +78,7 @@ def test_any_split_gives_the_requests_that_were_sent(requests, cuts):
     data = HELLO + b"".join(map(encode, requests))
     parser = m.Parser()
     assert feed_split(parser, data, cuts) == ([(m.VALIDATE,), *requests], False)
-    assert parser.pending == 0
+    assert len(parser.held) == 0
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
@@ -104,7 +104,7 @@ def test_mutated_bytes_mean_the_same_however_they_are_cut(requests, changes, tai
     assert whole == cut
     # In pieces, a bad length may be read later: once all bytes that must follow have arrived.
     assert whole_bad or not cut_bad
-    assert parser.pending <= len(data)
+    assert len(parser.held) <= len(data)
 
 
 @pytest.mark.parametrize("kind", range(1, 256))
@@ -160,7 +160,7 @@ def test_an_announced_gibibyte_takes_no_memory_before_it_arrives():
         assert tracemalloc.get_traced_memory()[1] < 64 << 10
     finally:
         tracemalloc.stop()
-    assert parser.pending == len(frame) + 1000
+    assert len(parser.held) == len(frame) + 1000
 
 
 def test_a_long_list_in_small_pieces_is_not_parsed_again_for_each_piece():

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 from nc10d.reducer import hooks
 from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel, slots
-from nc10d.torch.placement import moved, placement
+from nc10d.torch.wrapped_module import moved, placement
 
 MODULES = [("cpu",), ("cuda:0",), ("cuda:1", "cuda:1"), ("cuda:0", "cuda:1"), ("cpu", "cuda:0")]
 IDS = [None, [], [0], [1], ["cuda:1"], [torch.device("cuda", 1)], [0, 1], ["cpu"]]

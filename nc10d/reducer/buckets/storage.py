@@ -25,40 +25,15 @@ _NAME = 24
 
 
 class Storage:
-    """All buckets of a plan; `gradients[param]` is a view of a bucket, or a SparseGradient.
+    """All buckets of a plan; `gradients[param]` is a view of a bucket, or a SparseGradient."""
 
-    `purposes` are descriptions of the buckets, which ranks compare; `names` are the parameters'.
-    `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
-    TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
-    group's backend has such memory, and GPU memory is ordinary memory.
-    """
-
-    def __init__(
-        self,
-        plan: ReducePlan,
-        parameters: Sequence[Array],
-        allocate: Allocation,
-        purposes: Sequence[str],
-        names: Sequence[str],
-        group: ProcessGroup,
-    ) -> None:
-        last = len(plan.buckets) - 1
-        allocators = [_allocator(allocate, bucket.device, group) for bucket in plan.buckets]
-        self.buckets: list[Bucket | SparseBucket] = [
-            SparseBucket(index, bucket, parameters, index == last, names)
-            if bucket.sparse
-            else _bucket_class(bucket.device)(
-                index, bucket, parameters, index == last, allocator, purpose
-            )
-            for index, (bucket, purpose, allocator) in enumerate(
-                zip(plan.buckets, purposes, allocators, strict=True)
-            )
-        ]
-        self._bucket_of = {param: bucket for bucket in self.buckets for param in bucket.views}
+    def __init__(self, buckets: Sequence[Bucket | SparseBucket]) -> None:
+        self.buckets = buckets
+        self._bucket_of = {param: bucket for bucket in buckets for param in bucket.views}
         views: dict[int, Any] = {}
-        for bucket in self.buckets:
+        for bucket in buckets:
             views.update(bucket.views)
-        self.gradients = [views[param] for param in range(len(parameters))]
+        self.gradients = [views[param] for param in range(len(views))]
 
     def take(self, param: int, gradient: Any) -> None:
         """Take a gradient into its bucket; see `Bucket.take`."""
@@ -130,7 +105,12 @@ class BucketLayout:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayouts:
-    """Makes the layouts of a Reducer, the `number`th Reducer of its group."""
+    """Makes the layouts of a Reducer, the `number`th Reducer of its group.
+
+    `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
+    TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
+    group's backend has such memory, and GPU memory is ordinary memory.
+    """
 
     parameters: Sequence[Array]
     specs: Sequence[Spec]
@@ -149,9 +129,16 @@ class BucketLayouts:
 
     def storage(self, plan: ReducePlan) -> Storage:
         """Return new memory for a plan, filled with zeros."""
-        purposes = [self._purpose(index, bucket) for index, bucket in enumerate(plan.buckets)]
-        names = self.settings.names
-        return Storage(plan, self.parameters, self.allocate, purposes, names, self.group)
+        last = len(plan.buckets) - 1
+        buckets = enumerate(plan.buckets)
+        return Storage([self._bucket(index, bucket, index == last) for index, bucket in buckets])
+
+    def _bucket(self, index: int, plan: BucketPlan, is_last: bool) -> Bucket | SparseBucket:
+        if plan.sparse:
+            return SparseBucket(index, plan, self.parameters, is_last, self.settings.names)
+        allocate = _allocator(self.allocate, plan.device, self.group)
+        kind, purpose = _bucket_class(plan.device), self._purpose(index, plan)
+        return kind(index, plan, self.parameters, is_last, allocate, purpose)
 
     def _purpose(self, index: int, bucket: BucketPlan) -> str:
         """Return the description of a bucket's reduction; short, since errors show two of them."""
