@@ -263,6 +263,7 @@ class VirtualThreading:
 _TIMED = (
     "nc10d.base.deadline",
     "nc10d.store.session",
+    "nc10d.store.client_connect",
     "nc10d.store.connection",
     "nc10d.store.auth_server",
     "nc10d.backend.cpu.control.group_control",

@@ -18,7 +18,8 @@ from typing import TypeVar
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
-from nc10d.store.connection import StoreConnection, connect, connect_once
+from nc10d.store.client_connect import connect, connect_once
+from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import NotAStore, explain_lost, explain_unreached
 
 T = TypeVar("T")

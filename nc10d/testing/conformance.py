@@ -104,7 +104,7 @@ def reduction_complaints(ranks: Ranks, dtype: DType) -> list[str]:
     for index, (name, call) in enumerate(_reductions(dtype, ranks.world_size)):
         wanted = call.expected() if allowed(dtype, name) else None
         for rank, answer in enumerate(answers):
-            text = _check_reduction(answer[index], wanted and wanted[rank][0])
+            text = _check_reduction(answer[index], wanted[rank][0] if wanted else None)
             if text:
                 found.append(f"{name} by {call.kind.__name__}, rank {rank}: {text}")
     return found

@@ -14,7 +14,7 @@ from clocks import soon, takes
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
-from nc10d.store.connection import connect_once
+from nc10d.store.client_connect import connect_once
 
 HOST = "127.0.0.1"
 NOBODY = b"\0nc10d-store-nobody"

@@ -1,0 +1,102 @@
+"""Connect a client to a store's server: retries until a deadline, Unix socket on the same host."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+
+from nc10d.store.connection import StoreConnection
+from nc10d.store.store_errors import NoAnswer, NotAStore
+
+_UNIX_GRACE = 0.25
+_RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
+
+
+def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
+    """Connect to a server that may not be up yet; raise the last OSError at the deadline.
+
+    A host name that does not resolve yet is retried too: cluster names appear with their hosts.
+    NotAStore is raised at once: another program has the port. With a `token`, the server must
+    prove that it knows it.
+    """
+    pause = _RETRY_FIRST
+    while True:
+        try:
+            return connect_once(host, port, deadline, token)
+        except NotAStore:
+            raise
+        except OSError:
+            left = deadline - time.monotonic()
+            # Nothing announces that a server has come up: try again.
+            time.sleep(max(0.0, min(pause, left)))
+            if left <= pause:
+                raise
+        pause = min(pause * 2, _RETRY_LONGEST)
+
+
+def connect_once(
+    host: str, port: int, deadline: float, token: bytes | None = None
+) -> StoreConnection:
+    """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not.
+
+    If the server is on this host, return a connection over its Unix socket, which is faster.
+    """
+    sock = _open_socket(host, port, _seconds_left(deadline))
+    connection = _shake_hands(sock, deadline, token)
+    try:
+        name = connection.unix_name()
+    except BaseException:
+        connection.close()
+        raise
+    if not name:
+        return connection
+    # The Unix socket fails if the server is in another network namespace, or has no descriptor
+    # left for a second connection. Then the TCP connection is kept.
+    with contextlib.suppress(OSError):
+        faster = _connect_unix(name, min(deadline, time.monotonic() + _UNIX_GRACE), token)
+        connection.close()
+        return faster
+    return connection
+
+
+def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
+    try:
+        return socket.create_connection((host, port), limit)
+    except UnicodeError as error:  # the name is too long
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+
+
+def _connect_unix(name: bytes, deadline: float, token: bytes | None) -> StoreConnection:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(_seconds_left(deadline))
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return _shake_hands(sock, deadline, token)
+
+
+def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> StoreConnection:
+    try:
+        if token is None:
+            return StoreConnection(sock, deadline)
+        from nc10d.store.sealed_connection import SealedConnection
+
+        return SealedConnection(sock, deadline, token)
+    except TimeoutError as error:
+        sock.close()
+        raise NoAnswer from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _seconds_left(deadline: float) -> float | None:
+    """Return the seconds left, as a socket's timeout (None: for ever); TimeoutError at 0."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time was over before the connection was made")
+    return None if math.isinf(left) else left
