@@ -54,13 +54,8 @@ class Promise:
     """The transition, the callbacks and the wait that Work and Future share."""
 
     __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_ended",
-        "_exception",
-        "_finished",
-        "_result",
-        "_state",
+        *("__weakref__", "_callbacks", "_ended", "_exception"),
+        *("_finished", "_result", "_state"),
     )
 
     def __init__(self) -> None:

@@ -20,15 +20,8 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
+from nc10d.cuda import memory
 from nc10d.cuda.driver import call, driver, event_pool, on_device
-from nc10d.cuda.memory import (
-    DeviceArray,
-    current_stream_key,
-    device_of,
-    empty,
-    in_capture,
-    order_others_after,
-)
 from nc10d.errors import CudaError
 from nc10d.kernels.gpu_pack import THREADS, chunks_of, supports
 from nc10d.kernels.gpu_ptx import kernel_ptx
@@ -51,7 +44,7 @@ class DevicePacker:
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
         self.flat = flat
-        self._device = device_of(flat)
+        self._device = memory.device_of(flat)
         pool = event_pool(self._device)
         self._launched = pool.take()
         weakref.finalize(self, pool.give, self._launched).atexit = False
@@ -88,7 +81,7 @@ class DevicePacker:
 
     def _check(self, buffers: Sequence[Buffer], arrays: Sequence[Array]) -> None:
         for x, array in zip(buffers, arrays, strict=True):
-            if x.device != "cuda" or device_of(array) != self._device:
+            if x.device != "cuda" or memory.device_of(array) != self._device:
                 raise TypeError(f"all arrays must be on cuda:{self._device}")
             if not x.contiguous or not x.writable:
                 raise ValueError(f"an array of shape {x.shape} is not contiguous and writable")
@@ -104,10 +97,10 @@ class DevicePacker:
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
         if not tables.rows[:, 2].any():
             return
-        here = current_stream_key(self.flat, self._device)
+        here = memory.current_stream_key(self.flat, self._device)
         kernel = _kernel(self._device, src, dst, scale != 1)
         with on_device(self._device):
-            in_order = not in_capture(here)
+            in_order = not memory.in_capture(here)
             if in_order:
                 # The last launch may still read the tables, on a stream that may be gone.
                 call("cuStreamWaitEvent", here.stream, self._launched, 0)
@@ -117,7 +110,7 @@ class DevicePacker:
             call("cuLaunchKernel", kernel, *shape, here.stream, (values, _ARGUMENTS), 0)
             if in_order:
                 call("cuEventRecord", self._launched, here.stream)
-        order_others_after(here, set())
+        memory.order_others_after(here, set())
 
 
 class _Tables:
@@ -128,7 +121,7 @@ class _Tables:
         self._device = device
         self._image = self._written = _rows([])
         self._blocks = 0
-        self._memory: DeviceArray | None = None
+        self._memory: memory.DeviceArray | None = None
 
     def on_device(self, stream: int) -> tuple[int, int, int]:
         """Return (address of the rows, address of the chunks, number of chunks).
@@ -146,7 +139,7 @@ class _Tables:
         # Kept until the next write; by then the driver has copied it.
         self._image = np.concatenate([self.rows.reshape(-1), chunks.reshape(-1)])
         if self._memory is None or self._memory.nbytes < self._image.nbytes:
-            self._memory = empty(self._image.size, DType.INT64, self._device)
+            self._memory = memory.empty(self._image.size, DType.INT64, self._device)
         source = self._image.ctypes.data, self._image.nbytes
         call("cuMemcpyHtoDAsync", self._memory.address, *source, stream)
         self._written, self._blocks = self.rows, len(chunks)

@@ -191,7 +191,7 @@ class JobAttempt:
         elif number == signal.SIGINT:
             self._clock.begin(shutdown.INTERRUPT)
             for output in self._outputs.values():
-                output.filter_tracebacks()
+                output.stderr.filter_tracebacks()
         else:
             self._clock.begin(shutdown.graceful(self._grace))
         self._interrupted_by = self._interrupted_by or number

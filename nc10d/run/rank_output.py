@@ -59,10 +59,6 @@ class RankOutput:
         self.stdout.drain()
         self.stderr.drain()
 
-    def filter_tracebacks(self) -> None:
-        """Drop the tracebacks of interrupted imports from now on."""
-        self.stderr.filter_tracebacks()
-
     def close(self) -> None:
         """Close the launcher's descriptors; idempotent."""
         self.stdout.close()

@@ -11,21 +11,12 @@ from __future__ import annotations
 import socket
 import time
 
-from nc10d.auth.handshake import (
-    Admission,
-    BadHandshake,
-    BadSeal,
-    HandshakeAnswerer,
-    Introduction,
-    Opener,
-    Sealer,
-    group_digest,
-)
+from nc10d.auth import handshake
 from nc10d.store.server import Connection, Server
 from nc10d.store.wire import Limits
 
 MOST_UNPROVEN = 1024
-STORE_INTRODUCTION = Introduction(0, 0, 0, group_digest("store"))
+STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("store"))
 """The introduction of every client of a store: the server knows no ranks."""
 
 
@@ -33,12 +24,12 @@ class AuthConnection(Connection):
     """A client's connection; unproven until its handshake has ended."""
 
     __slots__ = ("answerer", "opener", "sealer")
-    opener: Opener
-    sealer: Sealer
+    opener: handshake.Opener
+    sealer: handshake.Sealer
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
-        self.answerer = HandshakeAnswerer(token, STORE_INTRODUCTION.__eq__)
+        self.answerer = handshake.HandshakeAnswerer(token, STORE_INTRODUCTION.__eq__)
 
 
 class AuthServer(Server):
@@ -49,7 +40,7 @@ class AuthServer(Server):
     ) -> None:
         super().__init__(listener, owner, limits)
         self._token = token
-        self._unproven = Admission[Connection](MOST_UNPROVEN)
+        self._unproven = handshake.Admission[Connection](MOST_UNPROVEN)
 
     def _connection(self, sock: socket.socket) -> Connection:
         connection = AuthConnection(sock, self._limits, self._token)
@@ -82,20 +73,20 @@ class AuthServer(Server):
             failed = not data or (answer and connection.send(answer) != len(answer))
         except BlockingIOError:
             return
-        except (OSError, BadHandshake):
+        except (OSError, handshake.BadHandshake):
             failed = True
         if failed:
             self._drop(connection)
         elif answerer.keys is not None:
-            connection.sealer = Sealer(answerer.keys.sending)
-            connection.opener = Opener(answerer.keys.taking)
+            connection.sealer = handshake.Sealer(answerer.keys.sending)
+            connection.opener = handshake.Opener(answerer.keys.taking)
             self._unproven.remove(connection)
 
     def _take(self, connection: Connection, data: bytes) -> None:
         assert isinstance(connection, AuthConnection)
         try:
             opened = connection.opener.feed(data)
-        except BadSeal:
+        except handshake.BadSeal:
             self._drop(connection)
             return
         if opened:

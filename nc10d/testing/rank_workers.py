@@ -22,13 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nc10d.errors import DistError
-from nc10d.group.world import (
-    current_world,
-    destroy_process_group,
-    get_default_group,
-    init_process_group,
-    own_world,
-)
+from nc10d.group import world
 
 Outcome = tuple[bool, Any]
 STOP = None
@@ -66,7 +60,7 @@ class ThreadWorker(RankWorker):
         self._thread.start()
 
     def _main(self, join: Callable[[], None]) -> None:
-        with own_world():
+        with world.own_world():
             serve(join, self._tasks.get, self._outcomes.put)
 
     def submit(self, task: Any) -> None:
@@ -174,7 +168,7 @@ def _process_main(
 
     def join() -> None:
         store = TCPStore(host, port, size, is_master=False, wait_for_workers=False)
-        init_process_group(store=store, rank=rank, world_size=size, **options)
+        world.init_process_group(store=store, rank=rank, world_size=size, **options)
 
     _leave_foreground()
     _end_with_owner()
@@ -197,20 +191,20 @@ def serve(
             if task is STOP:
                 break
             function, arguments = task
-            report((True, function(get_default_group(), *arguments)))
+            report((True, function(world.get_default_group(), *arguments)))
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
             _abort_groups(error)
             report((False, portable(error)))
-    if current_world().default is not None:
-        destroy_process_group()
+    if world.current_world().default is not None:
+        world.destroy_process_group()
 
 
 def _abort_groups(error: BaseException) -> None:
     """Abort the groups after an error of the task, so that no other rank waits for this rank."""
     if not isinstance(error, DistError):
-        for group in [*current_world().groups.values()]:
+        for group in [*world.current_world().groups.values()]:
             group.abort(f"rank {group.rank} raised {type(error).__name__}: {error}")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from nc10d.errors import DistError
@@ -108,15 +109,10 @@ class Ranks:
     def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
-        shared = HashStore()
-
-        def joiner(rank: int) -> Callable[[], None]:
-            size = self.world_size
-            return lambda: init_process_group(
-                store=shared, rank=rank, world_size=size, **self._options
-            )
-
-        return [ThreadWorker(joiner(rank)) for rank in range(self.world_size)]
+        join = partial(
+            init_process_group, store=HashStore(), world_size=self.world_size, **self._options
+        )
+        return [ThreadWorker(partial(join, rank=rank)) for rank in range(self.world_size)]
 
     def _processes(self) -> list[RankWorker]:
         from nc10d.store import TCPStore

@@ -97,14 +97,8 @@ class RowExchange(DeferredFuture[SparseGradient]):
     """
 
     __slots__ = (
-        "_factor",
-        "_gradient",
-        "_group",
-        "_rows",
-        "_sizes",
-        "_spec",
-        "_works",
-        "rows_sent",
+        *("_factor", "_gradient", "_group", "_rows"),
+        *("_sizes", "_spec", "_works", "rows_sent"),
     )
 
     def __init__(
