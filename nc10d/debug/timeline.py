@@ -54,7 +54,10 @@ def bars(dumps: Sequence[Dump]) -> tuple[list[Bar], float]:
     """Return the calls of a group's ranks, and the ns from the first call to the latest dump."""
     diagnosis = diagnose(dumps)
     newest = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
-    shown = {rank: _timed(dump) for rank, dump in sorted(newest.items())}
+    shown = {
+        rank: [entry for entry in dump.entries if entry.begun][-MOST_BARS:]
+        for rank, dump in sorted(newest.items())
+    }
     begins = [newest[rank].day(entry.begun) for rank, own in shown.items() for entry in own]
     if not begins:
         return [], 1.0
@@ -65,20 +68,12 @@ def bars(dumps: Sequence[Dump]) -> tuple[list[Bar], float]:
     return [*found], max(last - first, 1.0)
 
 
-def _timed(dump: Dump) -> list[Entry]:
-    return [entry for entry in dump.entries if entry.begun][-MOST_BARS:]
-
-
 def _bar(dump: Dump, entry: Entry, diagnosis: Diagnosis, first: float) -> Bar:
     begin = dump.day(entry.begun)
     end = dump.day(entry.ended) if entry.ended else dump.written * 1e9
-    kind = _kind(entry, diagnosis)
-    return Bar(dump.rank, kind, entry.message, begin - first, end - begin, _title(entry))
-
-
-def _kind(entry: Entry, diagnosis: Diagnosis) -> str:
     differs = diagnosis.different is not None and diagnosis.different[0] == entry.seq
-    return "different" if differs and not entry.message else entry.state
+    kind = "different" if differs and not entry.message else entry.state
+    return Bar(dump.rank, kind, entry.message, begin - first, end - begin, _title(entry))
 
 
 def _title(entry: Entry) -> str:

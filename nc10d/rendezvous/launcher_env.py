@@ -82,7 +82,9 @@ def find_place(
     `ancestor()` identifies the launcher's process on this host. RendezvousError names the missing
     or malformed variable.
     """
-    launcher = None if "RANK" in environment else _launcher_of(environment)
+    launcher = None
+    if "RANK" not in environment:
+        launcher = next((found for found in _LAUNCHERS if found.started(environment)), None)
     if rank is None:
         rank = _number(environment, launcher.rank if launcher else "RANK")
     if size is None:
@@ -112,10 +114,6 @@ def _address(
     if port is None:
         raise _missing("MASTER_PORT", "a free port on the host of rank 0")
     return host, port, job
-
-
-def _launcher_of(environment: Environment) -> _Launcher | None:
-    return next((found for found in _LAUNCHERS if found.started(environment)), None)
 
 
 def _number(environment: Environment, *names: str) -> int:

@@ -175,15 +175,12 @@ class JobAttempt:
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
-            if number == signal.SIGWINCH:
-                self._on_resize()
-            else:
+            if number != signal.SIGWINCH:
                 self._interrupt(number)
-
-    def _on_resize(self) -> None:
-        for local_rank, process in self._running.items():
-            if self._outputs[local_rank].resize():
-                process.send(signal.SIGWINCH)
+                continue
+            for local_rank, process in self._running.items():
+                if self._outputs[local_rank].resize():
+                    process.send(signal.SIGWINCH)
 
     def _interrupt(self, number: int) -> None:
         if self._interrupted_by is not None:

@@ -87,7 +87,7 @@ class Values:
 
     def add(self, key: bytes, amount: int) -> int:
         """Add to the number under `key` and return the sum, in 64 bits; NotANumber as `number`."""
-        total = _wrap(self.number(key) + amount)
+        total = (self.number(key) + amount + (1 << 63)) % (1 << 64) - (1 << 63)
         self.put(key, b"%d" % total)
         return total
 
@@ -112,7 +112,3 @@ def read_number(value: bytes) -> int:
     if b"_" in value or not -(1 << 63) <= number < 1 << 63:
         raise NotANumber(value)
     return number
-
-
-def _wrap(number: int) -> int:
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -162,10 +162,11 @@ def check_backend(
     """
     failures: list[str] = []
     count = 0
+    make_ranks = kind.ranks if isinstance(kind, Launcher) else functools.partial(Ranks, kind=kind)
     with _registered(make) as name:
         cases = cover(world_sizes, dtypes, seed)
         for size in world_sizes:
-            with _ranks(size, kind, name, timeout) as ranks:
+            with make_ranks(size, backend=name, timeout=timeout) as ranks:
                 ranks.run(rank_of)  # a group that can't form is not the fault of a case
                 for title, check in _checks(size, [c for c in cases if c.size == size], dtypes):
                     if len(failures) >= MOST_FAILURES:
@@ -175,12 +176,6 @@ def check_backend(
     if failures:
         raise AssertionError(f"{len(failures)} of {count} checks failed:\n" + "\n".join(failures))
     return count
-
-
-def _ranks(size: int, kind: Kind | Launcher, name: str, timeout: float) -> Ranks:
-    if isinstance(kind, Launcher):
-        return kind.ranks(size, name, timeout)
-    return Ranks(size, kind, name, timeout)
 
 
 Check = Callable[[Ranks], Sequence[str]]

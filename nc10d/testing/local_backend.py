@@ -135,7 +135,6 @@ class LocalHub:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exchanges: dict[str, LocalExchange] = {}
-        self.launches = 0
 
     def exchange(self, name: str, size: int) -> LocalExchange:
         """Return the exchange of a group; the first call makes it."""

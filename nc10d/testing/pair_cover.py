@@ -58,17 +58,15 @@ class _Cover:
     def rows(self) -> list[Row]:
         """Add the best of a few random rows until nothing is left to cover."""
         rows = []
-        for pair in self._in_random_order():
-            if pair in self._open:
-                best = max((self._row_with(pair) for _ in range(TRIES)), key=self._gain)
-                self._open -= self._pairs(best)
-                rows.append({name: self._values[name][best[name]] for name in self._names})
-        return rows
-
-    def _in_random_order(self) -> list[frozenset[Place]]:
         pairs = sorted(self._open, key=sorted)
         self._rng.shuffle(pairs)
-        return pairs
+        for pair in pairs:
+            if pair in self._open:
+                tries = [self._row_with(pair) for _ in range(TRIES)]
+                best = max(tries, key=lambda row: len(_pairs(row) & self._open))
+                self._open -= _pairs(best)
+                rows.append({name: self._values[name][best[name]] for name in self._names})
+        return rows
 
     def _row_with(self, pair: frozenset[Place]) -> dict[str, int]:
         for _ in range(DEAD_ENDS):
@@ -91,11 +89,9 @@ class _Cover:
         row[name] = best
         return best >= 0
 
-    def _pairs(self, row: dict[str, int]) -> set[frozenset[Place]]:
-        return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
 
-    def _gain(self, row: dict[str, int]) -> int:
-        return len(self._pairs(row) & self._open)
+def _pairs(row: dict[str, int]) -> set[frozenset[Place]]:
+    return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
 
 
 def _usable(parameters: Mapping[str, Sequence[Any]], fits: Fits) -> Mapping[str, Sequence[Any]]:

@@ -80,11 +80,9 @@ def same_bits(x: Array, y: Array) -> bool:
         return same_bits(x.real, y.real) and same_bits(x.imag, y.imag)
     bits = f"u{x.dtype.itemsize}"
     equal = np.ascontiguousarray(x).view(bits) == np.ascontiguousarray(y).view(bits)
-    return bool(np.all(equal | (np.isnan(x) & np.isnan(y)) if _has_nan(x) else equal))
-
-
-def _has_nan(x: Array) -> bool:
-    return dtype_of(x.dtype).family is ElementKind.FLOAT
+    if dtype_of(x.dtype).family is ElementKind.FLOAT:
+        equal |= np.isnan(x) & np.isnan(y)
+    return bool(np.all(equal))
 
 
 # The reductions

@@ -137,10 +137,7 @@ class BucketLayouts:
         if plan.sparse:
             return SparseBucket(index, plan, self.parameters, is_last, self.settings.names)
         allocate = _allocator(self.allocate, plan.device, self.group)
-        kind, purpose = _bucket_class(plan.device), self._purpose(index, plan)
-        return kind(index, plan, self.parameters, is_last, allocate, purpose)
-
-    def _purpose(self, index: int, bucket: BucketPlan) -> str:
-        """Return the description of a bucket's reduction; short, since errors show two of them."""
-        first = self.settings.names[bucket.params[0]][-_NAME:]
-        return f"bucket {index} of reducer {self.number} ({first})"
+        # Ranks compare the purpose; it is short, since errors show two of them.
+        first = self.settings.names[plan.params[0]][-_NAME:]
+        purpose = f"bucket {index} of reducer {self.number} ({first})"
+        return _bucket_class(plan.device)(index, plan, self.parameters, is_last, allocate, purpose)
