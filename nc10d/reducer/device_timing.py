@@ -1,8 +1,8 @@
 """The durations of a pass on a device, measured by events on the current stream.
 
-Contract: a `timing.TimingRecorder`. The host enqueues computations long before they run, so its
-clock does not measure their duration. `record` enqueues an event on the calling thread's current
-stream and does not block. `durations` blocks until the device has reached the last event.
+Contract: the host enqueues computations long before they run, so its clock does not measure their
+duration. `record` enqueues an event on the calling thread's current stream and does not block.
+`durations` blocks until the device has reached the last event.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Reducer(PassStats):
     def _begin(self, marks: Sequence[int] | None) -> None:
         schedule, delay = self._layout.schedule, self.settings.delay
         self._storage.wait()
-        self._watch.record(Moment.BACKWARD_START)
+        self._record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(self._storage, schedule, marks, self._launch, delay=delay)
             self._pass.start()
@@ -204,7 +204,7 @@ class Reducer(PassStats):
 
     def _launch(self, index: int) -> None:
         if index == 0:
-            self._watch.record(Moment.COMM_START)
+            self._record(Moment.COMM_START)
         hook, state = self._hook or (self._averaging, None)
         self._storage.buckets[index].launch(hook, self.group if state is None else state)
         if self.settings.find_unused and index == len(self._storage.buckets) - 1:
@@ -222,14 +222,14 @@ class Reducer(PassStats):
             current, self._pass = self._pass, None
         if current is None:
             raise RuntimeError("finish: no pass has begun")
-        self._watch.record(Moment.BACKWARD_END)
+        self._record(Moment.BACKWARD_END)
         try:
             current.end()
             if self.settings.find_unused:
                 current.restore(self._used_parameters.wait())
         finally:
             self._averaging.reset()
-        self._watch.record(Moment.COMM_END)
+        self._record(Moment.COMM_END)
         if self.arrived is None:
             self.arrived, self._first_counts = current.arrived, current.counts()
         self._ended(current.began, current.times, current.first_launch)

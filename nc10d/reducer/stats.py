@@ -1,14 +1,15 @@
 """Statistics of a Reducer's passes: their times, the used parameters, and the attached logger.
 
-Contract: this module neither changes a pass nor waits for a rank. The Reducer records the moments
-of a pass in `_watch`, and calls `_ended` after the pass.
+Contract: `PassStats` neither changes a pass nor waits for a rank. The Reducer calls `_record` at
+the moments of a pass, and `_ended` after it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from nc10d.group.collectives import Collectives
 from nc10d.ops import MAX, Array
 from nc10d.reducer.hooks.grad_bucket import CommHook
 from nc10d.reducer.plan import Spec
-from nc10d.reducer.timing import Moment, PassTimes, Stopwatch, TimingRecorder
+from nc10d.reducer.timing import Moment, PassTimes
 from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.reducer.device_timing import DeviceTimer
 
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -76,7 +80,10 @@ class PassStats:
     def __init__(self, params: Sequence[Array], specs: Sequence[Spec]) -> None:
         self.passes = 0
         self._used_parameters = UsedParameters(len(specs))
-        self._watch = Stopwatch(len(specs), _device_timer(params, specs))
+        self.times = PassTimes(0, 0, [0] * len(specs), 0, 0)
+        """The moments of the last finished pass, on the host's clock."""
+        self._forward_start = 0
+        self._device_timer = _device_timer(params, specs)
         self._logger: weakref.ref[PassObserver] | None = None
 
     def set_logger(self, logger: PassObserver) -> None:
@@ -85,7 +92,8 @@ class PassStats:
 
     def prepare_for_forward(self) -> None:
         """Record the start of a forward pass, for the times of the next pass only."""
-        self._watch.record(Moment.FORWARD_START)
+        self._forward_start = perf_counter_ns()
+        self._record(Moment.FORWARD_START)
 
     @property
     def hook_name(self) -> str:
@@ -100,11 +108,6 @@ class PassStats:
         """
         return list(self._used_parameters.used)
 
-    @property
-    def times(self) -> PassTimes:
-        """The moments of the last finished pass, on the host's clock."""
-        return self._watch.last
-
     def durations(self) -> dict[str, int]:
         """Return the duration of each part of the last pass in ns, by c10d's names.
 
@@ -112,22 +115,29 @@ class PassStats:
         durations. The call then blocks until the device has finished the pass, and is valid until
         the next pass begins.
         """
-        return self._watch.durations()
+        timed = self.times if self._device_timer is None else self._device_timer
+        return timed.durations()
 
     def get_backward_stats(self) -> list[int]:
         """Return when each gradient of the last pass was ready, in ns since the pass began."""
         return list(self.times.ready)
 
+    def _record(self, moment: Moment) -> None:
+        """Record that the work queued on a device so far reaches a moment; never blocks."""
+        if self._device_timer is not None:
+            self._device_timer.record(moment)
+
     def _ended(self, began: int, ready: Sequence[int], first_launch: int) -> None:
-        """Record the end of a pass and notify the logger; see `Stopwatch.ended`."""
-        self._watch.ended(began, ready, first_launch)
+        """Record the times of a pass that ends now, and notify the logger; see PassTimes."""
+        self.times = PassTimes(self._forward_start, began, ready, first_launch, perf_counter_ns())
+        self._forward_start = 0
         self.passes += 1
         logger = self._logger and self._logger()
         if logger:
             logger.pass_ended()
 
 
-def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> TimingRecorder | None:
+def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> DeviceTimer | None:
     """Return a timer on the device if all parameters are on a single CUDA device, else None."""
     devices = {spec.device for spec in specs}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):
