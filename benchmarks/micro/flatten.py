@@ -20,7 +20,7 @@ from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import Estimate, Times, estimate
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels.pack import copy_address, move_all
-from nc10d.reducer.packing import kernel_for, memory_of, only_dtype, places_in
+from nc10d.reducer.packing import kernel_for, memory_of, move, only_dtype, places_in
 
 NBYTES = 25 << 20
 TENSORS = 160
@@ -28,6 +28,29 @@ MEMCPY = "memcpy"
 Call = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
+    """Write `arrays[i] * scale` to `flat` from element `offsets[i]` on, in the dtype of `flat`.
+
+    ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
+    and are not both floating. Both are raised before the first write.
+    """
+    whole, sources = memory_of(flat, True), [memory_of(x, False) for x in arrays]
+    places = places_in(whole, sources, offsets)
+    rows = [(place, x.address, x.nbytes) for place, x in zip(places, sources, strict=True)]
+    move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
+
+
+def unpack(
+    flat: Array, arrays: Sequence[Array], offsets: Sequence[int], scale: float = 1.0
+) -> None:
+    """Write `flat * scale`, from element `offsets[i]` on, to `arrays[i]`; errors as for `pack`."""
+    whole, targets = memory_of(flat, False), [memory_of(x, True) for x in arrays]
+    places = places_in(whole, targets, offsets)
+    size = whole.dtype.itemsize
+    rows = [(x.address, place, x.count * size) for place, x in zip(places, targets, strict=True)]
+    move(rows, whole.dtype, only_dtype([x.dtype for x in targets]), scale)
 
 
 class Packer:

@@ -1,10 +1,8 @@
-"""Copy many arrays to a flat array and back: all tensors of a bucket in a single compiled call.
+"""Cast and scale CPU arrays by compiled kernels, and the checks that packing into buckets needs.
 
-Contract: `pack` and `unpack` copy, cast between floating types and scale, in a single pass over the
-memory. Arrays are contiguous CPU arrays, and each has an offset in the flat array, in elements. The
-calls block until all elements are copied, without the GIL. Rounding is that of
-`nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the product once to the
-target's type.
+Contract: arrays are contiguous, and calls block until all elements are copied, without the GIL.
+Rounding is that of `nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the
+product once to the target's type.
 """
 
 from __future__ import annotations
@@ -23,32 +21,15 @@ from nc10d.ops import Array
 Row = tuple[int, int, int]
 
 
-def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
-    """Write `arrays[i] * scale` to `flat` from element `offsets[i]` on, in the dtype of `flat`.
+def cast(source: Array, target: Array, scale: float = 1.0) -> None:
+    """Write `source * scale` to `target`, which has as many elements, in the target's dtype.
 
     ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
     and are not both floating. Both are raised before the first write.
     """
-    whole, sources = memory_of(flat, True), [memory_of(x, False) for x in arrays]
-    places = places_in(whole, sources, offsets)
-    rows = [(place, x.address, x.nbytes) for place, x in zip(places, sources, strict=True)]
-    _move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
-
-
-def unpack(
-    flat: Array, arrays: Sequence[Array], offsets: Sequence[int], scale: float = 1.0
-) -> None:
-    """Write `flat * scale`, from element `offsets[i]` on, to `arrays[i]`; errors as for `pack`."""
-    whole, targets = memory_of(flat, False), [memory_of(x, True) for x in arrays]
-    places = places_in(whole, targets, offsets)
-    size = whole.dtype.itemsize
-    rows = [(x.address, place, x.count * size) for place, x in zip(places, targets, strict=True)]
-    _move(rows, whole.dtype, only_dtype([x.dtype for x in targets]), scale)
-
-
-def cast(source: Array, target: Array, scale: float = 1.0) -> None:
-    """Write `source * scale` to `target`, which has as many elements; errors as for `pack`."""
-    pack([source], target, [0], scale)
+    read, written = memory_of(source, False), memory_of(target, True)
+    (place,) = places_in(written, [read], [0])
+    move([(place, read.address, read.nbytes)], read.dtype, written.dtype, scale)
 
 
 def memory_of(x: Array, written: bool) -> Buffer:
@@ -80,7 +61,8 @@ def only_dtype(dtypes: Iterable[DType]) -> DType | None:
     return distinct.pop() if distinct else None
 
 
-def _move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
+def move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
+    """Copy, cast and scale rows of (target, source, bytes of the source); None means no rows."""
     if src is None or dst is None:
         return
     kernel = kernel_for(src, dst, scale, sum(nbytes for _, _, nbytes in rows))

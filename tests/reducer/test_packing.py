@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.micro.flatten import Packer
+from benchmarks.micro.flatten import Packer, pack, unpack
 from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.reducer.packing import cast, pack, unpack
+from nc10d.reducer.packing import cast
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
