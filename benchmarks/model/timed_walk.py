@@ -172,7 +172,7 @@ class Walker:
         if step.kind is StepKind.FILL:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
             return sum(min(step.nbytes, mate._lent) for mate in mates)
-        if step.kind is StepKind.FOLD or not step.total:  # of a fold it is an offset
+        if step.kind is StepKind.FOLD_EXPOSED or not step.total:  # of a fold it is an offset
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -349,7 +349,7 @@ _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.BRANCH_IF_FLAGGED: Walker._divert,
     StepKind.ENTER: Walker._enter,
     StepKind.EXPOSE: Walker._expose,
-    StepKind.RECALL: Walker._recall,
+    StepKind.WITHDRAW: Walker._recall,
     StepKind.JUMP: Walker._jump,
     StepKind.ROUND: Walker._end_round,
     StepKind.LOOP: Walker._loop,

@@ -83,7 +83,7 @@ class TimedRank(FarRank):
         elif step.kind in WAITS:
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
-            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD) else nbytes
+            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD_EXPOSED) else nbytes
             if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
                 moved -= min(moved, max(0, self.lent - int(step.arg)))
             if step.kind is StepKind.FILL:

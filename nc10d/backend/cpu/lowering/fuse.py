@@ -20,8 +20,7 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.lowering.ordering import BatchDependencies
 from nc10d.backend.cpu.lowering.strided import packs, unpacks
-from nc10d.backend.cpu.program.lines import line_up
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate, line_up
 from nc10d.backend.cpu.program.steps import (
     branch_if_flagged,
     end_round,

@@ -19,8 +19,7 @@ from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import At, CallInfo, Program, Step, user
+from nc10d.backend.cpu.program.program import At, CallInfo, Program, Step, line_down, user
 from nc10d.ops import (
     AllGather,
     AllReduce,

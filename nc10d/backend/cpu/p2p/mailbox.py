@@ -30,7 +30,7 @@ from nc10d.backend.cpu.p2p.unexpected import (
     post_unexpected,
     receive_unexpected_from,
 )
-from nc10d.backend.cpu.transport.links import HALF, Inbox, UnexpectedMessage
+from nc10d.backend.cpu.transport.links import SLOT, Inbox, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch
@@ -143,7 +143,7 @@ class Mailbox:
         remote = is_remote(channel)
         linked = self._links.program(inbox is None, buffer.nbytes, away=remote)
         model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
-        small = buffer.nbytes <= HALF
+        small = buffer.nbytes <= SLOT
         prepared = PreparedMessage(channel, model, inbox, op.peer, small, not remote, op.x)
         self._cache.remember(op, prepared)
 
