@@ -31,7 +31,7 @@ ENGINE = tuple(
         "prepared_calls",
         "prepared_messages",
         "tcp_streams",
-        "net",
+        "sockets",
     )
 )
 """Modules with functions to compile; the last two are for jobs of several hosts."""
