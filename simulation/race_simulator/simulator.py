@@ -169,7 +169,7 @@ def _map(me: SimulatedRank, step: Step) -> bool:
     return True
 
 
-def _reduce_ranks(me: SimulatedRank, step: Step) -> bool:
+def _fold_staged(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     total: npt.NDArray[np.generic] | None = None
@@ -273,7 +273,7 @@ def _round(me: SimulatedRank, step: Step) -> bool:
 HANDLERS: dict[StepKind, Handler] = {
     StepKind.COPY: _copy,
     StepKind.MAP: _map,
-    StepKind.FOLD_STAGED: _reduce_ranks,
+    StepKind.FOLD_STAGED: _fold_staged,
     StepKind.SIGNAL: _signal,
     StepKind.WAIT: _wait,
     StepKind.WAITALL: _wait_all,
