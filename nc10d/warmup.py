@@ -23,7 +23,7 @@ from typing import Any
 from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
-ENGINE = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "net")
+ENGINE = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "sockets")
 """Modules of NATIVE with functions to compile; the last two are for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"
 """Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""

@@ -92,10 +92,7 @@ def _require_broken_law(bug: Bug, failure: Failure) -> None:
 
 _STORE = ("store calls",)
 _TABLE, _VALUES, _ATTEMPT = "store.table:Table", "store.values:Values", "group.shrink:ShrinkAttempt"
-_CONTROL, _STEPS = (
-    "backend.cpu.control.group_control:GroupControl",
-    "backend.cpu.algorithms.all_reduce:",
-)
+_CONTROL, _STEPS = ("backend.cpu.control.group_control:GroupControl", "backend.cpu.program.steps:")
 _CONSENSUS = "backend.cpu.control.consensus:Consensus"
 _FORMS, _AGREES = ("group formation",), ("one cause", "shrink")
 _VERIFY = "reducer.verify:"
@@ -217,7 +214,7 @@ BUGS: dict[str, Bug] = {
         f"{_STEPS}meet_all", wrong.instead(lambda: wait_all(1)), _RUNS
     ),
     "staging buffer reused too early": Bug(
-        "backend.cpu.algorithms.broadcast:free", wrong.instead(lambda: signal(0)), _RUNS
+        f"{_STEPS}free", wrong.instead(lambda: signal(0)), _RUNS
     ),
     "reused sequence number": Bug(
         f"{_STEPS}end_round", lambda real: lambda steps, *rest: real(steps - 1, *rest), _RUNS

@@ -9,9 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology, grouped
+from nc10d.backend.cpu.algorithms.group_shape import (
+    DEFAULTS,
+    DIRECT,
+    GroupShape,
+    Thresholds,
+    Topology,
+    grouped,
+    one_shot_bytes,
+)
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT, Thresholds, one_shot_bytes
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import SUM
 

@@ -16,7 +16,7 @@ from benchmarks.model.collective_programs import Collective
 from benchmarks.model.machine import Machine
 from benchmarks.model.timed_walk import Event, Walk
 from nc10d.backend.cpu.algorithms.group_shape import Topology
-from nc10d.backend.cpu.program.program import SHOWN, Step, StepKind
+from nc10d.backend.cpu.program.program import SHARED, Step, StepKind
 
 LIMIT = 30.0
 """Units of time that are drawn at most: longer programs continue in the same way."""
@@ -57,8 +57,8 @@ TAKE = Look("take from another host", "#f7b6d2")
 ASIDE = Look("enter, announce, compare", "#d9d9d9")
 LOOKS = (PUT, LEND, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
 BY_KIND = {
-    StepKind.REDN: FOLD,
-    StepKind.FOLD: FOLD,
+    StepKind.FOLD_STAGED: FOLD,
+    StepKind.FOLD_EXPOSED: FOLD,
     StepKind.PAIR: FOLD,
     StepKind.FETCH: GET,
     StepKind.FILL: LEND,
@@ -67,8 +67,8 @@ BY_KIND = {
     StepKind.TAKE: TAKE,
     StepKind.ENTER: ASIDE,
     StepKind.EXPOSE: ASIDE,
-    StepKind.RECALL: ASIDE,
-    StepKind.SHOW: ASIDE,
+    StepKind.WITHDRAW: ASIDE,
+    StepKind.CALL_HEADER: ASIDE,
     StepKind.CHECK: ASIDE,
 }
 
@@ -77,9 +77,9 @@ def look(step: Step, place: int) -> Look | None:
     """Return the look of a step of the rank with number `place` on its host; None for no box."""
     if step.kind not in (StepKind.COPY, StepKind.MAP):
         return BY_KIND.get(step.kind)
-    if step.src.space in SHOWN and step.src.index != place:
+    if step.src.space in SHARED and step.src.index != place:
         return GET
-    return PUT if step.dst.space in SHOWN else COPY
+    return PUT if step.dst.space in SHARED else COPY
 
 
 def walked(collective: Collective) -> Walk:

@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, Thresholds
 from nc10d.backend.cpu.engine.cpu_policy import FAST_STAGING
 from nc10d.backend.cpu.native.offsets import READS, WRITES
-from nc10d.backend.cpu.program.program import SHOWN, At, Space, Step, StepKind
+from nc10d.backend.cpu.program.program import SHARED, At, Space, Step, StepKind
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
-PUTTING = StepKind.COPY, StepKind.MAP, StepKind.REDN
+PUTTING = StepKind.COPY, StepKind.MAP, StepKind.FOLD_STAGED
 """Steps that may put bytes into a staging buffer."""
 
 
@@ -119,15 +119,15 @@ class Machine:
             return self.step + nbytes * at_reach(self.rooted, max(reach, nbytes))
         # A long step needs less time a byte than a short step. Rates of staged bytes were measured
         # with steps over a third of their reach, rates of arrays read in place over a half.
-        parts = 2 if step.kind in (StepKind.FETCH, StepKind.FOLD) else 3
+        parts = 2 if step.kind in (StepKind.FETCH, StepKind.FOLD_EXPOSED) else 3
         return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes), uses)
 
     def _rate(self, step: Step, rank: int, size: int, reach: float, uses: Uses) -> float:
         if step.kind in (StepKind.COPY, StepKind.MAP):
             return at_reach(self._copying(step, rank, uses), reach)
-        if step.kind is StepKind.REDN:
+        if step.kind is StepKind.FOLD_STAGED:
             # Staged bytes are folded in the first cache, and copied as with `also`.
-            copies = (step.dst.space in SHOWN) + (step.also.space is not Space.NONE)
+            copies = (step.dst.space in SHARED) + (step.also.space is not Space.NONE)
             apart = self.third and uses.only_writes(step.dst)
             first = at_reach(self.third if apart else self.fold, reach)
             rest = (size - 2) * at_reach(self.fold, reach)
@@ -138,7 +138,7 @@ class Machine:
             return at_reach(self.kernel or self.get, reach)
         if step.kind is StepKind.FILL:
             return at_reach(self.fill or self.kernel or self.get, reach)
-        if step.kind is StepKind.FOLD:
+        if step.kind is StepKind.FOLD_EXPOSED:
             fetched = at_reach(self.kernel or self.get, reach)
             folded = fetched + at_reach(self.copy, reach)
             lent = step.tick and self.access == WRITES
@@ -152,7 +152,7 @@ class Machine:
     def _copying(self, step: Step, rank: int, uses: Uses) -> Curve:
         if _fetched(step, rank):
             return self.unread if self.unread and uses.only_writes(step.dst) else self.get
-        return self.put if step.dst.space in SHOWN else self.copy
+        return self.put if step.dst.space in SHARED else self.copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Uses:
         places = [at for step in steps if step.kind in PUTTING for at in (step.dst, step.also)]
         return cls(
             frozenset(at.index for at in sources if at.space is Space.USER),
-            any(at.space in SHOWN for at in places),
+            any(at.space in SHARED for at in places),
         )
 
     def only_writes(self, at: At) -> bool:
@@ -181,7 +181,7 @@ class Uses:
 
 def _fetched(step: Step, rank: int) -> bool:
     """Return whether a step reads a peer's staging buffer."""
-    return step.src.space in SHOWN and step.src.index != rank
+    return step.src.space in SHARED and step.src.index != rank
 
 
 def save(machine: Machine, path: Path) -> None:

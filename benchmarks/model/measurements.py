@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.model.collective_programs import MAKERS
 from benchmarks.model.machine import DEVELOPMENT, Curve, Machine
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, Thresholds
 
 SHARE = 0.25
 """The quantile of repeated times that is used: other programs only ever add time."""

@@ -14,23 +14,22 @@ import numpy as np
 
 from benchmarks.model.measurements import Sample, typical
 from benchmarks.model.program_timer import MANY, Bytes, ProgramTimer, often, repeated
-from nc10d.backend.cpu.algorithms.hosts_steps import pair
-from nc10d.backend.cpu.algorithms.tuning import DIRECT
+from nc10d.backend.cpu.algorithms.group_shape import DIRECT
 from nc10d.backend.cpu.native import offsets as codes
-from nc10d.backend.cpu.program.lines import LINE, line_down
-from nc10d.backend.cpu.program.program import Combine, Kernel, Step, board, user
+from nc10d.backend.cpu.program.program import LINE, Combine, Kernel, Step, line_down, staging, user
 from nc10d.backend.cpu.program.steps import (
     copy,
     end_round,
     expose,
     fetch,
-    fill_lent,
+    fill_exposed,
     fold_exposed,
+    fold_staged,
     free,
-    recall,
-    reduce_ranks,
+    pair,
     signal,
     wait_all,
+    withdraw,
 )
 
 BY_KERNEL = DIRECT // 2
@@ -42,7 +41,7 @@ FEW = 3
 """Segments of a program: other programs seldom leave a long program undisturbed."""
 COMBINE = Combine(Kernel("SUM", "float32"))
 MEET = [signal(1), wait_all(1)]
-LAST = [signal(2), wait_all(2), recall(), end_round(2, 2)]
+LAST = [signal(2), wait_all(2), withdraw(), end_round(2, 2)]
 Way = tuple[Sequence[Step], Sequence[Step]]
 """A rank's steps before the rendezvous, and after it."""
 
@@ -117,17 +116,17 @@ def differences(
     through = Passes.of(part, room, most)
     segment, stride = through.segment, through.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
-    own, peers = board(timer.rank), board(timer.others[0])
+    own, peers = staging(timer.rank), staging(timer.others[0])
     first, second, target = user(0, 0, stride), user(1, 0, stride), user(1, part, stride)
     put, get = copy(own, first, segment), copy(target, peers, segment)
-    folded = partial(reduce_ranks, target, board(0), nbytes=segment, how=COMBINE)
+    folded = partial(fold_staged, target, staging(0), nbytes=segment, how=COMBINE)
     ways: dict[str, Way] = {
         "get": ([put], [get]),
         "put": ([put, copy(own, second, segment)], [get]),
         "copy": ([put], [get, copy(second, first, segment)]),
         "fold": ([put], [folded(own=target)]),
         "third": ([put], [folded(own=second)]),
-        "also": ([put], [folded(own=target, also=board(timer.rank, room))]),
+        "also": ([put], [folded(own=target, also=staging(timer.rank, room))]),
         "pair": ([put], [get, pair(second, first, target, segment, COMBINE.pair)]),
     }
     return seconds_a_byte(timer, through, {name: [ways[name]] for name in names}, x, y)
@@ -143,8 +142,8 @@ def rooted(timer: ProgramTimer, reach: int, put: float) -> float:
     part = line_down(reach)
     through = Passes.of(part, timer.backend.shape.staging)
     x, place = np.ones(part, np.uint8), user(0, 0, through.stride)
-    root_way: Way = [copy(board(timer.rank), place, through.segment)], []
-    peer_way: Way = [], [copy(place, board(timer.others[0]), through.segment)]
+    root_way: Way = [copy(staging(timer.rank), place, through.segment)], []
+    peer_way: Way = [], [copy(place, staging(timer.others[0]), through.segment)]
     turns = [root_way, peer_way]
     if timer.rank > timer.others[0]:
         turns.reverse()
@@ -226,9 +225,9 @@ def fills(timer: ProgramTimer, reach: int) -> Sample:
     """Time the kernel's copies of bytes just written into the peer's exposed array."""
     part = reach // 3
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
-    lent = expose(timer.rank, user(1), codes.WRITES, flag=False, lent=part)
-    shown = [copy(user(0), user(1, part), part), free(), lent]
-    return {("fill", reach): per_byte(timer, shown, fill_lent(user(0), part), x, y)}
+    writable = expose(timer.rank, user(1), codes.WRITES, flag=False, writable=part)
+    shown = [copy(user(0), user(1, part), part), free(), writable]
+    return {("fill", reach): per_byte(timer, shown, fill_exposed(user(0), part), x, y)}
 
 
 def folds(timer: ProgramTimer, reach: int) -> Sample:
@@ -236,10 +235,10 @@ def folds(timer: ProgramTimer, reach: int) -> Sample:
     half = reach // 2
     low, place = timer.rank * half, user(0, timer.rank * half)
     x = np.ones(2 * half, np.uint8)
-    shown = [free(), expose(timer.rank, user(0), codes.WRITES, lent=2 * half)]
-    room, most = board(timer.rank, LINE), line_down((timer.backend.shape.staging - LINE) // 2)
+    shown = [free(), expose(timer.rank, user(0), codes.WRITES, writable=2 * half)]
+    room, most = staging(timer.rank, LINE), line_down((timer.backend.shape.staging - LINE) // 2)
     fold = fold_exposed(place, place, low, half, COMBINE, room, most, 2 * half)
-    return {("lent", reach): per_byte(timer, shown, fold, x)}
+    return {("writable", reach): per_byte(timer, shown, fold, x)}
 
 
 def per_byte(timer: ProgramTimer, shown: Sequence[Step], step: Step, *arrays: Bytes) -> float:

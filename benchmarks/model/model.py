@@ -85,7 +85,7 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"
     chunks = any(
-        step.kind is StepKind.REDN and Space.BOARD in (step.dst.space, step.also.space)
+        step.kind is StepKind.FOLD_STAGED and Space.STAGING in (step.dst.space, step.also.space)
         for step in steps
     )
     way = "boards, a chunk a rank" if chunks else "boards"

@@ -131,7 +131,7 @@ class Walker:
         self._pushed: dict[int, float] = {}
         self._taken: dict[int, int] = {}
         self._called = False
-        self._lent = 0
+        self._writable = 0
 
     def go(self) -> int | None:
         """Do a step; return None, or the rank that this step waits for."""
@@ -168,11 +168,11 @@ class Walker:
 
     def _length(self, step: Step) -> int:
         if step.kind is StepKind.FETCH:  # the peer puts bytes into the exposed array itself
-            return step.nbytes - min(step.nbytes, max(0, self._lent - int(step.arg)))
+            return step.nbytes - min(step.nbytes, max(0, self._writable - int(step.arg)))
         if step.kind is StepKind.FILL:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
-            return sum(min(step.nbytes, mate._lent) for mate in mates)
-        if step.kind is StepKind.FOLD or not step.total:  # of a fold it is an offset
+            return sum(min(step.nbytes, mate._writable) for mate in mates)
+        if step.kind is StepKind.FOLD_EXPOSED or not step.total:  # of a fold it is an offset
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -225,7 +225,7 @@ class Walker:
     def _divert(self, step: Step) -> int | None:
         awaited = self._wait_all(step)
         if awaited is None and self._round in self._host.flagged:
-            self._lent = 0
+            self._writable = 0
             self._pc += step.skip
         return awaited
 
@@ -240,11 +240,11 @@ class Walker:
         readable = 0 < step.arg <= access
         if step.tick and not readable:
             self._host.flagged.add(self._round)
-        self._lent = step.nbytes if readable and access == WRITES else 0
+        self._writable = step.nbytes if readable and access == WRITES else 0
 
     def _recall(self, step: Step) -> None:
         self._busy(step)
-        self._lent = 0
+        self._writable = 0
 
     def _jump(self, step: Step) -> None:
         self._pc += step.skip
@@ -349,7 +349,7 @@ _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.BRANCH_IF_FLAGGED: Walker._divert,
     StepKind.ENTER: Walker._enter,
     StepKind.EXPOSE: Walker._expose,
-    StepKind.RECALL: Walker._recall,
+    StepKind.WITHDRAW: Walker._recall,
     StepKind.JUMP: Walker._jump,
     StepKind.ROUND: Walker._end_round,
     StepKind.LOOP: Walker._loop,

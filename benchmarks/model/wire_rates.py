@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.model.measurements import Sample
 from benchmarks.model.program_timer import MANY, ProgramTimer, often, repeated
 from nc10d.backend.cpu.algorithms.hosts_reduce import SEGMENT
-from nc10d.backend.cpu.algorithms.hosts_steps import HEADER_BYTES, flow, give, loop, push, take
 from nc10d.backend.cpu.program.program import Step, user
+from nc10d.backend.cpu.program.steps import HEADER_BYTES, flow, give, loop, push, take
 
 
 def exchange(timer: ProgramTimer, nbytes: int) -> list[Step]:

@@ -99,13 +99,6 @@ def _made(name: str, make: Callable[[], Any]) -> int:
     return address
 
 
-def assembly(address: int) -> str:
-    """Return the machine code of the kernel at `address` as text, if this process compiled it."""
-    (kernel,) = (k for k in _kernels.values() if k.address == address)
-    text: str = kernel._library.get_asm_str()
-    return text
-
-
 def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
     """Yield the name of each distinct kernel and the call that makes it: for warming up."""
     pairs = {canonical(k, d): (k, d) for d in DType for k in RedOp if allows(d, example(k))}

@@ -2,7 +2,7 @@
 
 An exposed array is watched from `expose` to the end of the program. Its owner's accesses are
 checked against those of its peers. The end of the program counts as a write, because the caller may
-write from then on. So does `recall`, which ends the time in which peers may write.
+write from then on. So does `withdraw`, which ends the time in which peers may write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def withdraw(me: SimulatedRank) -> None:
     for region in me.exposed.values():
         region.touch(0, region.data.size, me.rank, me.clock, write=True)
     me.exposed.clear()
-    assert me.lent == 0, "a program ends with a window that it has not withdrawn"
+    assert me.writable == 0, "a program ends with a window that it has not withdrawn"
 
 
 def _address(array: Bytes) -> int:
@@ -42,41 +42,41 @@ def _address(array: Bytes) -> int:
 
 
 def _expose(me: SimulatedRank, step: Step) -> bool:
-    half, place = me.round & 1, (me.round & 1, step.dst.offset)
+    slot, place = me.round & 1, (me.round & 1, step.dst.offset)
     me.view(step.dst, 16, write=True)
     _, users = me.queue[0]
     assert step.src.space is Space.USER, step
     data = users[step.src.index][step.src.offset :]
     me.exposed[place] = Region(f"array of rank {me.rank}", data)
     if me.rank in me.world.unreadable:
-        me.flags[half] = me.flags[half] or bool(step.tick)
+        me.flags[slot] = me.flags[slot] or bool(step.tick)
         del me.exposed[place]
     elif me.rank not in me.world.keeping and step.nbytes:
-        me.lent, me.lending = step.nbytes, me.exposed[place]
+        me.writable, me.written = step.nbytes, me.exposed[place]
     return True
 
 
-def _recall(me: SimulatedRank, step: Step) -> bool:
+def _withdraw(me: SimulatedRank, step: Step) -> bool:
     del step
-    if me.lent:
-        assert me.lending is not None
-        me.lending.touch(0, me.lent, me.rank, me.clock, write=True)
-    me.lent = 0
+    if me.writable:
+        assert me.written is not None
+        me.written.touch(0, me.writable, me.rank, me.clock, write=True)
+    me.writable = 0
     return True
 
 
 def _exposed(me: SimulatedRank, step: Step, peer: int) -> Region:
-    half, slot = me.round & 1, step.src.offset
+    slot, offset = me.round & 1, step.src.offset
     owner = me.world.ranks[peer]
-    owner.boards[half].touch(slot, slot + 16, me.rank, me.clock, write=False)
-    region = owner.exposed.get((half, slot))
+    owner.staging[slot].touch(offset, offset + 16, me.rank, me.clock, write=False)
+    region = owner.exposed.get((slot, offset))
     assert region is not None, f"rank {peer} has exposed nothing to {step}"
     return region
 
 
 def _fetch(me: SimulatedRank, step: Step) -> bool:
     region, low = _exposed(me, step, step.peer), int(step.arg)
-    there = min(step.nbytes, max(0, me.lent - low))
+    there = min(step.nbytes, max(0, me.writable - low))
     low, nbytes = low + there, step.nbytes - there
     dst = me.view(replace(step.dst, offset=step.dst.offset + there), nbytes, write=True)
     region.touch(low, low + nbytes, me.rank, me.clock, write=False)
@@ -109,7 +109,7 @@ def _fold(me: SimulatedRank, step: Step) -> bool:
 def _give(me: SimulatedRank, step: Step, data: Bytes, low: int) -> None:
     """Write bytes into the windows of all peers that have exposed any."""
     for rank in range(me.world.size):
-        given = min(data.size, me.world.ranks[rank].lent - low)
+        given = min(data.size, me.world.ranks[rank].writable - low)
         if rank != me.rank and given > 0:
             region = _exposed(me, step, rank)
             region.touch(low, low + given, me.rank, me.clock, write=True)
@@ -119,7 +119,7 @@ def _give(me: SimulatedRank, step: Step, data: Bytes, low: int) -> None:
 def _fill(me: SimulatedRank, step: Step) -> bool:
     # A rank that has exposed a window does not fetch it, so it must be filled completely.
     for rank in me.others:
-        assert me.world.ranks[rank].lent in (0, step.nbytes), step
+        assert me.world.ranks[rank].writable in (0, step.nbytes), step
     _give(me, step, me.view(step.own, step.nbytes, write=False), 0)
     return True
 
@@ -128,7 +128,7 @@ def _divert(me: SimulatedRank, step: Step) -> bool:
     if not me.everyone_reached(me.seq + step.tick):
         return False
     if me.compare(me.others):
-        me.lent = 0
+        me.writable = 0
         me.pc += step.skip
     return True
 
@@ -139,9 +139,9 @@ def _jump(me: SimulatedRank, step: Step) -> bool:
 
 
 def _pick(me: SimulatedRank, step: Step) -> bool:
-    half, owner = me.round & 1, me.world.ranks[step.src.index]
-    owner.boards[half].touch(0, 16, me.rank, me.clock, write=False)
-    if (half, 0) not in owner.exposed:
+    slot, owner = me.round & 1, me.world.ranks[step.src.index]
+    owner.staging[slot].touch(0, 16, me.rank, me.clock, write=False)
+    if (slot, 0) not in owner.exposed:
         me.pc += step.skip
     return True
 
@@ -159,12 +159,12 @@ def _open(me: SimulatedRank, step: Step) -> bool:
 HANDLERS: dict[StepKind, Callable[[SimulatedRank, Step], bool]] = {
     StepKind.EXPOSE: _expose,
     StepKind.FETCH: _fetch,
-    StepKind.FOLD: _fold,
+    StepKind.FOLD_EXPOSED: _fold,
     StepKind.BRANCH_IF_FLAGGED: _divert,
     StepKind.JUMP: _jump,
     StepKind.BRANCH_IF_UNREADABLE: _pick,
     StepKind.GATE: _gate,
     StepKind.OPEN: _open,
-    StepKind.RECALL: _recall,
+    StepKind.WITHDRAW: _withdraw,
     StepKind.FILL: _fill,
 }

@@ -91,12 +91,12 @@ class HostWorld(SimulatedWorld):
     """The ranks of one host of a cluster."""
 
     def __init__(
-        self, numbers: Sequence[int], half: int, pipes: Pipes, unreadable: Collection[int] = ()
+        self, numbers: Sequence[int], slot: int, pipes: Pipes, unreadable: Collection[int] = ()
     ) -> None:
         self.numbers = numbers
         self.pipes = pipes
         closed = [mate for mate, rank in enumerate(numbers) if rank in unreadable]
-        super().__init__(len(numbers), half, closed)
+        super().__init__(len(numbers), slot, closed)
 
     def make_rank(self, rank: int) -> SimulatedRank:
         """Return a rank's state."""
@@ -111,10 +111,10 @@ class Cluster:
     """All ranks of a group across hosts; peers cannot read arrays of the `unreadable` ranks."""
 
     def __init__(
-        self, hosts: Topology, half: int, room: int = 1000, unreadable: Collection[int] = ()
+        self, hosts: Topology, slot: int, room: int = 1000, unreadable: Collection[int] = ()
     ) -> None:
         self.pipes = Pipes(room)
-        self._worlds = [HostWorld(ranks, half, self.pipes, unreadable) for ranks in hosts.hosts]
+        self._worlds = [HostWorld(ranks, slot, self.pipes, unreadable) for ranks in hosts.hosts]
         by_number: dict[int, SimulatedRank] = {}
         for world in self._worlds:
             by_number.update(zip(world.numbers, world.ranks, strict=True))
@@ -219,7 +219,7 @@ FAR_HANDLERS: dict[StepKind, Handler] = {
     **HANDLERS,
     StepKind.ENTER: _enter,
     StepKind.FLOW: _flow,
-    StepKind.SHOW: _show,
+    StepKind.CALL_HEADER: _show,
     StepKind.CHECK: _check,
     StepKind.EXPECT: _expect,
     StepKind.PAIR: _pair,

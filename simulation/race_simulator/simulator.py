@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.program.program import (
     INLINE_BYTES,
-    SHOWN,
+    SHARED,
     At,
     Program,
     Space,
@@ -50,17 +50,19 @@ class SimulatedRank:
         self.free_at = [0, 0]
         self.met = 0
         self.agreed = 1
-        self.boards = [Region(f"board {rank}/{h}", np.zeros(world.half, np.uint8)) for h in (0, 1)]
+        self.staging = [
+            Region(f"staging {rank}/{h}", np.zeros(world.slot, np.uint8)) for h in (0, 1)
+        ]
         self.inlines = [
             Region(f"inline {rank}/{h}", np.zeros(INLINE_BYTES, np.uint8)) for h in (0, 1)
         ]
         self.marks = [Region(f"fingerprint {rank}/{h}", np.zeros(1, np.uint8)) for h in (0, 1)]
         self.calls: list[int] = [0, 0]
-        # For each half of the staging buffer: this rank's flag, and the arrays that it has exposed.
+        # For each slot of the staging buffer: this rank's flag, and the arrays that it has exposed.
         self.flags = [False, False]
         self.exposed: dict[tuple[int, int], Region] = {}
-        self.lent = 0
-        self.lending: Region | None = None
+        self.writable = 0
+        self.written: Region | None = None
         self.queue: list[tuple[Program, Sequence[Bytes]]] = []
         self.pc = 0
         self.segment = 0
@@ -89,11 +91,11 @@ class SimulatedRank:
 
     def region(self, at: At, rank: int | None = None) -> Region | None:
         """Return an operand's shared region (of `rank`, if given), or None for a private array."""
-        if at.space not in SHOWN:
+        if at.space not in SHARED:
             return None
         owner = self.world.ranks[at.index if rank is None else rank]
-        halves = owner.inlines if at.space is Space.INLINE else owner.boards
-        return halves[(self.round + (at.space is Space.EARLIER)) & 1]
+        slots = owner.inlines if at.space is Space.INLINE else owner.staging
+        return slots[(self.round + (at.space is Space.EARLIER)) & 1]
 
     def view(self, at: At, nbytes: int, *, write: bool, rank: int | None = None) -> Bytes:
         """Return an operand's bytes, recording the access if they are shared."""
@@ -137,14 +139,14 @@ class SimulatedRank:
 
     def compare(self, peers: Iterable[int]) -> bool:
         """Compare peers' fingerprints with this rank's; return whether any rank set the flag."""
-        half = self.round & 1
-        flagged = self.flags[half]
+        slot = self.round & 1
+        flagged = self.flags[slot]
         for peer in peers:
             other = self.world.ranks[peer]
-            other.marks[half].touch(0, 1, self.rank, self.clock, write=False)
-            if other.calls[half] != self.calls[half]:
+            other.marks[slot].touch(0, 1, self.rank, self.clock, write=False)
+            if other.calls[slot] != self.calls[slot]:
                 raise Disagreement(f"rank {self.rank} and rank {peer} at tick {self.seq}")
-            flagged = flagged or other.flags[half]
+            flagged = flagged or other.flags[slot]
         return flagged
 
     @property
@@ -167,7 +169,7 @@ def _map(me: SimulatedRank, step: Step) -> bool:
     return True
 
 
-def _reduce_ranks(me: SimulatedRank, step: Step) -> bool:
+def _fold_staged(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
     total: npt.NDArray[np.generic] | None = None
@@ -214,10 +216,10 @@ def _free(me: SimulatedRank, step: Step) -> bool:
 
 
 def _enter(me: SimulatedRank, step: Step) -> bool:
-    half = me.round & 1
-    me.marks[half].touch(0, 1, me.rank, me.clock, write=True)
-    me.calls[half] = me.queue[0][0].call.fingerprint() ^ me.seq
-    me.flags[half] = bool(step.tick)
+    slot = me.round & 1
+    me.marks[slot].touch(0, 1, me.rank, me.clock, write=True)
+    me.calls[slot] = me.queue[0][0].call.fingerprint() ^ me.seq
+    me.flags[slot] = bool(step.tick)
     return True
 
 
@@ -246,11 +248,11 @@ def _agree(me: SimulatedRank, step: Step) -> bool:
     _, users = me.queue[0]
     largest = 0
     for rank in range(size):
-        shown = me.view(At(Space.BOARD, rank), 8 * size, write=False).view(np.int64)
+        announced = me.view(At(Space.STAGING, rank), 8 * size, write=False).view(np.int64)
         expected = users[step.own.index].view(np.int64)[rank]
-        if int(shown[me.rank]) != int(expected):
-            raise Disagreement(f"rank {rank} sends {shown[me.rank]} bytes, expected {expected}")
-        largest = max(largest, int(shown.max()))
+        if int(announced[me.rank]) != int(expected):
+            raise Disagreement(f"rank {rank} sends {announced[me.rank]} bytes, expected {expected}")
+        largest = max(largest, int(announced.max()))
     me.agreed = max(1, -(-largest // int(step.arg)))
     return True
 
@@ -271,7 +273,7 @@ def _round(me: SimulatedRank, step: Step) -> bool:
 HANDLERS: dict[StepKind, Handler] = {
     StepKind.COPY: _copy,
     StepKind.MAP: _map,
-    StepKind.REDN: _reduce_ranks,
+    StepKind.FOLD_STAGED: _fold_staged,
     StepKind.SIGNAL: _signal,
     StepKind.WAIT: _wait,
     StepKind.WAITALL: _wait_all,
@@ -288,19 +290,19 @@ HANDLERS: dict[StepKind, Handler] = {
 
 
 class SimulatedWorld:
-    """All ranks of a group on a single host, with staging buffers of two halves of `half` bytes.
+    """All ranks of a group on a single host, with staging buffers of two slots of `slot` bytes.
 
     No peer can read the arrays of the `unreadable` ranks. Ranks in `keeping` expose their arrays
     for reading only.
     """
 
     def __init__(
-        self, size: int, half: int, unreadable: Iterable[int] = (), keeping: Iterable[int] = ()
+        self, size: int, slot: int, unreadable: Iterable[int] = (), keeping: Iterable[int] = ()
     ) -> None:
         self.size = size
         self.unreadable = frozenset(unreadable)
         self.keeping = frozenset(keeping)
-        self.half = half
+        self.slot = slot
         self._counters = 0
         self.ranks: list[SimulatedRank] = []
         self.ranks.extend(self.make_rank(rank) for rank in range(size))

@@ -23,20 +23,26 @@ from benchmarks.model.measurements import Round, TimedCall, constants, typical
 from benchmarks.model.memory_rates import Passes
 from benchmarks.model.model import algorithm, seconds, standing_for, switches
 from benchmarks.model.timed_walk import Walk
-from nc10d.backend.cpu.algorithms.group_shape import Topology, grouped
-from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, push, take
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER, Thresholds, Topology, grouped
 from nc10d.backend.cpu.engine.cpu_policy import FAST_STAGING
 from nc10d.backend.cpu.native.offsets import READS
-from nc10d.backend.cpu.program.program import CallInfo, Combine, Kernel, Program, Step, board, user
-from nc10d.backend.cpu.program.steps import copy, expose, fetch, reduce_ranks
+from nc10d.backend.cpu.program.program import (
+    CallInfo,
+    Combine,
+    Kernel,
+    Program,
+    Step,
+    staging,
+    user,
+)
+from nc10d.backend.cpu.program.steps import copy, expose, fetch, flow, fold_staged, give, push, take
 from nc10d.testing.networks import why_not
 
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})
 RICH = changed(changed(changed(PLAIN, "rooted=2e-10"), "third=3e-10"), "unread=4e-10")
 PUTS = Uses(frozenset(), puts=True)
-SMALL_HALF = 4096
+SMALL_SLOT = 4096
 
 
 def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int) -> float:
@@ -67,8 +73,8 @@ def test_clocks_and_the_simulator_tell_the_same_time(
     op: str, nbytes: int, names: list[int]
 ) -> None:
     hosts = grouped(names)
-    collective = Collective(op, nbytes // 4 * 4, layout_of(hosts, SMALL_HALF))
-    walked = walk_all(RICH, op, nbytes // 4 * 4, hosts, SMALL_HALF)
+    collective = Collective(op, nbytes // 4 * 4, layout_of(hosts, SMALL_SLOT))
+    walked = walk_all(RICH, op, nbytes // 4 * 4, hosts, SMALL_SLOT)
     assert walked == pytest.approx(simulated(RICH, collective), rel=1e-9)
 
 
@@ -310,8 +316,8 @@ def test_files_of_older_versions_are_read(
 
 
 def test_a_second_destination_has_a_rate_of_its_own() -> None:
-    fold = reduce_ranks(user(0), board(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
-    shown = dataclasses.replace(fold, also=board(1))
+    fold = fold_staged(user(0), staging(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
+    shown = dataclasses.replace(fold, also=staging(1))
 
     def more(machine: Machine) -> float:
         return machine.price(shown, 1000, 1, 2, 1000, PUTS) - machine.price(
@@ -321,16 +327,16 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     assert more(changed(PLAIN, "also=2e-9")) == pytest.approx(2e-6)
     unknown = dataclasses.replace(changed(PLAIN, "copy=3e-9"), also=())
     assert more(unknown) == pytest.approx(3e-6)
-    on_board = dataclasses.replace(shown, dst=board(1, 1000), also=user(0))
+    on_board = dataclasses.replace(shown, dst=staging(1, 1000), also=user(0))
     dear = changed(PLAIN, "also=2e-9")
     twice = dear.price(on_board, 1000, 1, 2, 1000, PUTS) - dear.price(shown, 1000, 1, 2, 1000, PUTS)
     assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
 
 
 def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
-    fold = reduce_ranks(user(0), board(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
+    fold = fold_staged(user(0), staging(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
     third = dataclasses.replace(fold, dst=user(1))
-    shown = dataclasses.replace(fold, dst=board(1, 1000))
+    shown = dataclasses.replace(fold, dst=staging(1, 1000))
     dear = changed(changed(PLAIN, "fold=1e-9"), "third=4e-9")
     uses = Uses.of([fold])
 
@@ -346,7 +352,7 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
 
 
 def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() -> None:
-    get = copy(user(1), board(1), 1000)
+    get = copy(user(1), staging(1), 1000)
     dear = changed(changed(PLAIN, "get=1e-9"), "unread=3e-9")
 
     def price(machine: Machine, read: int) -> float:
@@ -359,7 +365,7 @@ def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() 
 
 
 def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
-    get, put = copy(user(0), board(1), 1000), copy(board(0), user(0), 1000)
+    get, put = copy(user(0), staging(1), 1000), copy(staging(0), user(0), 1000)
     machine = changed(changed(PLAIN, "get=3e-9"), "rooted=1e-9")
 
     def price(machine: Machine, *, puts: bool) -> float:
@@ -371,7 +377,7 @@ def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
     assert price(dataclasses.replace(machine, rooted=()), puts=False) == pytest.approx(3e-6)
     assert Uses.of([get, expose(0, user(0), READS)]) == Uses(frozenset(), puts=False)
     assert Uses.of([get, put]) == Uses(frozenset([0]), puts=True)
-    assert Uses.of([dataclasses.replace(get, also=board(0))]).puts
+    assert Uses.of([dataclasses.replace(get, also=staging(0))]).puts
     # This holds for a broadcast's other ranks, but not for an all_reduce's ranks.
     dear = changed(machine, "rooted=3e-9")
     for op, quicker in (("broadcast", True), ("all_reduce", False)):

@@ -83,12 +83,12 @@ class TimedRank(FarRank):
         elif step.kind in WAITS:
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
-            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD) else nbytes
+            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD_EXPOSED) else nbytes
             if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
-                moved -= min(moved, max(0, self.lent - int(step.arg)))
+                moved -= min(moved, max(0, self.writable - int(step.arg)))
             if step.kind is StepKind.FILL:
                 mates = (mate for mate in self.world.ranks if mate is not self)
-                moved = sum(min(moved, mate.lent) for mate in mates)
+                moved = sum(min(moved, mate.writable) for mate in mates)
             size, arrays = self.world.size, self.world.arrays
             busy = self.machine.price(step, moved, self.rank, size, arrays, uses(steps))
             for peer, gone in self.pushed.items():

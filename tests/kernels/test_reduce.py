@@ -223,7 +223,9 @@ PRINT_ASSEMBLY = """
 import json, sys
 from nc10d.kernels import reduce
 make = dict(reduce.every_kernel())
-print(json.dumps({name: reduce.assembly(make[name]()) for name in sys.argv[1:]}))
+made = {make[name](): name for name in sys.argv[1:]}
+kernels = [kernel for kernel in reduce._kernels.values() if kernel.address in made]
+print(json.dumps({made[kernel.address]: kernel._library.get_asm_str() for kernel in kernels}))
 """
 
 

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT, one_shot_bytes
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT, GroupShape, one_shot_bytes
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.call_log import LogEntry

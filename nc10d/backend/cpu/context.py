@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from nc10d.backend.cpu.algorithms.group_shape import grouped
-from nc10d.backend.cpu.algorithms.tuning import Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
 from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Router
 from nc10d.backend.cpu.engine import cpu_policy
@@ -88,7 +87,7 @@ class Context:
         self.waiting = cpu_policy.waiting_policy(oversubscribed=self.oversubscribed)
         self._access = [access_to(peer) for peer in self.peers]
         self._bells: Words = np.array([peer.mapping.base for peer in self.peers], np.int64)
-        self._process: Words = np.zeros(at.PROCESS_BYTES // 8, np.int64)
+        self._process: Words = np.zeros(at.RANK_BLOCK_BYTES // 8, np.int64)
         self.process: int = plain.address(self._process)
         self.log = CallLog()
         self.live_groups = LiveGroups()

@@ -15,8 +15,7 @@ from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, line_down, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
 Array = npt.NDArray[np.int64]
@@ -32,8 +31,8 @@ class Case:
     expected: list[list[Array]]
 
 
-def layouts(size: int, half: int, small: int, hosts: Topology | None = None) -> list[GroupShape]:
-    return [GroupShape(size, rank, half, small, hosts) for rank in range(size)]
+def layouts(size: int, slot: int, small: int, hosts: Topology | None = None) -> list[GroupShape]:
+    return [GroupShape(size, rank, slot, small, hosts) for rank in range(size)]
 
 
 def data(seed: int, rank: int, count: int) -> Array:

@@ -22,13 +22,13 @@ from nc10d.ops import SUM
 from simulation.race_simulator.hosts import Cluster
 from simulation.race_simulator.simulator import Disagreement
 
-HALF, SMALL = 4096, 1024
+SLOT, SMALL = 4096, 1024
 
 
 def play(
     hosts: Topology,
     cases: list[Case],
-    half: int,
+    slot: int,
     seed: int | None,
     unreadable: Collection[int] = (),
 ) -> Cluster:
@@ -36,7 +36,7 @@ def play(
 
     Mates can't read what `unreadable` ranks expose.
     """
-    cluster = Cluster(hosts, half, room=half // 4, unreadable=unreadable)
+    cluster = Cluster(hosts, slot, room=slot // 4, unreadable=unreadable)
     for case in cases:
         for rank in range(hosts.size):
             users = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -50,8 +50,8 @@ def play(
     return cluster
 
 
-def world(hosts: Topology, half: int = HALF, small: int = SMALL) -> list[GroupShape]:
-    return layouts(hosts.size, half, small, hosts)
+def world(hosts: Topology, slot: int = SLOT, small: int = SMALL) -> list[GroupShape]:
+    return layouts(hosts.size, slot, small, hosts)
 
 
 SHAPES = ["01", "0011", "0101", "0001", "012", "001122", "000112", "01234", "0110220", "0120121"]
@@ -62,7 +62,7 @@ SHAPES = ["01", "0011", "0101", "0001", "012", "001122", "000112", "01234", "011
 def test_every_shape_of_hosts_computes_what_the_oracle_says(name: str, shape: str) -> None:
     hosts = grouped(shape)
     for seed, count in ((1, 0), (2, 1), (3, 37), (4, 700), (6, 5000)):
-        play(hosts, [MAKERS[name](world(hosts), count, seed)], HALF, seed)
+        play(hosts, [MAKERS[name](world(hosts), count, seed)], SLOT, seed)
 
 
 @pytest.mark.parametrize("shape", ["01", "0011", "0001", "00012"])
@@ -81,7 +81,7 @@ MANY = [range(16), [host // 2 for host in range(34)], [0, *range(33)]]
 def test_many_hosts_reduce_pieces_of_any_size(name: str, names: Sequence[int]) -> None:
     hosts = grouped(names)
     for seed, count in ((1, 130), (2, 131), (3, 900), (4, 4000)):
-        play(hosts, [MAKERS[name](world(hosts, HALF, 64), count, seed)], HALF, seed)
+        play(hosts, [MAKERS[name](world(hosts, SLOT, 64), count, seed)], SLOT, seed)
 
 
 def test_many_hosts_reduce_in_the_order_of_hosts() -> None:
@@ -90,7 +90,7 @@ def test_many_hosts_reduce_in_the_order_of_hosts() -> None:
     arrays = [chance.standard_normal(count) * 10.0 ** chance.integers(-9, 9) for _ in range(17)]
     want = functools.reduce(np.add, arrays)
     how = Reduction(SUM, "float64", 17)
-    cluster = Cluster(hosts, HALF)
+    cluster = Cluster(hosts, SLOT)
     for rank, layout in enumerate(world(hosts)):
         steps = choose.all_reduce(layout, 8 * count, how)
         cluster.submit(rank, program("all_reduce", steps, 1), [arrays[rank].view(np.uint8)])
@@ -131,7 +131,7 @@ def test_large_arrays_are_read_where_they_lie_inside_hosts(name: str, shape: str
             case = MAKERS[name](direct(hosts), count, seed)
             if name in LARGE and count > 79:
                 assert all(StepKind.BRANCH_IF_FLAGGED in kinds(one) for one in case.programs[:2])
-            play(hosts, [case], HALF, seed, unreadable)
+            play(hosts, [case], SLOT, seed, unreadable)
 
 
 def kinds(one: Program) -> set[StepKind]:
@@ -164,7 +164,7 @@ def test_programs_mix_back_to_back_in_any_interleaving(
         MAKERS[kind](world(hosts), count, seed % 100 + i)
         for i, (kind, count) in enumerate(zip(kinds, counts, strict=False))
     ]
-    play(hosts, cases, HALF, seed)
+    play(hosts, cases, SLOT, seed)
 
 
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
@@ -179,7 +179,7 @@ def without(program: Program, index: int) -> Program:
 
 def caught(hosts: Topology, cases: list[Case], seed: int) -> bool:
     try:
-        play(hosts, cases, HALF, seed)
+        play(hosts, cases, SLOT, seed)
     except AssertionError:
         return True
     return False
@@ -230,7 +230,7 @@ def test_removing_any_wait_of_those_who_read_where_it_lies_is_caught(name: str, 
 def test_nobodys_array_changes_before_all_hosts_have_met(name: str) -> None:
     hosts = grouped("0011")
     for seed in range(20):
-        cluster = Cluster(hosts, HALF)
+        cluster = Cluster(hosts, SLOT)
         case, odd = MAKERS[name](direct(hosts), 500, 1), MAKERS["barrier"](direct(hosts), 1, 1)
         before = copy.deepcopy(case.arrays)
         for rank in range(hosts.size):
@@ -251,7 +251,7 @@ def test_calls_that_disagree_never_end_on_any_rank(shape: str, odd: int) -> None
     right = MAKERS["all_reduce"](world(hosts), 3, 1)
     other = MAKERS["broadcast"](world(hosts), 3, 1)
     for seed in range(20):
-        cluster = Cluster(hosts, HALF)
+        cluster = Cluster(hosts, SLOT)
         for rank in range(hosts.size):
             case = other if rank == odd % hosts.size else right
             users = [a.copy().view(np.uint8) for a in case.arrays[rank]]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nc10d
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS
 from nc10d.backend.cpu.membership import formation
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM
@@ -67,9 +67,9 @@ def copies(group: ProcessGroup) -> None:
     assert same_bits(x, plain[-1])
 
 
-def on_small_boards(group: ProcessGroup) -> None:
-    """Groups that come after many others have boards of an eighth of the size."""
-    formation.LARGE_HALF = formation.SMALL_HALF
+def on_small_staging(group: ProcessGroup) -> None:
+    """Groups that come after many others have staging buffers of an eighth of the size."""
+    formation.LARGE_SLOT = formation.SMALL_SLOT
     small = group.split_group([list(range(group.size))])
     assert small is not None
     reductions(small)
@@ -78,12 +78,12 @@ def on_small_boards(group: ProcessGroup) -> None:
 @pytest.mark.parametrize(
     ("size", "calls"),
     [
-        (2, on_small_boards),
+        (2, on_small_staging),
         (2, copies),
         (3, reductions),
         (3, copies),
         pytest.param(2, reductions, marks=pytest.mark.long),
-        pytest.param(3, on_small_boards, marks=pytest.mark.long),
+        pytest.param(3, on_small_staging, marks=pytest.mark.long),
     ],
 )
 def test_large_plain_arrays_are_read_where_they_lie(size: int, calls: Any) -> None:

@@ -108,6 +108,6 @@ def large(group: Any, seed: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_arrays_larger_than_any_board(pools: Pools, size: int) -> None:
+def test_arrays_larger_than_any_staging_buffer(pools: Pools, size: int) -> None:
     for seed, count in enumerate((65_537, 300_001)):
         pools.get("threads", size).run(large, [seed] * size, [count] * size)

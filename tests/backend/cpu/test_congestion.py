@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from test_connect import close, join
 
-from nc10d.backend.cpu.transport import congestion
-from nc10d.backend.cpu.transport.congestion import VARIABLE, control, tcp_socket
+from nc10d.backend.cpu.transport import addresses
+from nc10d.backend.cpu.transport.addresses import VARIABLE, control, tcp_socket
 from nc10d.errors import RendezvousError
 from nc10d.store import HashStore
 
@@ -29,15 +29,15 @@ def kernels_own() -> str:
 
 @pytest.mark.parametrize("address", [ANYWHERE, "::1"])
 def test_no_socket_paces_by_default(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "PACED", kernels_own())
-    monkeypatch.setattr(congestion, "UNPACED", ("nonsense", "reno"))
+    monkeypatch.setattr(addresses, "PACED", kernels_own())
+    monkeypatch.setattr(addresses, "UNPACED", ("nonsense", "reno"))
     with closing(tcp_socket(address)) as wire:
         assert control(wire) == "reno"
         assert wire.family == (socket.AF_INET6 if ":" in address else socket.AF_INET)
 
 
 def test_another_default_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "PACED", "something else")
+    monkeypatch.setattr(addresses, "PACED", "something else")
     with closing(tcp_socket(ANYWHERE)) as wire:
         assert control(wire) == kernels_own()
 
@@ -57,8 +57,8 @@ def test_an_unavailable_algorithm_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(kernels_own() == "reno", reason="reno is the kernel's own choice here")
 def test_both_ends_of_a_connection_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "PACED", kernels_own())
-    monkeypatch.setattr(congestion, "UNPACED", ("reno",))
+    monkeypatch.setattr(addresses, "PACED", kernels_own())
+    monkeypatch.setattr(addresses, "UNPACED", ("reno",))
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda rank: join(store, rank, 2), range(2)))

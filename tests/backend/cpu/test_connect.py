@@ -43,7 +43,7 @@ def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> PeerS
 
 def close(*made: PeerSockets) -> None:
     for some in made:
-        connect_module.close_sockets(some)
+        connect_module.close_all(some)
 
 
 def endpoint(store: HashStore, rank: int) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import pytest
 
 import nc10d as dist
 from nc10d.backend.cpu import context
-from nc10d.backend.cpu.algorithms.tuning import NEVER, Thresholds, one_shot_bytes
+from nc10d.backend.cpu.algorithms.group_shape import NEVER, Thresholds, one_shot_bytes
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.cpu_policy import (

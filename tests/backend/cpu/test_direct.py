@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 
 import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.algorithms.tuning import Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Thresholds
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, board, user
+from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, staging, user
 from nc10d.base import error_wire
 from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
@@ -35,7 +34,7 @@ from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
 from simulation.race_simulator.simulator import SimulatedWorld
 
-HALF, SMALL, PAGE = 2048, 256, 128
+SLOT, SMALL, PAGE = 2048, 256, 128
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
 
 
@@ -85,18 +84,18 @@ NAMES = sorted(MADE)
 
 
 def direct(size: int) -> list[GroupShape]:
-    world = layouts(size, HALF, SMALL)
+    world = layouts(size, SLOT, SMALL)
     return [replace(one, direct=512, window=512, page=PAGE) for one in world]
 
 
 def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:
     """Run cases back to back and hold every array against what it must be.
 
-    `seed` says in which order ranks go on, and which of them lend their arrays.
+    `seed` says in which order ranks go on, and which of them expose their arrays for writing.
     """
     chance = random.Random(seed)
     keeping = [rank for rank in range(size) if chance.randrange(2)]
-    world = SimulatedWorld(size, HALF, unreadable, keeping)
+    world = SimulatedWorld(size, SLOT, unreadable, keeping)
     for case in cases:
         for rank in range(size):
             arrays = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -123,7 +122,7 @@ def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str)
 
 @pytest.mark.parametrize("count", [64, 79, 80, 300])
 @pytest.mark.parametrize(
-    ("name", "size", "lenders", "share"),
+    ("name", "size", "writers", "share"),
     [
         ("broadcast", 2, [1], 2),
         ("broadcast", 4, [1, 2, 3], 4),
@@ -131,13 +130,13 @@ def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str)
         ("all_to_all", 2, [0, 1], 1),
     ],
 )
-def test_whole_pages_are_lent(
-    name: str, size: int, lenders: list[int], share: int, count: int
+def test_whole_pages_are_exposed_for_writing(
+    name: str, size: int, writers: list[int], share: int, count: int
 ) -> None:
     """Of a broadcast that is each rank's share of the work, of two ranks' swap all."""
     for rank, one in enumerate(MADE[name](direct(size), count, 0).programs):
-        lent = [s.nbytes for s in one.steps if s.kind is StepKind.EXPOSE and not s.tick]
-        assert lent == [8 * count // share // PAGE * PAGE] * (rank in lenders)
+        exposed = [s.nbytes for s in one.steps if s.kind is StepKind.EXPOSE and not s.tick]
+        assert exposed == [8 * count // share // PAGE * PAGE] * (rank in writers)
 
 
 @settings(max_examples=80, deadline=None)
@@ -174,7 +173,7 @@ def without(program: Program, index: int) -> Program:
 
 def caught(name: str, size: int, victim: int, index: int, seed: int, unreadable: list[int]) -> bool:
     world = direct(size)
-    # A second call of the same kind with other arrays, and a third that reuses the first's half.
+    # A second call of the same kind with other arrays, and a third that reuses the first's slot.
     cases = [MADE[name](world, 300, seed + i) for i in range(3)]
     cases[1].programs[victim] = without(cases[1].programs[victim], index)
     try:
@@ -250,7 +249,7 @@ def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
             steps: list[Step] = []
             for step in program.steps:
                 if step.kind.name == kind:
-                    steps.append(Step(StepKind.MAP, dst=board(1), src=board(1), kernel=REST))
+                    steps.append(Step(StepKind.MAP, dst=staging(1), src=staging(1), kernel=REST))
                 steps.append(step)
             program = replace(program, steps=tuple(steps))
         return link(program, programs._shape.size, at.C_TABLES, address_of)
@@ -307,7 +306,7 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
 
 @pytest.mark.parametrize(
     ("call", "kind"),
-    [("broadcast from 0", "FETCH"), ("broadcast from 1", "FILL"), ("all_reduce", "FOLD")],
+    [("broadcast from 0", "FETCH"), ("broadcast from 1", "FILL"), ("all_reduce", "FOLD_EXPOSED")],
 )
 def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
     monkeypatch: pytest.MonkeyPatch, call: str, kind: str
@@ -354,7 +353,7 @@ def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyP
 kept: list[np.ndarray] = []
 
 
-def fails_with_what_it_has_lent(group: ProcessGroup) -> None:
+def fails_with_what_it_has_exposed(group: ProcessGroup) -> None:
     """Rank 1 never comes to the other group's call, which ends by its timeout."""
     other = group.split_group([[0, 1]])
     assert other is not None
@@ -370,12 +369,14 @@ def fails_with_what_it_has_lent(group: ProcessGroup) -> None:
 def reduces_it(group: ProcessGroup) -> None:
     for array in (kept[0], nc10d.from_numpy(np.full(300_000, 3.5), group)):
         group.all_reduce(array)
-        assert (array == 7).all(), "what was taken back is an ordinary array, and new ones are lent"
+        assert (array == 7).all(), (
+            "what was taken back is an ordinary array, and new ones are exposed"
+        )
 
 
 def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
     with Ranks(2, "processes") as ranks:
-        ranks.run(fails_with_what_it_has_lent)
+        ranks.run(fails_with_what_it_has_exposed)
         ranks.run(reduces_it)
 
 

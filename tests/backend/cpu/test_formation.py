@@ -107,8 +107,8 @@ def test_all_members_get_the_same_answer_however_close_it_is(
     assert len(set(answers)) == 1, answers
 
 
-def halves(group: dist.ProcessGroup) -> list[int]:
-    """Return how large the boards are of groups that overlap, and that some ranks have more of."""
+def slot_sizes(group: dist.ProcessGroup) -> list[int]:
+    """Return the bytes of the staging slots of overlapping groups."""
     found = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 1, 2], [1, 2])]
     backends = [one.backend("cpu") for one in found if group.rank in getattr(one, "ranks", ())]
     for backend in backends:
@@ -118,14 +118,14 @@ def halves(group: dist.ProcessGroup) -> list[int]:
     return [backend.group.memory.slot_bytes for backend in backends]
 
 
-def test_a_group_has_large_boards_if_all_its_ranks_have_few_groups(
+def test_a_group_has_large_staging_if_all_its_ranks_have_few_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(formation, "LARGE_BOARDS", 3)
-    large, small = formation.LARGE_HALF, formation.SMALL_HALF
+    monkeypatch.setattr(formation, "LARGE_STAGING_GROUPS", 3)
+    large, small = formation.LARGE_SLOT, formation.SMALL_SLOT
     # Rank 0 is in three groups when [0, 1, 2] is formed; 1 and 2 are then when [1, 2] is.
     wanted = [[large, large, small], [large, small, small], [large, small, small]]
-    assert run_ranks(halves, 3) == wanted
+    assert run_ranks(slot_sizes, 3) == wanted
 
 
 def leave_early(group: dist.ProcessGroup) -> float:

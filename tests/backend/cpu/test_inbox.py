@@ -15,7 +15,7 @@ from nc10d.backend.cpu.native import offsets
 from nc10d.backend.cpu.transport.links import Inbox, UnexpectedMessage
 from nc10d.testing import run_ranks
 
-METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.keep, Inbox.take_unexpected, Inbox._guard
+METHODS = Inbox.__enter__, Inbox.__exit__, Inbox.take_unexpected, Inbox._guard
 CODES = {method.__code__ for method in METHODS}
 
 
@@ -51,7 +51,7 @@ def interrupted_at(inbox: Inbox, index: int) -> bool:
     sys.settrace(trace)
     try:
         with contextlib.suppress(KeyboardInterrupt), inbox.lock, inbox:
-            inbox.keep(kept(3))
+            inbox.unexpected.append(kept(3))
             inbox.take_unexpected(3)
     finally:
         sys.settrace(before)

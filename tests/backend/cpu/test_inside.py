@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import Job
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT
 
 EVERYTHING = """
 os.environ["NC10D_HOST_ID"] = {names!r}[rank]
@@ -49,7 +49,7 @@ for kind, nbytes in (("registered", {direct}), ("plain", {asked})):
     x[:] = values[rank]
     group.all_to_all_single(out, x)
     check("all_to_all_single", out, values[:, rank])
-    # Of one array only some ranks' can be read: their hosts go over boards.
+    # Of one array only some ranks' can be read: their hosts go over staging buffers.
     mixed = x if rank % 2 else [new("plain", each) for _ in range(size)]
     if rank % 2:
         group.all_gather_into_tensor(mixed, part)

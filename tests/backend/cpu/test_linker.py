@@ -18,8 +18,8 @@ from nc10d.backend.cpu.program.program import (
     Space,
     Step,
     StepKind,
-    board,
     earlier,
+    staging,
     user,
 )
 from nc10d.backend.cpu.program.steps import copy, end_round, signal
@@ -57,7 +57,7 @@ def no_kernel(_: object) -> int:
         copy(user(0), user(0, -8), 8),
         Step(StepKind.WAIT, peer=2),  # of two ranks
         Step(StepKind.ROUND, back=3),  # before the program's start
-        copy(user(0), earlier(1), 8),  # the half of another program's round
+        copy(user(0), earlier(1), 8),  # the slot of another program's round
     ],
 )
 def test_a_program_that_points_outside_is_refused(step: Step) -> None:
@@ -117,11 +117,11 @@ def copies(steps: list[Step], users: int) -> set[tuple[StepKind, Space, Space, i
 
 MUCH, HALF = copying.STREAM_BYTES, 256 * 1024
 SHAPE = GroupShape(2, 0, HALF, 64 * 1024, direct=64 * 1024)
-FETCHED = (StepKind.FETCH, Space.BOARD, Space.USER)
-GOT = (StepKind.COPY, Space.BOARD, Space.USER)
-PUT = (StepKind.COPY, Space.USER, Space.BOARD)
+FETCHED = (StepKind.FETCH, Space.STAGING, Space.USER)
+GOT = (StepKind.COPY, Space.STAGING, Space.USER)
+PUT = (StepKind.COPY, Space.USER, Space.STAGING)
 OWN = (StepKind.COPY, Space.USER, Space.USER)
-FILLED = (StepKind.FILL, Space.BOARD, Space.NONE)
+FILLED = (StepKind.FILL, Space.STAGING, Space.NONE)
 
 
 @pytest.mark.usefixtures("told")
@@ -150,14 +150,14 @@ def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
 
 @pytest.mark.usefixtures("told")
 def test_how_much_goes_into_an_array_counts_in_all_rounds_and_segments() -> None:
-    piece = copy(user(0), board(1), HALF)
+    piece = copy(user(0), staging(1), HALF)
     rounds = -(-MUCH // HALF)
     loop, shorter = (Step(StepKind.ROUND, repeat=count, back=1) for count in (rounds, rounds - 1))
     agreed = Step(StepKind.LOOP_AGREED, back=1)
     assert chosen([piece, loop], 1) == [PAST, LIBRARY]
     assert chosen([piece, shorter], 1) == [QUICK, LIBRARY]
     for total, copier in ((MUCH, PAST), (MUCH - 1, QUICK)):
-        once = copy(user(0), board(1), HALF, total=total)
+        once = copy(user(0), staging(1), HALF, total=total)
         assert chosen([once], 1) == [QUICK], "one piece is not the whole"
         assert chosen([once, loop], 1) == [copier, LIBRARY]
         assert chosen([once, agreed], 1) == [copier, LIBRARY]
@@ -166,5 +166,9 @@ def test_how_much_goes_into_an_array_counts_in_all_rounds_and_segments() -> None
 @pytest.mark.usefixtures("told")
 def test_little_is_copied_by_the_c_library() -> None:
     small = copying.QUICK - 1
-    steps = [copy(user(0), board(1), small), copy(user(0), board(1), HALF, total=small), signal(1)]
+    steps = [
+        copy(user(0), staging(1), small),
+        copy(user(0), staging(1), HALF, total=small),
+        signal(1),
+    ]
     assert chosen(steps, 1) == [LIBRARY] * 3

@@ -131,7 +131,7 @@ def first_runs(group: Any) -> int:
         for _ in range(3):
             group.all_reduce(x)
             group.send(x, 1 - group.rank) if group.rank else group.recv(x, 1 - group.rank)
-    return int(load_word(call_sites.table() + offsets.SITE_FULL))
+    return int(load_word(call_sites.SITES.address + offsets.SITE_FULL))
 
 
 def test_operations_that_run_for_the_first_time_do_not_close_the_table_of_lines() -> None:

@@ -15,13 +15,13 @@ from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
 from simulation.race_simulator.simulator import Disagreement, SimulatedWorld
 
-HALF, SMALL = 8192, 2048
+SLOT, SMALL = 8192, 2048
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
 
 
-def play(cases: list[Case], size: int, half: int, seed: int | None) -> None:
+def play(cases: list[Case], size: int, slot: int, seed: int | None) -> None:
     """Run cases back to back in one world and compare every array with its expected contents."""
-    world = SimulatedWorld(size, half)
+    world = SimulatedWorld(size, slot)
     for case in cases:
         for rank in range(size):
             users = [a.view(np.uint8) for a in case.arrays[rank]]
@@ -41,11 +41,11 @@ SIZES = [pytest.param(n, marks=pytest.mark.long if 33 < n < 63 else ()) for n in
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
-    for seed, count in ((1, 0), (2, 1), (3, 37), (4, 3 * HALF // 8 // min(size, 8) + 5)):
+    for seed, count in ((1, 0), (2, 1), (3, 37), (4, 3 * SLOT // 8 // min(size, 8) + 5)):
         if size > 12 and count != 1 and (size, seed) not in {(16, 3), (16, 4), (33, 3), (65, 3)}:
             continue  # a few worlds stand for the others
-        case = MAKERS[name](layouts(size, HALF, SMALL), count, seed)
-        play([case], size, HALF, seed)
+        case = MAKERS[name](layouts(size, SLOT, SMALL), count, seed)
+        play([case], size, SLOT, seed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -189,19 +189,19 @@ def _caught(cases: list[Case], size: int, seed: int) -> bool:
 
 
 def test_different_calls_are_noticed_on_entry() -> None:
-    world = layouts(2, HALF, SMALL)
+    world = layouts(2, SLOT, SMALL)
     one, other = all_reduce(world, 8, 1), broadcast(world, 8, 1)
     mixed = Case("mixed", [one.programs[0], other.programs[1]], one.arrays, one.expected)
     with pytest.raises(Disagreement):
-        play([mixed], 2, HALF, 1)
+        play([mixed], 2, SLOT, 1)
 
 
 def test_two_ranks_that_both_think_they_are_the_root_notice() -> None:
-    world = layouts(2, HALF, SMALL)
+    world = layouts(2, SLOT, SMALL)
     cases = [broadcast(world, 8, root) for root in (0, 1)]
     for case, root in zip(cases, (0, 1), strict=True):
         call = replace(case.programs[root].call, root=root)
         case.programs[root] = replace(case.programs[root], call=call)
     programs = [cases[0].programs[0], cases[1].programs[1]]
     with pytest.raises(Disagreement):
-        play([Case("roots", programs, cases[0].arrays, cases[0].expected)], 2, HALF, 1)
+        play([Case("roots", programs, cases[0].arrays, cases[0].expected)], 2, SLOT, 1)

@@ -21,7 +21,7 @@ from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, board
+from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, staging
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
@@ -130,7 +130,7 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
     for step in program.steps:
         places.append(len(steps))
         if rng.random() < 0.7:
-            here, rest_for = board(0), rng.choice((50, 500, 1500))
+            here, rest_for = staging(0), rng.choice((50, 500, 1500))
             steps.append(Step(StepKind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
         back = len(steps) - places[len(places) - 1 - step.back] if step.back else 0
         steps.append(replace(step, back=back))
@@ -151,7 +151,7 @@ def guards(program: Program) -> list[int]:
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
     ways = [index for index, step in enumerate(program.steps) if step.kind is StepKind.JUMP]
     if ways:
-        # These arrays are not registered: they go over the boards, which are free, as all ranks
+        # These arrays are not registered: they go over staging, which are free, as all ranks
         # have met in this program.
         later = [i for i in found if i > ways[0] and program.steps[i].kind is not StepKind.FREE]
         found = [0, *later]
@@ -178,7 +178,7 @@ def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
 
 
 VICTIM = 1
-COUNT = 12_000  # several rounds of a small group's board
+COUNT = 12_000  # several rounds of a small group's staging buffer
 
 
 arrived: Counter[tuple[str, int, int]] = Counter()
@@ -235,7 +235,7 @@ def trial(
 def world() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgramCache, "linked", linked)
-        patch.setattr(formation, "LARGE_BOARDS", 1)  # the world's: trials are on small ones
+        patch.setattr(formation, "LARGE_STAGING_GROUPS", 1)  # the world's: trials are on small ones
         patch.setattr(PreparedCache, "remember", lambda *_: None)
         patch.setattr(context, "access_to", lambda _: 0)  # the staging buffers are tampered with
         with Ranks(4) as ranks:

@@ -1,4 +1,4 @@
-"""The same comes out whoever copies: boards or the kernel, and by which function."""
+"""The same comes out whoever copies: staging buffers or the kernel, and by which function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER, Thresholds
 from nc10d.backend.cpu.engine.cpu_policy import THRESHOLDS
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels import copy

@@ -26,27 +26,18 @@ from dataclasses import dataclass
 from nc10d.backend.cpu.algorithms import peer_arrays as direct
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.lines import line_down, line_up
+from nc10d.backend.cpu.program import steps as do
 from nc10d.backend.cpu.program.program import (
     INLINE_BYTES,
     NOWHERE,
     At,
     Step,
-    board,
     earlier,
     inline,
+    line_down,
+    line_up,
+    staging,
     user,
-)
-from nc10d.backend.cpu.program.steps import (
-    copy,
-    end_round,
-    enter,
-    free,
-    meet_all,
-    reduce_ranks,
-    signal,
-    wait,
-    wait_all,
 )
 
 
@@ -62,7 +53,7 @@ class Part:
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
     if shape.size == 1:
-        return [free(), enter(), *_alone(nbytes, reduction), end_round(1, 2)]
+        return fused(shape, [Part(0, nbytes, reduction)])
     if nbytes <= one_shot_limit(shape):
         parts = [Part(0, nbytes, reduction)]
         return fused(shape, parts) if root < 0 else _flat_to_root(shape, parts[0], root)
@@ -77,39 +68,27 @@ def one_shot_limit(shape: GroupShape) -> int:
     return min(shape.one_shot, shape.staging)
 
 
-def _alone(nbytes: int, reduction: Reduction) -> list[Step]:
-    # A single rank only has to scale its array, and only if the operation is PREMUL_SUM.
-    if nbytes == 0 or not reduction.scaled:
-        return []
-    return [reduction.show(user(0), user(0), nbytes)]
-
-
 def fused(shape: GroupShape, parts: Sequence[Part]) -> list[Step]:
     """Return the steps that reduce several small arrays, which share a barrier.
 
-    Together they fit into a half of the staging buffer.
+    Together they fit into a slot of the staging buffer.
     """
-    if shape.size == 1:
-        steps = [free(), enter()]
-        for part in parts:
-            if part.nbytes and part.reduction.scaled:
-                at = user(part.index)
-                steps.append(part.reduction.show(at, at, part.nbytes))
-        return [*steps, end_round(1, 2)]
-    puts: list[Step] = []
+    small = len(parts) == 1 and parts[0].nbytes <= INLINE_BYTES
+    parts = [part for part in parts if part.nbytes]
+    if shape.size == 1:  # it only has to scale its arrays, and only if the operation is PREMUL_SUM
+        scaled = [(user(part.index), part) for part in parts if part.reduction.scaled]
+        return do.alone([part.reduction.publish(at, at, part.nbytes) for at, part in scaled])
+    publishes: list[Step] = []
     folds: list[Step] = []
     offset = 0
-    small = len(parts) == 1 and parts[0].nbytes <= INLINE_BYTES
     for part in parts:
-        if part.nbytes == 0:
-            continue
-        mine = inline(shape.rank) if small else board(shape.rank, offset)
-        first = inline(0) if small else board(0, offset)
-        puts.append(part.reduction.show(mine, user(part.index), part.nbytes))
+        mine = inline(shape.rank) if small else staging(shape.rank, offset)
+        first = inline(0) if small else staging(0, offset)
+        publishes.append(part.reduction.publish(mine, user(part.index), part.nbytes))
         folds.append(_fold(shape, part, first, mine))
         offset += line_up(part.nbytes)
     assert offset <= shape.staging or small, (offset, shape)
-    return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
+    return do.single_round(publishes, folds)
 
 
 def _fold(shape: GroupShape, part: Part, first: At, mine: At) -> Step:
@@ -117,23 +96,21 @@ def _fold(shape: GroupShape, part: Part, first: At, mine: At) -> Step:
     # other pair. With more ranks this rank's contribution is read from its staging buffer.
     direct = shape.size == 2 and not part.reduction.scaled
     own = user(part.index) if direct else mine
-    return reduce_ranks(user(part.index), first, own, part.nbytes, part.reduction.how)
+    return do.fold_staged(user(part.index), first, own, part.nbytes, part.reduction.how)
 
 
 def _flat_to_root(shape: GroupShape, part: Part, root: int) -> list[Step]:
-    mine = board(shape.rank)
-    puts = [part.reduction.show(mine, user(0), part.nbytes)] if part.nbytes else []
-    if shape.rank != root:
-        return [free(), enter(), *puts, signal(1), meet_all(), end_round(1, 2)]
-    folds = [_fold(shape, part, board(0), mine)] if part.nbytes else []
-    return [free(), enter(), *puts, signal(1), meet_all(), *folds, end_round(1, 2)]
+    mine = staging(shape.rank)
+    publishes = [part.reduction.publish(mine, user(0), part.nbytes)] if part.nbytes else []
+    folds = [_fold(shape, part, staging(0), mine)] if part.nbytes and shape.rank == root else []
+    return do.single_round(publishes, folds)
 
 
 def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
-    # A half of the staging buffer holds this rank's part of every chunk and, behind them, the
+    # A slot of the staging buffer holds this rank's part of every chunk and, behind them, the
     # result of its own chunk. Results of window k are copied out after the barrier of window k+1.
     # So a rank writes the parts of window k+2 while a peer may still read the result of window k
-    # from the same half. That is safe: the result lies behind the parts, and it is overwritten
+    # from the same slot. That is safe: the result lies behind the parts, and it is overwritten
     # only after the next barrier.
     chunk = line_down(shape.staging // (shape.size + 1))
     whole = chunk * shape.size
@@ -146,21 +123,21 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
     # The last window is cut into equal chunks, so that all ranks share its work.
     small = line_up(-(-rest // shape.size))
     last = _Window(shape, reduction, root, small, rest, before * whole)
-    steps: list[Step] = [free(), enter()]
-    meet = meet_all()  # The first barrier compares the ranks' calls.
+    steps: list[Step] = [do.free(), do.enter()]
+    meet = do.meet_all()  # The first barrier compares the ranks' calls.
     if before:
         first = window(0)
-        steps += [*first.shown(), signal(1), meet, *first.folded(), end_round(1, 3)]
-        meet = wait_all(1)
+        steps += [*first.publishes(), do.signal(1), meet, *first.folds(), do.end_round(1, 3)]
+        meet = do.wait_all(1)
     if before > 1:
         later = window(whole, whole)
-        body = [*later.shown(), signal(1), meet, *window(0, whole).results(earlier)]
-        body += later.folded()
-        steps += [*body, end_round(1, 3, before - 1, len(body))]
-    steps += [*last.shown(), signal(1), meet]
+        body = [*later.publishes(), do.signal(1), meet, *window(0, whole).results(earlier)]
+        body += later.folds()
+        steps += [*body, do.end_round(1, 3, before - 1, len(body))]
+    steps += [*last.publishes(), do.signal(1), meet]
     if before:
         steps += window((before - 1) * whole).results(earlier)
-    steps += [*last.folded(), signal(2), *last.results(board, wait), end_round(2, 3)]
+    steps += [*last.folds(), do.signal(2), *last.results(staging, do.wait), do.end_round(2, 3)]
     return steps
 
 
@@ -179,7 +156,7 @@ class _Window:
     base: int
     stride: int = 0
 
-    def shown(self) -> list[Step]:
+    def publishes(self) -> list[Step]:
         """Return the steps that copy this rank's part of every chunk to its staging buffer."""
         shape = self.shape
         mine = [shape.rank] if self.reduction.scaled else []
@@ -187,22 +164,23 @@ class _Window:
         for rank in [*shape.peers, *mine]:
             at, length = self._cut(rank)
             if length:
-                steps.append(self.reduction.show(board(shape.rank, rank * self.chunk), at, length))
+                place = staging(shape.rank, rank * self.chunk)
+                steps.append(self.reduction.publish(place, at, length))
         return steps
 
-    def folded(self) -> list[Step]:
+    def folds(self) -> list[Step]:
         """Return the steps that reduce this rank's chunk and store the result in staging."""
         size, me = self.shape.size, self.shape.rank
         at, length = self._cut(me)
         if not length:
             return []
         low = me * self.chunk
-        own = board(me, low) if self.reduction.scaled else at
-        first, second = board(me, self._result), at if self.root in (-1, me) else NOWHERE
+        own = staging(me, low) if self.reduction.scaled else at
+        first, second = staging(me, self._result), at if self.root in (-1, me) else NOWHERE
         if size == 2 and second != NOWHERE:
             # A pair is reduced straight into the user's array, and copied to staging from there.
             first, second = second, first
-        return [reduce_ranks(first, board(0, low), own, length, self.reduction.how, second)]
+        return [do.fold_staged(first, staging(0, low), own, length, self.reduction.how, second)]
 
     def results(
         self, place: Callable[[int, int], At], ready: Callable[[int, int], Step] | None = None
@@ -213,7 +191,7 @@ class _Window:
             at, length = self._cut(peer)
             if length:
                 steps += [ready(peer, 2)] if ready else []
-                steps.append(copy(at, place(peer, self._result), length))
+                steps.append(do.copy(at, place(peer, self._result), length))
         return steps
 
     @property

@@ -1,8 +1,8 @@
 """broadcast and barrier on one host.
 
-broadcast: the root copies its array to its staging buffer, half a buffer per round, and every rank
-copies it out. Up to INLINE_BYTES travel in the cache line of the root's counter instead. The two
-halves alternate, so the root may be a round ahead. No rank leaves before all ranks have entered and
+broadcast: the root copies its array to its staging buffer, a slot per round, and every rank copies
+it out. Up to INLINE_BYTES travel in the cache line of the root's counter instead. The two slots
+alternate, so the root may be a round ahead. No rank leaves before all ranks have entered and
 compared their fingerprints: so a disagreement, for example on the root, is an error of that very
 call on every rank.
 
@@ -17,42 +17,40 @@ from __future__ import annotations
 
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, board, inline, user
-from nc10d.backend.cpu.program.steps import copy, end_round, enter, free, meet_all, signal, wait
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import INLINE_BYTES, Step, inline, staging, user
 
 
 def barrier(shape: GroupShape) -> list[Step]:
     """Return the steps of a barrier: no rank leaves before all have entered."""
-    return [free(), enter(), signal(1), meet_all(), end_round(1, 2)]
+    return do.single_round()
 
 
 def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
     """Return the steps that copy the root's user array 0 to all ranks."""
     if shape.size == 1:
-        return [free(), enter(), end_round(2, 2)]
+        return [do.free(), do.enter(), do.end_round(2, 2)]
     first, rest = min(nbytes, shape.staging), max(0, nbytes - shape.staging)
     steps = _first(shape, first, root)
     if rest:
         body = _more(shape, rest, root)
         rounds = -(-rest // shape.staging)
-        steps += [signal(2), end_round(2, 2), *body, end_round(2, 2, rounds, len(body))]
+        steps += [do.signal(2), do.end_round(2, 2), *body, do.end_round(2, 2, rounds, len(body))]
     else:
-        steps += [end_round(1, 2)]
+        steps += [do.end_round(1, 2)]
     return peer_arrays.broadcast(shape, nbytes, root, steps) if nbytes >= shape.direct else steps
 
 
 def _first(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
-    place = inline(root) if nbytes <= INLINE_BYTES else board(root)
-    put, get = copy(place, user(0), nbytes), copy(user(0), place, nbytes)
-    before, after = ([put], []) if shape.rank == root else ([], [get])
-    if nbytes == 0:
-        before, after = [], []
-    return [free(), enter(), *before, signal(1), meet_all(), *after]
+    place = inline(root) if nbytes <= INLINE_BYTES else staging(root)
+    publish = [do.copy(place, user(0), nbytes)] if nbytes and shape.rank == root else []
+    read = [do.copy(user(0), place, nbytes)] if nbytes and shape.rank != root else []
+    return [do.free(), do.enter(), *publish, do.signal(1), do.meet_all(), *read]
 
 
 def _more(shape: GroupShape, rest: int, root: int) -> list[Step]:
-    staging = shape.staging
-    place = user(0, staging, staging)
+    slot = shape.staging
+    place = user(0, slot, slot)
     if shape.rank == root:
-        return [free(), copy(board(root), place, staging, rest), signal(2)]
-    return [wait(root, 1), copy(place, board(root), staging, rest), signal(2)]
+        return [do.free(), do.copy(staging(root), place, slot, rest), do.signal(2)]
+    return [do.wait(root, 1), do.copy(place, staging(root), slot, rest), do.signal(2)]

@@ -15,35 +15,23 @@ from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
-from nc10d.backend.cpu.program.lines import line_down
-from nc10d.backend.cpu.program.program import At, Step, board, moved, user
-from nc10d.backend.cpu.program.steps import (
-    agree,
-    copy,
-    end_round,
-    enter,
-    free,
-    loop_agreed,
-    meet,
-    meet_all,
-    signal,
-    wait,
-)
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import At, Step, line_down, moved, staging, user
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Places and bytes of the arrays that this rank sends to, and receives from, each rank.
 
-    `pitch` is the distance in bytes between the slots of two destinations in a staging buffer.
-    `slot` is the number of bytes that a pair of ranks transfers per round.
+    `pitch` is the distance in bytes between the pieces for two destinations in a staging buffer.
+    `piece` is the number of bytes that a pair of ranks transfers per round.
     """
 
     sends: Sequence[At]
     send_bytes: Sequence[int]
     recvs: Sequence[At]
     recv_bytes: Sequence[int]
-    slot: int
+    piece: int
     pitch: int
 
 
@@ -51,15 +39,15 @@ def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
-    slot = line_down(shape.staging // shape.size)
+    piece = line_down(shape.staging // shape.size)
     sizes = [nbytes] * shape.size
-    route = Route(sends, sizes, recvs, sizes, slot, slot)
-    opening = [free(), enter(), *_transfer(shape, route, 0, opening=True, own=True)]
-    rounds = max(1, -(-nbytes // slot)) if shape.size > 1 else 1
-    steps = [*opening, end_round(1, 2)]
+    route = Route(sends, sizes, recvs, sizes, piece, piece)
+    opening = [do.free(), do.enter(), *_transfer(shape, route, 0, opening=True)]
+    rounds = max(1, -(-nbytes // piece)) if shape.size > 1 else 1
+    steps = [*opening, do.end_round(1, 2)]
     if rounds > 1:
-        body = _transfer(shape, route, slot, opening=False, own=False)
-        steps += [*body, end_round(1, 2, rounds - 1, len(body))]
+        body = _transfer(shape, route, piece)
+        steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
     if shape.size == 1 or nbytes < shape.direct:
         return steps
     return peer_arrays.all_to_all(shape, nbytes, sends[0], recvs, steps)
@@ -71,42 +59,33 @@ def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: in
     The user arrays with these two numbers hold the sizes, as int64.
     """
     size = 8 * shape.size
-    opening = [
-        free(),
-        enter(),
-        copy(board(shape.rank), user(send_counts), size),
-        signal(1),
-        meet_all(),
-        agree(send_counts, recv_counts, route.slot),
-        *_keep(shape, route),
-        end_round(1, 2),
-    ]
-    body = _transfer(shape, route, 0, opening=False, own=False)
-    return [*opening, *body, loop_agreed(1, 2, len(body))]
+    opening = [do.free(), do.enter(), do.copy(staging(shape.rank), user(send_counts), size)]
+    opening += [do.signal(1), do.meet_all(), do.agree(send_counts, recv_counts, route.piece)]
+    opening += [*_keep(shape, route), do.end_round(1, 2)]
+    body = _transfer(shape, route, 0)
+    return [*opening, *body, do.loop_agreed(1, 2, len(body))]
 
 
 def _keep(shape: GroupShape, route: Route) -> list[Step]:
     me = shape.rank
     nbytes = min(route.send_bytes[me], route.recv_bytes[me])
-    return [copy(route.recvs[me], route.sends[me], nbytes)] if nbytes else []
+    return [do.copy(route.recvs[me], route.sends[me], nbytes)] if nbytes else []
 
 
-def _transfer(
-    shape: GroupShape, route: Route, base: int, *, opening: bool, own: bool
-) -> list[Step]:
-    """Return the steps of a round: publish a slot for each peer, then copy from each peer."""
-    me, slot, pitch = shape.rank, route.slot, route.pitch
+def _transfer(shape: GroupShape, route: Route, base: int, opening: bool = False) -> list[Step]:
+    """Return the steps of a round: publish a piece for each peer, then copy from each peer."""
+    me, piece, pitch = shape.rank, route.piece, route.pitch
     steps: list[Step] = []
     for peer in shape.peers:
         if route.send_bytes[peer] > base:
-            place = moved(route.sends[peer], base, slot)
+            place = moved(route.sends[peer], base, piece)
             left = route.send_bytes[peer] - base
-            steps.append(copy(board(me, peer * pitch), place, slot, left))
-    steps += [signal(1), *(_keep(shape, route) if own else [])]
+            steps.append(do.copy(staging(me, peer * pitch), place, piece, left))
+    steps += [do.signal(1), *(_keep(shape, route) if opening else [])]
     for peer in shape.peers:
-        steps.append(meet(peer) if opening else wait(peer, 1))
+        steps.append(do.meet(peer) if opening else do.wait(peer, 1))
         if route.recv_bytes[peer] > base:
-            place = moved(route.recvs[peer], base, slot)
+            place = moved(route.recvs[peer], base, piece)
             left = route.recv_bytes[peer] - base
-            steps.append(copy(place, board(peer, me * pitch), slot, left))
+            steps.append(do.copy(place, staging(peer, me * pitch), piece, left))
     return steps

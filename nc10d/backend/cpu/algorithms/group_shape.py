@@ -1,7 +1,13 @@
-"""A group as the algorithms see it: its size, this rank, its hosts and its staging buffers.
+"""A group as the algorithms see it: size, rank, hosts, staging buffers and size thresholds.
 
 All values except the rank itself are equal on all ranks of the group. Therefore all ranks choose
-the same algorithm without communication.
+the same algorithm without communication. Messages have their sizes in transport/links.py, groups
+across hosts in hosts_reduce.py.
+
+Arrays that nc10d allocated (registered arrays) lie in shared memory: from DIRECT bytes on, peers
+of the host access them in place on every CPU. Plain arrays are reached through the kernel
+(process_vm_readv, process_vm_writev). Whether that is faster than the staging buffers depends on
+the CPU, so each rank publishes two thresholds and the ranks of a host agree on the smallest.
 """
 
 from __future__ import annotations
@@ -10,7 +16,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, PAGE, WINDOW, Thresholds
+NEVER = 1 << 62
+"""A threshold that no array reaches."""
+DIRECT = 64 * 1024
+"""Bytes from which peers read a registered array in place."""
+PAGE = 4096
+"""Bytes of a page. A rank exposes whole pages for writing, so that it can withdraw them."""
+BROADCAST_SHARE = 16
+"""A two-rank broadcast writes from this fraction of `write_from` on: it computes no result."""
+WINDOW = 2 << 20
+"""Bytes of an array that are reduced and fetched at a time.
+
+A chunk of this size has left its owner's private cache when peers fetch it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From how many bytes on the kernel moves plain arrays between two ranks of a host.
+
+    The kernel is slow at cache lines that another core has just written, so the staging buffers
+    win for arrays that fit in a cache. From `read_from` bytes on, reading alone beats staging. Two
+    ranks that also write into each other's arrays beat it earlier, from `write_from` bytes on.
+    """
+
+    read_from: int = 4 << 20
+    write_from: int = 1 << 20
+
+
+DEFAULTS = Thresholds()
+"""The thresholds of CPUs that cpu_policy.py does not list, and of groups across hosts."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +67,6 @@ class Topology:
     def size(self) -> int:
         """The number of ranks."""
         return sum(map(len, self.hosts))
-
-    @property
-    def rails(self) -> int:
-        """The number of ranks on the smallest host: so many local ranks exist on every host."""
-        return min(map(len, self.hosts))
 
     def host_of(self, rank: int) -> int:
         """Return a rank's host."""
@@ -64,11 +94,23 @@ def grouped(names: Sequence[object]) -> Topology:
     return Topology(tuple(tuple(ranks) for ranks in hosts.values()))
 
 
+def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
+    """Return the largest array in bytes that every rank reduces completely by itself.
+
+    For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
+    work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
+    cores (measured), else up to 4 KiB of all ranks together (by the cost model).
+    """
+    if ranks <= 2:
+        return 64 * 1024
+    return 16 * 1024 if oversubscribed else 4 * 1024 // ranks
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """A group's shape.
 
-    A rank's staging buffer has two halves of `staging` bytes, which alternate from round to round.
+    A rank's staging buffer has two slots of `staging` bytes, which alternate from round to round.
     An all_reduce of up to `one_shot` bytes takes a single round. Peers access registered arrays
     in place from `direct` bytes on, and plain arrays through the kernel from the `thresholds` on.
     In place, an all_reduce proceeds by windows of at least `window` bytes; over staging buffers,
@@ -104,10 +146,10 @@ class GroupShape:
 class Span:
     """A group across hosts, from the view of a rank on `host`; `local` is that host's shape."""
 
+    shape: GroupShape
     hosts: tuple[tuple[int, ...], ...]
     host: int
     local: GroupShape
-    size: int
 
     @property
     def local_rank(self) -> int:
@@ -129,4 +171,4 @@ def span_of(shape: GroupShape) -> Span:
     """Return this rank's view of a group across hosts."""
     assert shape.hosts is not None, shape
     host = shape.hosts.host_of(shape.rank)
-    return Span(shape.hosts.hosts, host, shape.local, shape.size)
+    return Span(shape, shape.hosts.hosts, host, shape.local)

@@ -14,17 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.algorithms.group_shape import Span
-from nc10d.backend.cpu.algorithms.hosts_steps import (
-    HEADER_BYTES,
-    check,
-    flow,
-    give,
-    scratch,
-    show,
-    take,
-)
-from nc10d.backend.cpu.program.program import At, Step
-from nc10d.backend.cpu.program.steps import copy, end_round, enter, free, meet_all, signal, wait
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import At, Step, moved, scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,7 @@ class Gathered:
     @property
     def mine(self) -> int:
         """Offset of this host's block, behind its header."""
-        return self.base + HEADER_BYTES
+        return self.base + do.HEADER_BYTES
 
     @property
     def came(self) -> int:
@@ -50,37 +41,37 @@ class Gathered:
         count = len(self.span.hosts)
         turn = (host - self.span.host) % count
         if count == 2 and turn:  # A single round: the received block stays in its place.
-            return scratch(self.came + HEADER_BYTES + offset)
+            return scratch(self.came + do.HEADER_BYTES + offset)
         return scratch(self.mine + turn * self.nbytes + offset)
 
     def steps(self) -> list[Step]:
         """Return a leader's steps: pass the barrier and gather the blocks of all hosts."""
         span, count = self.span, len(self.span.hosts)
-        steps = [show(scratch(self.base))]
+        steps = [do.call_header(scratch(self.base))]
         have = 1
         while have < count:
             more = min(have, count - have)
             to = span.leader((span.host - have) % count)
             source = span.leader((span.host + have) % count)
-            nbytes = HEADER_BYTES + more * self.nbytes
-            steps += flow(
-                [give(to, scratch(self.base), nbytes), take(source, scratch(self.came), nbytes)]
+            nbytes = do.HEADER_BYTES + more * self.nbytes
+            came = scratch(self.came)
+            steps += do.flow(
+                [do.give(to, scratch(self.base), nbytes), do.take(source, came, nbytes)]
             )
-            steps.append(check(scratch(self.came), source))
+            steps.append(do.check(came, source))
             if self.nbytes and count > 2:
                 place = scratch(self.mine + have * self.nbytes)
-                came = scratch(self.came + HEADER_BYTES)
-                steps.append(copy(place, came, more * self.nbytes))
+                steps.append(do.copy(place, moved(came, do.HEADER_BYTES), more * self.nbytes))
             have += more
         return steps
 
 
 def opening(span: Span) -> list[Step]:
     """Return the steps of a barrier of all ranks, which compares their calls."""
-    steps = [free(), enter(), signal(1), meet_all(), *meet_hosts(span)]
-    return [*steps, *([signal(2)] if span.local_rank else []), end_round(2, 2)]
+    steps = [do.free(), do.enter(), do.signal(1), do.meet_all(), *meet_hosts(span)]
+    return [*steps, *([do.signal(2)] if span.local_rank else []), do.end_round(2, 2)]
 
 
 def meet_hosts(span: Span) -> list[Step]:
     """Return the steps of the barrier between hosts, for a host whose ranks have all entered."""
-    return [wait(0, 2)] if span.local_rank else [*Gathered(span, 0).steps(), signal(2)]
+    return [do.wait(0, 2)] if span.local_rank else [*Gathered(span, 0).steps(), do.signal(2)]

@@ -14,21 +14,9 @@ from nc10d.backend.cpu.algorithms import exchange, gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import opening
-from nc10d.backend.cpu.algorithms.hosts_steps import (
-    HostChunk,
-    continued,
-    expect,
-    flow,
-    give,
-    reduce_across,
-    scratch,
-    take,
-    within,
-)
-from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.lines import line_down, line_up
-from nc10d.backend.cpu.program.program import At, Step, user
-from nc10d.backend.cpu.program.steps import copy
+from nc10d.backend.cpu.algorithms.reduction import Reduction, continued, reduce_across, within
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import At, Step, line_down, line_up, scratch, user
 
 
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
@@ -37,20 +25,20 @@ def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence
     home = span.hosts[span.host]
     # A rank's array goes to a single rank of every other host; the ranks there take turns.
     receivers = [span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away]
-    rows = [give(peer, mine, sizes[me]) for peer in receivers]
+    rows = [do.give(peer, mine, sizes[me]) for peer in receivers]
     for g in span.away:
         rows += [
-            take(r, outs[r], sizes[r]) for r in span.hosts[g][span.local_rank :: span.local.size]
+            do.take(r, outs[r], sizes[r]) for r in span.hosts[g][span.local_rank :: span.local.size]
         ]
     local = gather.all_gather(span.local, [sizes[r] for r in home], mine, [outs[r] for r in home])
-    steps = [*opening(span), *continued(local), *flow(rows)]
+    steps = [*opening(span), *continued(local), *do.flow(rows)]
     if span.local.size > 1:
         for g in span.away:
             steps += _pass_on(span, g, sizes, outs)
-    if not hosts_peer_arrays.applies(shape, max(sizes)):
+    if not hosts_peer_arrays.applies(span, max(sizes)):
         return steps
-    own = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
-    return hosts_peer_arrays.all_gather(shape, span, sizes, outs, own, flow(rows), steps)
+    own = [do.copy(outs[me], mine, sizes[me])] if sizes[me] else []
+    return hosts_peer_arrays.all_gather(span, sizes, outs, own, do.flow(rows), steps)
 
 
 def _pass_on(span: Span, host: int, sizes: Sequence[int], outs: Sequence[At]) -> list[Step]:
@@ -74,10 +62,7 @@ def _passes(span: Span, host: int) -> list[list[int]]:
 def reduce_scatter(
     shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
-    """Return the steps of out := reduction of all ranks' inps[this rank].
-
-    Rank r gets sizes[r] bytes.
-    """
+    """Return the steps of out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     span, me = span_of(shape), shape.rank
     steps = opening(span)
     partial: dict[int, At] = {}
@@ -99,16 +84,14 @@ def reduce_scatter(
                 partial[mine] = place
                 folds.append((place, inps[mine], sizes[mine]))
     home = span.hosts[span.host]
-    outgoing = [HostChunk(r, at, sizes[r]) for r, at in partial.items() if r not in home]
+    outgoing = [do.give(r, at, sizes[r]) for r, at in partial.items() if r not in home]
     sources = {g: span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away}
     crossing = reduce_across(span, outgoing, sources, partial[me], out, sizes[me], reduction, base)
     staged = [*steps, *crossing]
-    if reduction.scaled or not hosts_peer_arrays.applies(shape, sum(sizes)):
+    if reduction.scaled or not hosts_peer_arrays.applies(span, sum(sizes)):
         return staged
     how = within(reduction)
-    return hosts_peer_arrays.reduce_scatter(
-        shape, span, folds, inps, sum(sizes), how, crossing, staged
-    )
+    return hosts_peer_arrays.reduce_scatter(span, folds, inps, sum(sizes), how, crossing, staged)
 
 
 def even_all_to_all(
@@ -117,16 +100,15 @@ def even_all_to_all(
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
     span = span_of(shape)
     home = span.hosts[span.host]
-    local = exchange.even_all_to_all(
-        span.local, nbytes, [sends[r] for r in home], [recvs[r] for r in home]
-    )
+    own, theirs = [sends[r] for r in home], [recvs[r] for r in home]
+    local = exchange.even_all_to_all(span.local, nbytes, own, theirs)
     away = [r for g in span.away for r in span.hosts[g]]
-    rows = [give(r, sends[r], nbytes) for r in away]
-    rows += [take(r, recvs[r], nbytes) for r in away]
-    staged = [*opening(span), *continued(local), *flow(rows)]
-    if not hosts_peer_arrays.applies(shape, nbytes):
+    rows = [do.give(r, sends[r], nbytes) for r in away]
+    rows += [do.take(r, recvs[r], nbytes) for r in away]
+    staged = [*opening(span), *continued(local), *do.flow(rows)]
+    if not hosts_peer_arrays.applies(span, nbytes):
         return staged
-    return hosts_peer_arrays.all_to_all(shape, span, nbytes, sends, recvs, flow(rows), staged)
+    return hosts_peer_arrays.all_to_all(span, nbytes, sends, recvs, do.flow(rows), staged)
 
 
 def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
@@ -137,29 +119,28 @@ def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: in
     span = span_of(shape)
     order = local_first(shape)
     home, away = order[: span.local.size], order[span.local.size :]
-    local = exchange.announced(
-        span.local, _local_route(route, home, shape), send_counts, recv_counts
-    )
+    within_host = _local_route(route, home, shape)
+    local = exchange.announced(span.local, within_host, send_counts, recv_counts)
     first = 8 * len(home)
-    sizes = [give(r, user(send_counts, first + 8 * i), 8) for i, r in enumerate(away)]
-    sizes += [take(r, scratch(8 * i), 8) for i, r in enumerate(away)]
+    sizes = [do.give(r, user(send_counts, first + 8 * i), 8) for i, r in enumerate(away)]
+    sizes += [do.take(r, scratch(8 * i), 8) for i, r in enumerate(away)]
     checks = [
-        expect(scratch(8 * i), user(recv_counts, first + 8 * i), r) for i, r in enumerate(away)
+        do.expect(scratch(8 * i), user(recv_counts, first + 8 * i), r) for i, r in enumerate(away)
     ]
-    rows = [give(r, route.sends[r], route.send_bytes[r]) for r in away]
-    rows += [take(r, route.recvs[r], route.recv_bytes[r]) for r in away]
-    return [*opening(span), *continued(local), *flow(sizes), *checks, *flow(rows)]
+    rows = [do.give(r, route.sends[r], route.send_bytes[r]) for r in away]
+    rows += [do.take(r, route.recvs[r], route.recv_bytes[r]) for r in away]
+    return [*opening(span), *continued(local), *do.flow(sizes), *checks, *do.flow(rows)]
 
 
 def _local_route(route: Route, ranks: Sequence[int], shape: GroupShape) -> Route:
-    slot = line_down(shape.staging // len(ranks)) if route.pitch else route.slot
+    piece = line_down(shape.staging // len(ranks)) if route.pitch else route.piece
     return Route(
         [route.sends[r] for r in ranks],
         [route.send_bytes[r] for r in ranks],
         [route.recvs[r] for r in ranks],
         [route.recv_bytes[r] for r in ranks],
-        slot,
-        slot if route.pitch else 0,
+        piece,
+        piece if route.pitch else 0,
     )
 
 

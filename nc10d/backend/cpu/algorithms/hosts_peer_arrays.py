@@ -11,20 +11,10 @@ from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span
 from nc10d.backend.cpu.algorithms.hosts_barrier import meet_hosts
-from nc10d.backend.cpu.algorithms.hosts_steps import continued
 from nc10d.backend.cpu.algorithms.peer_arrays import access_for, all_have_read, fold_peers, ways
-from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import At, Step, user
-from nc10d.backend.cpu.program.steps import (
-    copy,
-    end_round,
-    enter,
-    expose,
-    fetch,
-    signal,
-    wait,
-    wait_all,
-)
+from nc10d.backend.cpu.algorithms.reduction import Reduction, continued
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import At, Step, Steps, user
 
 THERE = 3
 """The tick that reports that this rank's share is complete. The barrier uses the ticks before."""
@@ -33,19 +23,13 @@ Cut = tuple[int, int]
 """The offset of a part of an array, and its bytes."""
 
 
-def applies(shape: GroupShape, nbytes: int) -> bool:
+def applies(span: Span, nbytes: int) -> bool:
     """Return whether ranks may access arrays of so many bytes in place."""
-    return shape.local.size > 1 and nbytes >= shape.direct
+    return span.local.size > 1 and nbytes >= span.shape.direct
 
 
 def all_reduce(
-    shape: GroupShape,
-    span: Span,
-    nbytes: int,
-    cuts: Sequence[Cut],
-    reduction: Reduction,
-    rail: Sequence[Step],
-    staged: Sequence[Step],
+    span: Span, nbytes: int, cuts: Sequence[Cut], reduction: Reduction, rail: Steps, staged: Steps
 ) -> list[Step]:
     """Reduce this rank's part of user array 0, then between hosts by `rail`; fetch the rest.
 
@@ -57,22 +41,21 @@ def all_reduce(
     steps = meet_hosts(span)
     if length:
         steps += [fold_peers(local, mine, mine, low, length, reduction), *rail]
-    steps.append(signal(THERE))
+    steps.append(do.signal(THERE))
     for peer in local.peers:
         low, length = cuts[peer]
         steps += _fetched(peer, THERE, [(user(0, low), length)])
-    access = access_for(shape, nbytes)
+    access = access_for(span.shape, nbytes)
     return _ways(_opening(local, [user(0)], access), [*steps, *all_have_read(THERE + 1)], staged)
 
 
 def broadcast(
-    shape: GroupShape,
     span: Span,
     nbytes: int,
     source: int,
     windows: Sequence[Cut],
     passed_on: Callable[[int, int], list[Step]],
-    staged: Sequence[Step],
+    staged: Steps,
 ) -> list[Step]:
     """User array 0 := that of local rank `source`.
 
@@ -86,24 +69,18 @@ def broadcast(
         for tick, (low, length) in enumerate(windows, THERE):
             steps += _fetched(source, tick, [(user(0, low), length)])
         if not windows:
-            steps.append(fetch(user(0), source, 0, nbytes))
-        return _ways([enter()], [*steps, signal(done), end_round(done, done)], staged)
+            steps.append(do.fetch(user(0), source, 0, nbytes))
+        return _ways([do.enter()], [*steps, do.signal(done), do.end_round(done, done)], staged)
     for tick, (low, length) in enumerate(windows, THERE):
-        steps += [*passed_on(low, length), signal(tick)]
+        steps += [*passed_on(low, length), do.signal(tick)]
     if not windows:
         steps += passed_on(0, nbytes)
-    access = access_for(shape, nbytes)
+    access = access_for(span.shape, nbytes)
     return _ways(_opening(local, [user(0)], access), [*steps, *all_have_read(done)], staged)
 
 
 def all_gather(
-    shape: GroupShape,
-    span: Span,
-    sizes: Sequence[int],
-    outs: Sequence[At],
-    own: Sequence[Step],
-    crossing: Sequence[Step],
-    staged: Sequence[Step],
+    span: Span, sizes: Sequence[int], outs: Sequence[At], own: Steps, crossing: Steps, staged: Steps
 ) -> list[Step]:
     """outs[r] := rank r's array; `own` copies this rank's, `crossing` receives from other hosts.
 
@@ -111,26 +88,25 @@ def all_gather(
     flag.
     """
     local, home = span.local, span.hosts[span.host]
-    steps = [*meet_hosts(span), *own, signal(THERE), *crossing, signal(THERE + 1)]
+    steps = [*meet_hosts(span), *own, do.signal(THERE), *crossing, do.signal(THERE + 1)]
     for peer in local.peers:
         rank = home[peer]
         steps += _fetched(peer, THERE, [(outs[rank], sizes[rank])])
     for peer in local.peers:
         ranks = [r for g in span.away for r in span.hosts[g][peer :: local.size]]
         steps += _fetched(peer, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
-    opening = _opening(local, outs, access_for(shape, sum(sizes)))
+    opening = _opening(local, outs, access_for(span.shape, sum(sizes)))
     return _ways(opening, [*steps, *all_have_read(THERE + 2)], staged)
 
 
 def reduce_scatter(
-    shape: GroupShape,
     span: Span,
     folds: Sequence[tuple[At, At, int]],
     inps: Sequence[At],
     nbytes: int,
     reduction: Reduction,
-    crossing: Sequence[Step],
-    staged: Sequence[Step],
+    crossing: Steps,
+    staged: Steps,
 ) -> list[Step]:
     """Reduce chunks within the host, then between hosts by `crossing`.
 
@@ -142,42 +118,41 @@ def reduce_scatter(
     for to, mine, size in folds:
         if size:
             steps.append(fold_peers(local, to, mine, mine.offset, size, reduction))
-    steps += [signal(THERE), *crossing, wait_all(THERE), end_round(THERE, THERE)]
-    access = access_for(shape, nbytes)
+    steps += [do.signal(THERE), *crossing, do.wait_all(THERE), do.end_round(THERE, THERE)]
+    access = access_for(span.shape, nbytes)
     return _ways(_opening(local, inps, access), steps, staged)
 
 
 def all_to_all(
-    shape: GroupShape,
     span: Span,
     nbytes: int,
     sends: Sequence[At],
     recvs: Sequence[At],
-    crossing: Sequence[Step],
-    staged: Sequence[Step],
+    crossing: Steps,
+    staged: Steps,
 ) -> list[Step]:
     """recvs[r] := rank r's sends[this rank], `nbytes` each; from other hosts by `crossing`."""
-    local, home, me = span.local, span.hosts[span.host], shape.rank
-    steps = [*meet_hosts(span), copy(recvs[me], sends[me], nbytes)]
+    local, home, me = span.local, span.hosts[span.host], span.shape.rank
+    steps = [*meet_hosts(span), do.copy(recvs[me], sends[me], nbytes)]
     for peer in local.peers:
-        steps.append(fetch(recvs[home[peer]], peer, sends[me].offset, nbytes))
+        steps.append(do.fetch(recvs[home[peer]], peer, sends[me].offset, nbytes))
     steps += crossing
-    opening = _opening(local, sends, access_for(shape, nbytes * shape.size))
+    opening = _opening(local, sends, access_for(span.shape, nbytes * span.shape.size))
     return _ways(opening, [*steps, *all_have_read(THERE)], staged)
 
 
-def _ways(opening: Sequence[Step], direct: Sequence[Step], staged: Sequence[Step]) -> list[Step]:
+def _ways(opening: Steps, direct: Steps, staged: Steps) -> list[Step]:
     # Hosts compare how many calls their ranks have entered, so a call enters only once.
     return ways(opening, direct, continued(staged))
 
 
 def _opening(local: GroupShape, places: Sequence[At], access: int) -> list[Step]:
     if len({at.index for at in places}) > 1:
-        return [enter(flag=True)]
-    return [enter(), expose(local.rank, user(places[0].index), access)]
+        return [do.enter(flag=True)]
+    return [do.enter(), do.expose(local.rank, user(places[0].index), access)]
 
 
 def _fetched(peer: int, tick: int, parts: Sequence[tuple[At, int]]) -> list[Step]:
     """Fetch parts of a peer's array to the same places here, once it has signalled `tick`."""
-    fetches = [fetch(at, peer, at.offset, nbytes) for at, nbytes in parts if nbytes]
-    return [wait(peer, tick), *fetches] if fetches else []
+    fetches = [do.fetch(at, peer, at.offset, nbytes) for at, nbytes in parts if nbytes]
+    return [do.wait(peer, tick), *fetches] if fetches else []

@@ -27,31 +27,18 @@ from nc10d.backend.cpu.algorithms.all_reduce import Part
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, opening
 from nc10d.backend.cpu.algorithms.hosts_peer_arrays import Cut
-from nc10d.backend.cpu.algorithms.hosts_steps import (
-    HostChunk,
-    continued,
-    flow,
-    fold,
-    give,
-    loop,
-    reduce_across,
-    scratch,
-    take,
-    within,
-)
 from nc10d.backend.cpu.algorithms.peer_arrays import windows_of
-from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.lines import line_up
-from nc10d.backend.cpu.program.program import At, Step, board, moved, user
-from nc10d.backend.cpu.program.steps import (
-    copy,
-    end_round,
-    enter,
-    free,
-    meet_all,
-    reduce_ranks,
-    signal,
-    wait,
+from nc10d.backend.cpu.algorithms.reduction import Reduction, continued, fold, reduce_across, within
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import (
+    At,
+    Step,
+    Steps,
+    line_up,
+    moved,
+    scratch,
+    staging,
+    user,
 )
 
 SMALL_BYTES = 256 * 1024
@@ -91,14 +78,14 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int =
     place, base, copied = user(0), 0, []
     if root not in (-1, shape.rank):  # The array of a rank that is not the root stays unchanged.
         place, base = scratch(0), line_up(nbytes)
-        copied = [copy(place, user(0), nbytes)]
+        copied = [do.copy(place, user(0), nbytes)]
     cuts = _cuts(span, nbytes)
     low, length = cuts[span.local_rank]
     rail = _rail(span, moved(place, low), length, reduction, base) if length else []
     staged = [*opening(span), *copied, *_over_staging(span, place, cuts, reduction, rail)]
-    if root >= 0 or reduction.scaled or not hosts_peer_arrays.applies(shape, nbytes):
+    if root >= 0 or reduction.scaled or not hosts_peer_arrays.applies(span, nbytes):
         return staged
-    return hosts_peer_arrays.all_reduce(shape, span, nbytes, cuts, within(reduction), rail, staged)
+    return hosts_peer_arrays.all_reduce(span, nbytes, cuts, within(reduction), rail, staged)
 
 
 def fused(shape: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step]:
@@ -114,46 +101,46 @@ def fused(shape: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step
         return _fused_alone(gathered, parts, offsets, wanted)
     if span.local_rank == 0:
         return _fused_leader(gathered, parts, offsets, wanted)
-    puts, gets = [], []
+    publishes, reads = [], []
     for part, offset in zip(parts, offsets, strict=True):
         at = user(part.index)
-        puts.append(part.reduction.show(board(span.local_rank, offset), at, part.nbytes))
+        publishes.append(part.reduction.publish(staging(span.local_rank, offset), at, part.nbytes))
         if wanted:
-            gets.append(copy(at, board(0, offset), part.nbytes))
-    steps = [free(), enter(), *puts, signal(1), meet_all(), wait(0, 2), *gets, signal(2)]
-    return [*steps, end_round(2, 2)]
+            reads.append(do.copy(at, staging(0, offset), part.nbytes))
+    steps = [do.free(), do.enter(), *publishes, do.signal(1), do.meet_all()]
+    return [*steps, do.wait(0, 2), *reads, do.signal(2), do.end_round(2, 2)]
 
 
 def _fused_alone(
     gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
 ) -> list[Step]:
-    steps = [free(), enter()]
+    steps = [do.free(), do.enter()]
     for part, offset in zip(parts, offsets, strict=True):
         mine = scratch(gathered.mine + offset)
-        steps.append(part.reduction.show(mine, user(part.index), part.nbytes))
+        steps.append(part.reduction.publish(mine, user(part.index), part.nbytes))
     steps += gathered.steps()
     for part, offset in zip(parts, offsets, strict=True) if wanted else ():
         steps += _fold_blocks(gathered, part, offset, user(part.index))
-    return [*steps, end_round(1, 2)]
+    return [*steps, do.end_round(1, 2)]
 
 
 def _fused_leader(
     gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
 ) -> list[Step]:
-    puts: list[Step] = []
+    publishes: list[Step] = []
     folds: list[Step] = []
     results: list[Step] = []
     for part, offset in zip(parts, offsets, strict=True):
-        mine, how = board(0, offset), within(part.reduction).how
-        puts.append(part.reduction.show(mine, user(part.index), part.nbytes))
+        mine, how = staging(0, offset), within(part.reduction).how
+        publishes.append(part.reduction.publish(mine, user(part.index), part.nbytes))
         block = scratch(gathered.mine + offset)
-        folds.append(reduce_ranks(block, board(0, offset), mine, part.nbytes, how))
+        folds.append(do.fold_staged(block, staging(0, offset), mine, part.nbytes, how))
         # Only this rank reads its own contribution, so the result may replace it.
         results += _fold_blocks(gathered, part, offset, mine)
         if wanted:
-            results.append(copy(user(part.index), mine, part.nbytes))
-    steps = [free(), enter(), *puts, signal(1), meet_all(), *folds, *gathered.steps(), *results]
-    return [*steps, signal(2), end_round(2, 2)]
+            results.append(do.copy(user(part.index), mine, part.nbytes))
+    steps = [do.free(), do.enter(), *publishes, do.signal(1), do.meet_all(), *folds]
+    return [*steps, *gathered.steps(), *results, do.signal(2), do.end_round(2, 2)]
 
 
 def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[Step]:
@@ -164,22 +151,22 @@ def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[S
 
 def _cuts(span: Span, nbytes: int) -> list[Cut]:
     """Return the offset and the bytes of the part of each rank of this host."""
-    rails = min(map(len, span.hosts))
+    rails = min(map(len, span.hosts))  # so many local ranks exist on every host
     chunk = line_up(-(-nbytes // rails))
     lows = [min(nbytes, r * chunk) for r in range(span.local.size)]
     return [(low, min(chunk, nbytes - low)) for low in lows]
 
 
 def _over_staging(
-    span: Span, place: At, cuts: Sequence[Cut], reduction: Reduction, rail: Sequence[Step]
+    span: Span, place: At, cuts: Sequence[Cut], reduction: Reduction, rail: Steps
 ) -> list[Step]:
     """Reduce this rank's part of `place`, then between hosts by `rail`; gather the other parts."""
     sizes = [length for _, length in cuts]
     places = [moved(place, low) for low, _ in cuts]
     mine = places[span.local_rank]
     if span.local.size == 1:
-        shown = [reduction.show(mine, mine, sizes[0])] if reduction.scaled else []
-        return [*shown, *rail]
+        scaled = [reduction.publish(mine, mine, sizes[0])] if reduction.scaled else []
+        return [*scaled, *rail]
     steps = continued(gather.reduce_scatter(span.local, sizes, mine, places, within(reduction)))
     return [*steps, *rail, *continued(gather.all_gather(span.local, sizes, mine, places))]
 
@@ -192,11 +179,11 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
     at = [moved(place, low) for low, _ in cuts]
     length = [high - low for low, high in cuts]
     peer = {g: span.hosts[g][span.local_rank] for g in span.away}
-    outgoing = [HostChunk(peer[g], at[g], length[g]) for g in span.away]
+    outgoing = [do.give(peer[g], at[g], length[g]) for g in span.away]
     mine = at[span.host]
     steps = reduce_across(span, outgoing, peer, mine, mine, length[span.host], reduction, base)
-    rows = [give(peer[g], mine, length[span.host]) for g in span.away]
-    return [*steps, *flow([*rows, *(take(peer[g], at[g], length[g]) for g in span.away)])]
+    rows = [do.give(peer[g], mine, length[span.host]) for g in span.away]
+    return [*steps, *do.flow([*rows, *(do.take(peer[g], at[g], length[g]) for g in span.away)])]
 
 
 def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
@@ -221,10 +208,10 @@ def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
     if span.local.size == 1:
         return steps
     steps += continued(local.broadcast(span.local, nbytes, source))
-    if not hosts_peer_arrays.applies(shape, nbytes):
+    if not hosts_peer_arrays.applies(span, nbytes):
         return steps
     windows = [] if span.host == home else windows_of(nbytes, shape.window, MOST_WINDOWS)
-    return hosts_peer_arrays.broadcast(shape, span, nbytes, source, windows, passed_on, steps)
+    return hosts_peer_arrays.broadcast(span, nbytes, source, windows, passed_on, steps)
 
 
 def _passed_on(
@@ -242,10 +229,12 @@ def _passed_on(
     place = user(0, low, segment)
     steps: list[Step] = []
     if turn:
-        steps += flow([take(forwarders[(parent + home) % hosts], place, segment)])
-    steps += flow([give(forwarders[(child + home) % hosts], place, segment) for child in children])
+        steps += do.flow([do.take(forwarders[(parent + home) % hosts], place, segment)])
+    steps += do.flow(
+        [do.give(forwarders[(child + home) % hosts], place, segment) for child in children]
+    )
     steps = [replace(step, total=count) if step.nbytes else step for step in steps]
-    return loop(steps, -(-count // segment))
+    return do.loop(steps, -(-count // segment))
 
 
 def chained(hosts: int, nbytes: int) -> bool:

@@ -2,8 +2,8 @@
 
 On a link the sender is rank 0 and the receiver rank 1. Every round spends TICKS ticks.
 
-Over the staging buffer: the sender waits until the half is free, copies the next piece and signals.
-The receiver waits for that tick, copies the piece and signals that the half is free again. So the
+Over the staging buffer: the sender waits until the slot is free, copies the next piece and signals.
+The receiver waits for that tick, copies the piece and signals that the slot is free again. So the
 sender may be two rounds ahead. The first round is cut into segments, so that both copy at once.
 
 In place: the sender exposes a large array and waits. If the receiver can read it, the receiver
@@ -12,23 +12,11 @@ copies it; otherwise both end the round and continue over the staging buffer.
 
 from __future__ import annotations
 
-from nc10d.backend.cpu.algorithms.hosts_steps import flow, give, head, take
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER
 from nc10d.backend.cpu.native.offsets import LINK_TICKS as TICKS
 from nc10d.backend.cpu.native.offsets import READS
-from nc10d.backend.cpu.program.lines import line_up
-from nc10d.backend.cpu.program.program import Step, board, user
-from nc10d.backend.cpu.program.steps import (
-    branch_if_unreadable,
-    copy,
-    end_round,
-    expose,
-    fetch,
-    header,
-    jump,
-    signal,
-    wait,
-)
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import Step, line_up, staging, user
 
 SENDER, RECEIVER = 0, 1
 SEGMENTS = TICKS
@@ -36,40 +24,41 @@ SEGMENTS = TICKS
 
 
 def send(
-    staging: int, nbytes: int, direct: int = NEVER, read_from: int = DEFAULTS.read_from
+    slot: int, nbytes: int, direct: int = NEVER, read_from: int = DEFAULTS.read_from
 ) -> list[Step]:
-    """Return the sender's steps for user array 0, in rounds of `staging` bytes.
+    """Return the sender's steps for user array 0, whose rounds move `slot` bytes.
 
     The receiver reads a registered array that begins a page in place from `direct` bytes on, and
     other arrays through the kernel from `read_from` bytes on.
     """
-    opening = [wait(RECEIVER, -TICKS), header()]
+    opening = [do.wait(RECEIVER, -TICKS), do.header()]
     if nbytes >= direct:
         access = READS if nbytes >= read_from else 0
-        offered = [expose(SENDER, user(0), access, flag=False), signal(TICKS)]
-        return [*opening, *offered, *_ways([wait(RECEIVER, TICKS)], _puts(staging, nbytes, 0), [])]
-    steps = list(opening)
-    for tick, low, count in _segments(staging, nbytes):
-        steps += [copy(board(SENDER, low), user(0, low), count), signal(tick)]
-    return [*steps, end_round(TICKS, TICKS), *_puts(staging, nbytes, staging)]
+        offered = [do.expose(SENDER, user(0), access, flag=False), do.signal(TICKS)]
+        read = [do.wait(RECEIVER, TICKS)]
+        return [*opening, *offered, *_ways(read, _publishes(slot, nbytes, 0), [])]
+    steps = opening
+    for tick, low, count in _segments(slot, nbytes):
+        steps += [do.copy(staging(SENDER, low), user(0, low), count), do.signal(tick)]
+    return [*steps, do.end_round(TICKS, TICKS), *_publishes(slot, nbytes, slot)]
 
 
-def recv(staging: int, nbytes: int, direct: int = NEVER) -> list[Step]:
+def recv(slot: int, nbytes: int, direct: int = NEVER) -> list[Step]:
     """Return the receiver's steps: fill user array 0 from the link or the sender's array."""
     if nbytes >= direct:
-        read = [fetch(user(0), SENDER, 0, nbytes), signal(TICKS)]
-        staged = _takes(staging, nbytes, 0)
-        return [wait(SENDER, TICKS), *_ways(read, staged, [signal(TICKS)])]
+        read = [do.fetch(user(0), SENDER, 0, nbytes), do.signal(TICKS)]
+        staged = _reads(slot, nbytes, 0)
+        return [do.wait(SENDER, TICKS), *_ways(read, staged, [do.signal(TICKS)])]
     steps = []
-    for tick, low, count in _segments(staging, nbytes):
-        steps += [wait(SENDER, tick), copy(user(0, low), board(SENDER, low), count)]
-    end = [signal(TICKS), end_round(TICKS, TICKS)]
-    return [*steps, *end, *_takes(staging, nbytes, staging)]
+    for tick, low, count in _segments(slot, nbytes):
+        steps += [do.wait(SENDER, tick), do.copy(user(0, low), staging(SENDER, low), count)]
+    end = [do.signal(TICKS), do.end_round(TICKS, TICKS)]
+    return [*steps, *end, *_reads(slot, nbytes, slot)]
 
 
-def _segments(staging: int, nbytes: int) -> list[tuple[int, int, int]]:
+def _segments(slot: int, nbytes: int) -> list[tuple[int, int, int]]:
     """Cut the first round: (tick that publishes the segment, offset, bytes); never empty."""
-    first, each = min(nbytes, staging), line_up(-(-staging // SEGMENTS))
+    first, each = min(nbytes, slot), line_up(-(-slot // SEGMENTS))
     lows = range(0, max(first, 1), each)
     ticks = [*range(1, len(lows)), TICKS]
     return [(tick, low, min(each, first - low)) for tick, low in zip(ticks, lows, strict=True)]
@@ -77,31 +66,30 @@ def _segments(staging: int, nbytes: int) -> list[tuple[int, int, int]]:
 
 def _ways(direct: list[Step], staged: list[Step], left: list[Step]) -> list[Step]:
     """Run `direct` if the receiver can read the sender's array; else `left`, and then `staged`."""
-    end = end_round(TICKS, TICKS)
+    end = do.end_round(TICKS, TICKS)
     other = [*left, end, *staged]
-    first = [*direct, end, jump(len(other))]
-    return [branch_if_unreadable(SENDER, len(first)), *first, *other]
+    first = [*direct, end, do.jump(len(other))]
+    return [do.branch_if_unreadable(SENDER, len(first)), *first, *other]
 
 
-def _puts(staging: int, nbytes: int, done: int) -> list[Step]:
-    put = copy(board(SENDER), user(0, done, staging), staging, nbytes - done)
-    return _rounds([wait(RECEIVER, -TICKS), put, signal(TICKS)], staging, nbytes - done)
+def _publishes(slot: int, nbytes: int, done: int) -> list[Step]:
+    publish = do.copy(staging(SENDER), user(0, done, slot), slot, nbytes - done)
+    return _rounds([do.wait(RECEIVER, -TICKS), publish, do.signal(TICKS)], slot, nbytes - done)
 
 
-def _takes(staging: int, nbytes: int, done: int) -> list[Step]:
-    take = copy(user(0, done, staging), board(SENDER), staging, nbytes - done)
-    return _rounds([wait(SENDER, TICKS), take, signal(TICKS)], staging, nbytes - done)
+def _reads(slot: int, nbytes: int, done: int) -> list[Step]:
+    read = do.copy(user(0, done, slot), staging(SENDER), slot, nbytes - done)
+    return _rounds([do.wait(SENDER, TICKS), read, do.signal(TICKS)], slot, nbytes - done)
 
 
-def _rounds(body: list[Step], staging: int, nbytes: int) -> list[Step]:
-    rounds = -(-nbytes // staging)
-    return [*body, end_round(TICKS, TICKS, rounds, len(body))] if nbytes > 0 else []
+def _rounds(body: list[Step], slot: int, nbytes: int) -> list[Step]:
+    rounds = -(-nbytes // slot)
+    return [*body, do.end_round(TICKS, TICKS, rounds, len(body))] if nbytes > 0 else []
 
 
 def send_away(nbytes: int) -> list[Step]:
     """Return the steps that send a header and user array 0 to another host."""
-    steps = [*flow([head()]), *flow([give(0, user(0), nbytes)])]
-    return [*steps, end_round(1, 1)]
+    return [*do.flow([do.head()]), *do.flow([do.give(0, user(0), nbytes)]), do.end_round(1, 1)]
 
 
 def recv_away(nbytes: int) -> list[Step]:
@@ -109,4 +97,4 @@ def recv_away(nbytes: int) -> list[Step]:
 
     The header has been read already: the receive was matched by it.
     """
-    return [*flow([take(0, user(0), nbytes)]), end_round(1, 1)]
+    return [*do.flow([do.take(0, user(0), nbytes)]), do.end_round(1, 1)]

@@ -18,27 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nc10d.backend.cpu.algorithms.group_shape import GroupShape
+from nc10d.backend.cpu.algorithms.group_shape import BROADCAST_SHARE, NEVER, GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.algorithms.tuning import BROADCAST_SHARE, NEVER
 from nc10d.backend.cpu.native.offsets import READS, WRITES
-from nc10d.backend.cpu.program.lines import LINE, line_down, line_up
-from nc10d.backend.cpu.program.program import At, Step, board, moved, user
-from nc10d.backend.cpu.program.steps import (
-    branch_if_flagged,
-    copy,
-    end_round,
-    enter,
-    expose,
-    fetch,
-    fill_lent,
-    fold_exposed,
-    free,
-    jump,
-    recall,
-    signal,
-    wait,
-    wait_all,
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import (
+    LINE,
+    At,
+    Step,
+    Steps,
+    line_down,
+    line_up,
+    moved,
+    staging,
+    user,
 )
 
 AHEAD = 2
@@ -50,30 +43,24 @@ MOST_CHUNKS = 256
 
 
 def _exposed_or_staged(
-    shape: GroupShape,
-    mine: At,
-    direct: Sequence[Step],
-    staged: Sequence[Step],
-    *,
-    access: int,
-    lent: int = 0,
+    shape: GroupShape, mine: At, direct: Steps, staged: Steps, *, access: int, writable: int = 0
 ) -> list[Step]:
     """Expose an array; run `direct` if all ranks' arrays can be read, else `staged`.
 
     `access` is the access that the kernel must give to a plain array, 0 for none. Peers may write
-    the first `lent` bytes.
+    the first `writable` bytes.
     """
     # A rank can expose a single window of plain memory for writing, to a single peer.
-    assert shape.size == 2 or not (access and lent), (access, lent)
-    exposed = expose(shape.rank, mine, access, lent=lent)
-    return ways([enter(), exposed], direct, staged)
+    assert shape.size == 2 or not (access and writable), (access, writable)
+    exposed = do.expose(shape.rank, mine, access, writable=writable)
+    return ways([do.enter(), exposed], direct, staged)
 
 
-def ways(opening: Sequence[Step], direct: Sequence[Step], staged: Sequence[Step]) -> list[Step]:
+def ways(opening: Steps, direct: Steps, staged: Steps) -> list[Step]:
     """Run `opening`; then `direct` if no rank has set the flag, else `staged`."""
-    first = [*direct, jump(1 + len(staged))]
-    steps = [free(), *opening, signal(1), branch_if_flagged(len(first))]
-    return [*steps, *first, end_round(1, 2), *staged]
+    first = [*direct, do.jump(1 + len(staged))]
+    steps = [do.free(), *opening, do.signal(1), do.branch_if_flagged(len(first))]
+    return [*steps, *first, do.end_round(1, 2), *staged]
 
 
 def _cut(shape: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
@@ -90,25 +77,23 @@ def fold_peers(
     offset: int,
     nbytes: int,
     reduction: Reduction,
-    lent: int = 0,
+    writable: int = 0,
 ) -> Step:
     """Return the step that reduces the exposed arrays of a host.
 
     Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
     """
-    room, most = board(shape.rank, LINE), line_down((shape.staging - LINE) // 2)
-    return fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, lent)
+    room, most = staging(shape.rank, LINE), line_down((shape.staging - LINE) // 2)
+    return do.fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, writable)
 
 
-def all_reduce(
-    shape: GroupShape, nbytes: int, reduction: Reduction, staged: Sequence[Step]
-) -> list[Step]:
+def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Steps) -> list[Step]:
     """Each rank reduces its chunk of user array 0 and writes the result into the exposed windows.
 
     A rank that could not expose its array for writing fetches the others' chunks. It does so window
     by window, AHEAD windows late, when a chunk has left its owner's private cache.
     """
-    lent = nbytes // shape.page * shape.page
+    writable = nbytes // shape.page * shape.page
     windows = windows_of(nbytes, shape.window, max(1, MOST_CHUNKS // shape.size))
     ready = range(2, 2 + len(windows))  # ticks: this rank's chunk is reduced
     fetches = [_fetches(shape, *window, tick) for window, tick in zip(windows, ready, strict=True)]
@@ -117,18 +102,18 @@ def all_reduce(
         low, length = _cut(shape, count, shape.rank)
         mine = user(0, base + low)
         if length:
-            steps.append(fold_peers(shape, mine, mine, base + low, length, reduction, lent))
-        steps.append(signal(ready[number]))
+            steps.append(fold_peers(shape, mine, mine, base + low, length, reduction, writable))
+        steps.append(do.signal(ready[number]))
         if number >= AHEAD:
             steps += fetches[number - AHEAD]
     for behind in fetches[-AHEAD:]:
         steps += behind
     done = ready.stop
-    steps += [signal(done), wait_all(done), recall(), end_round(done, done)]
+    steps += [do.signal(done), do.wait_all(done), do.withdraw(), do.end_round(done, done)]
     # With more than two ranks several peers would write into an array, but an area describes a
     # single range. The caller ensures this; nc10d_writable does not check it.
     access = access_for(shape, nbytes, writes=True) if shape.size == 2 else 0
-    return _exposed_or_staged(shape, user(0), steps, staged, access=access, lent=lent)
+    return _exposed_or_staged(shape, user(0), steps, staged, access=access, writable=writable)
 
 
 def access_for(shape: GroupShape, nbytes: int, *, writes: bool = False) -> int:
@@ -160,17 +145,12 @@ def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
     for peer in shape.peers:
         low, length = _cut(shape, count, peer)
         if length:
-            steps += [wait(peer, tick), fetch(user(0, base + low), peer, base + low, length)]
+            steps += [do.wait(peer, tick), do.fetch(user(0, base + low), peer, base + low, length)]
     return steps
 
 
 def reduce_scatter(
-    shape: GroupShape,
-    nbytes: int,
-    out: At,
-    inps: Sequence[At],
-    reduction: Reduction,
-    staged: Sequence[Step],
+    shape: GroupShape, nbytes: int, out: At, inps: Sequence[At], reduction: Reduction, staged: Steps
 ) -> list[Step]:
     """out := this rank's chunk of `nbytes` of the reduction of all ranks' `inps`.
 
@@ -183,85 +163,86 @@ def reduce_scatter(
         *all_have_read(2),
     ]
     if len({at.index for at in inps}) > 1:
-        return ways([enter(flag=True)], steps, staged)
+        return ways([do.enter(flag=True)], steps, staged)
     access = access_for(shape, nbytes * shape.size)
     return _exposed_or_staged(shape, inps[0], steps, staged, access=access)
 
 
 def all_gather(
-    shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At], staged: Sequence[Step]
+    shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At], staged: Steps
 ) -> list[Step]:
     """outs[r] := rank r's array `mine` of sizes[r] bytes."""
     me = shape.rank
-    steps = [copy(outs[me], mine, sizes[me])] if sizes[me] else []
+    steps = [do.copy(outs[me], mine, sizes[me])] if sizes[me] else []
     if shape.size == 2:
         theirs, much = outs[1 - me], (sizes[me], sizes[1 - me])
         return _swap(shape, mine, much, theirs, steps, staged)
-    steps += [fetch(outs[p], p, 0, sizes[p]) for p in shape.peers if sizes[p]]
+    steps += [do.fetch(outs[p], p, 0, sizes[p]) for p in shape.peers if sizes[p]]
     access = _access_for_copies(shape, sum(sizes))
     return _exposed_or_staged(shape, mine, [*steps, *all_have_read(2)], staged, access=access)
 
 
 def all_to_all(
-    shape: GroupShape, nbytes: int, inp: At, recvs: Sequence[At], staged: Sequence[Step]
+    shape: GroupShape, nbytes: int, inp: At, recvs: Sequence[At], staged: Steps
 ) -> list[Step]:
     """recvs[r] := this rank's chunk of `nbytes` of rank r's `inp`."""
     me = shape.rank
     chunks = [moved(inp, rank * nbytes) for rank in range(shape.size)]
-    steps = [copy(recvs[me], chunks[me], nbytes)]
+    steps = [do.copy(recvs[me], chunks[me], nbytes)]
     if shape.size == 2:
         return _swap(shape, chunks[1 - me], (nbytes, nbytes), recvs[1 - me], steps, staged)
-    steps += [fetch(recvs[p], p, me * nbytes, nbytes) for p in shape.peers]
+    steps += [do.fetch(recvs[p], p, me * nbytes, nbytes) for p in shape.peers]
     access = access_for(shape, nbytes * shape.size)
     return _exposed_or_staged(shape, inp, [*steps, *all_have_read(2)], staged, access=access)
 
 
 def _swap(
-    shape: GroupShape,
-    mine: At,
-    sizes: tuple[int, int],
-    theirs: At,
-    own: Sequence[Step],
-    staged: Sequence[Step],
+    shape: GroupShape, mine: At, sizes: tuple[int, int], theirs: At, own: Steps, staged: Steps
 ) -> list[Step]:
     """Each of two ranks writes `mine` into the window that its peer exposes as `theirs`.
 
     `sizes` are the bytes of `mine` and `theirs`. A rank fetches the rest. `own` runs in between.
     """
     me, peer = shape.rank, 1 - shape.rank
-    given, lent = (size // shape.page * shape.page for size in sizes)
+    given, writable = (size // shape.page * shape.page for size in sizes)
     access = access_for(shape, sum(sizes), writes=True)
     # From READS on the arrays are in no cache, and reading is at least as fast as writing.
-    lending = access if access == WRITES else 0
+    writing = access if access == WRITES else 0
     opening = [
-        enter(),
-        expose(me, mine, access),
-        expose(me, theirs, lending, flag=False, lent=lent, slot=SECOND),
+        do.enter(),
+        do.expose(me, mine, access),
+        do.expose(me, theirs, writing, flag=False, writable=writable, offset=SECOND),
     ]
-    steps = [fill_lent(mine, given, SECOND), *own, fetch(theirs, peer, 0, sizes[1])]
-    steps += [signal(2), wait(peer, 2), recall(), end_round(2, 2)]
+    steps = [do.fill_exposed(mine, given, SECOND), *own, do.fetch(theirs, peer, 0, sizes[1])]
+    steps += [do.signal(2), do.wait(peer, 2), do.withdraw(), do.end_round(2, 2)]
     return ways(opening, steps, staged)
 
 
-def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Sequence[Step]) -> list[Step]:
+def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Steps) -> list[Step]:
     """User array 0 := the root's.
 
     The ranks share the copying: each exposes the first part of `size` for writing. The root writes
     that part into all arrays, and each rank fetches the rest.
     """
-    lent = nbytes // shape.size // shape.page * shape.page
+    writable = nbytes // shape.size // shape.page * shape.page
     if shape.rank == root:
-        steps = [fill_lent(user(0), lent), *all_have_read(2)]
+        steps = [do.fill_exposed(user(0), writable), *all_have_read(2)]
         access = _access_for_copies(shape, nbytes)
         writing = shape.thresholds.write_from // BROADCAST_SHARE if shape.size == 2 else NEVER
         if not access and nbytes >= writing:
             access = WRITES
         return _exposed_or_staged(shape, user(0), steps, staged, access=access)
-    lend = expose(shape.rank, user(0), WRITES, flag=False, lent=lent)
-    steps = [fetch(user(0), root, 0, nbytes), signal(2), wait(root, 2), recall(), end_round(2, 2)]
-    return ways([enter(), lend], steps, staged)
+    exposed = do.expose(shape.rank, user(0), WRITES, flag=False, writable=writable)
+    steps = [
+        do.fetch(user(0), root, 0, nbytes),
+        do.signal(2),
+        do.wait(root, 2),
+        do.withdraw(),
+        do.end_round(2, 2),
+    ]
+    return ways([do.enter(), exposed], steps, staged)
 
 
 def all_have_read(tick: int) -> list[Step]:
     """Return the steps that signal `tick`, and leave when all peers have signalled it, too."""
-    return [signal(tick), wait_all(tick), end_round(tick, tick)]
+    return [do.signal(tick), do.wait_all(tick), do.end_round(tick, tick)]

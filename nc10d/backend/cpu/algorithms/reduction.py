@@ -2,16 +2,32 @@
 
 PREMUL_SUM scales each contribution when it is published. AVG divides the sum at the end. All other
 operations publish a copy and combine pairwise, in rank order.
+
+Every host's contribution is reduced in the order of hosts, whatever the size or the algorithm. So
+the bits of a result are the same on every rank and in every mode.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.backend.cpu.program.program import At, Combine, Kernel, Step
-from nc10d.backend.cpu.program.steps import apply, copy
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.backend.cpu.algorithms.group_shape import Span
+from nc10d.backend.cpu.program import steps as do
+from nc10d.backend.cpu.program.program import (
+    LINE,
+    At,
+    Combine,
+    Kernel,
+    Step,
+    StepKind,
+    Steps,
+    line_down,
+    line_up,
+    scratch,
+)
+from nc10d.ops import SUM, RedOp, ReduceOp
 
 _FLOATS = {d.label for d in DType if d.family in (ElementKind.FLOAT, ElementKind.COMPLEX)}
 
@@ -41,9 +57,82 @@ class Reduction:
             return Combine(pair, last, self.size, both)
         return Combine(Kernel(kind.name, self.dtype), both=both)
 
-    def show(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
+    def publish(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
         """Return the step that publishes a contribution at `dst`."""
         if not self.scaled:
-            return copy(dst, src, nbytes, total)
+            return do.copy(dst, src, nbytes, total)
         assert self.op.factor is not None
-        return apply(dst, src, nbytes, Kernel("SCALE", self.dtype), float(self.op.factor), total)
+        return do.apply(dst, src, nbytes, Kernel("SCALE", self.dtype), float(self.op.factor), total)
+
+
+_LATER = {StepKind.MEET: StepKind.WAIT, StepKind.MEETALL: StepKind.WAITALL}
+
+
+def continued(steps: Iterable[Step]) -> list[Step]:
+    """Return a program for a single host as a later part of another program.
+
+    Its barriers compare no fingerprints, since the earlier part has done so.
+    """
+    return [
+        replace(step, kind=_LATER.get(step.kind, step.kind))
+        for step in steps
+        if step.kind is not StepKind.ENTER
+    ]
+
+
+SEGMENTS_BYTES = 256 * 1024
+"""Bytes of all hosts' segments together, which stay in the L2 cache while they are reduced."""
+
+
+def within(reduction: Reduction) -> Reduction:
+    """Return the reduction inside a host: an average is divided after the last host."""
+    return replace(reduction, op=SUM) if reduction.op.kind is RedOp.AVG else reduction
+
+
+def fold(
+    dst: At, parts: Sequence[At], nbytes: int, reduction: Reduction, total: int, room: At
+) -> list[Step]:
+    """dst = parts, reduced in order. A part may be `dst` itself, but none may be `room`."""
+    how = reduction.how
+    steps = [do.pair(room, parts[0], parts[1], nbytes, how.pair)]
+    steps += [do.pair(room, room, part, nbytes, how.pair) for part in parts[2:]]
+    steps[-1] = replace(steps[-1], dst=dst)
+    if how.last is not None:
+        steps.append(do.apply(dst, dst, nbytes, how.last, how.last_arg))
+    return [replace(step, total=total) for step in steps]
+
+
+def reduce_across(
+    span: Span,
+    gives: Steps,
+    sources: dict[int, int],
+    own: At,
+    dst: At,
+    nbytes: int,
+    reduction: Reduction,
+    base: int,
+) -> list[Step]:
+    """dst = all hosts' parts of `nbytes`, reduced in the order of hosts; `own` is this host's part.
+
+    The steps `gives` meanwhile send what other hosts reduce. `sources` names the rank of each other
+    host that sends its part. Scratch memory from `base` on is overwritten.
+    """
+    if nbytes == 0:
+        return do.flow(gives)
+    segment = min(max(LINE, line_down(SEGMENTS_BYTES // len(span.hosts))), line_up(nbytes))
+    places = {host: scratch(base + turn * segment) for turn, host in enumerate(span.away)}
+    # Outgoing data need not keep step with incoming data, so it is pushed without waiting.
+    rows = [do.push(row.peer, row.src, row.nbytes) for row in gives]
+    rows += [
+        replace(do.take(sources[host], places[host], segment), total=nbytes) for host in span.away
+    ]
+    places[span.host] = strided(own, segment)
+    parts = [places[host] for host in range(len(span.hosts))]
+    room = scratch(base + len(span.away) * segment)
+    body = fold(strided(dst, segment), parts, segment, reduction, nbytes, room)
+    return [*do.loop([*do.flow(rows), *body], -(-nbytes // segment)), *do.flow(gives)]
+
+
+def strided(at: At, stride: int) -> At:
+    """Return a place that moves on with each segment."""
+    return replace(at, stride=stride)

@@ -23,7 +23,7 @@ class RankInfo:
     """The published facts about a rank.
 
     `socket` names its abstract Unix socket. It may run on `cores`, and use `quota` of them.
-    `read_from` and `write_from` are its CPU's thresholds in bytes (`tuning.Thresholds`).
+    `read_from` and `write_from` are its CPU's thresholds in bytes (`group_shape.Thresholds`).
     """
 
     rank: int

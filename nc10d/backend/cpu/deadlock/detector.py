@@ -39,7 +39,7 @@ from nc10d.backend.cpu.native import offsets as at
 
 # Prefixes of the names of nc10d's own threads, which never make a call.
 OWN_THREADS = tuple(
-    f"nc10d-{name}" for name in ("worker", "control", "net", "store", "cache", "watch")
+    f"nc10d-{name}" for name in ("worker", "control", "poller", "store", "cache", "watch")
 )
 
 

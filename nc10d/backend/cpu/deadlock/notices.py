@@ -29,12 +29,12 @@ class NoticeSlot:
 
     def __init__(self, mapping: ArenaMapping) -> None:
         self._mapping = mapping
-        self._version = mapping.base + at.BOARD_VERSION
+        self._version = mapping.base + at.NOTICE_VERSION
         self._first: int | None = None
 
     def publish(self, notice: WaitNotice | None) -> None:
         """Publish a notice in place of the last; None withdraws it. Only the slot's owner calls."""
-        most = at.BOARD_NOTICE_BYTES - 8
+        most = at.NOTICE_BYTES - 8
         raw = None if notice is None else notice.packed(most)
         version = self.version()
         writing = version | 1  # odd already if an interrupt has ended the last change
@@ -52,7 +52,7 @@ class NoticeSlot:
         version = self.version()
         if version & 1:
             return NONE
-        place, most = at.BOARD_NOTICE, at.BOARD_NOTICE_BYTES - 8
+        place, most = at.NOTICE_START, at.NOTICE_BYTES - 8
         count = min(max(int(self._mapping.words(place, 1)[0]), 0), most)
         raw = self._mapping.data[place + 8 : place + 8 + count].tobytes()
         if self.version() != version or not raw:
@@ -70,8 +70,8 @@ class NoticeSlot:
 
     def _write(self, raw: bytes) -> None:
         data = self._mapping.data
-        data[at.BOARD_NOTICE + 8 : at.BOARD_NOTICE + 8 + len(raw)] = memoryview(raw)
-        self._mapping.words(at.BOARD_NOTICE, 1)[0] = len(raw)
+        data[at.NOTICE_START + 8 : at.NOTICE_START + 8 + len(raw)] = memoryview(raw)
+        self._mapping.words(at.NOTICE_START, 1)[0] = len(raw)
 
 
 MESSAGES_PER_LOOK = 16
@@ -127,7 +127,7 @@ class NoticeExchange:
             to = [r for r in to if not control.backlogged(r)][:left]
             left -= len(to)
             if to and notice is not None:
-                raw = notice.packed(at.BOARD_NOTICE_BYTES) or b""
+                raw = notice.packed(at.NOTICE_BYTES) or b""
                 text = base64.b64encode(raw).decode()
                 message = {"kind": "wait_notice", "waiter": waiter, "version": version}
                 control.send(to, message | {"notice": text, "group": ""})

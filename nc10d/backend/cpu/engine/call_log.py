@@ -59,14 +59,6 @@ def _entries(rows: npt.NDArray[np.uint8], labels: Container[int]) -> Iterator[Lo
         stamp, label, seq, begun, ended, site = map(int, word[: at.E_TEXT // 8 - 2])
         if label in labels:
             tag, nbytes, dtype = map(int, word[at.E_TEXT // 8 : at.E_TEXT // 8 + 3])
-            text = row[at.E_TEXT : at.E_TEXT + at.TEXT_BYTES].tobytes().partition(b"\0")[0]
-            yield LogEntry(
-                order=stamp,
-                label=label,
-                seq=seq,
-                begun=begun,
-                ended=ended,
-                site=text_in(site),
-                text=text.decode(errors="replace"),
-                message=(tag, nbytes, dtype),
-            )
+            raw = row[at.E_TEXT : at.E_TEXT + at.TEXT_BYTES].tobytes().partition(b"\0")[0]
+            text, message = raw.decode(errors="replace"), (tag, nbytes, dtype)
+            yield LogEntry(stamp, label, seq, begun, ended, text_in(site), text, message)

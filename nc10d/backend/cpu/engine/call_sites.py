@@ -90,7 +90,7 @@ def text_in(address: int) -> str:
 
 
 class CallSites:
-    """The table of one process."""
+    """The table of one process; its `address` is 0 on a CPython whose frames can't be read."""
 
     def __init__(self) -> None:
         self._table: npt.NDArray[np.int64] = np.zeros(2 + 2 * at.SITE_SLOTS, np.int64)
@@ -147,23 +147,6 @@ class CallSites:
         self._table[place] = key  # last: compiled code reads without the lock
 
 
-_sites: CallSites | None = None
-_making = threading.Lock()
-
-
-def table() -> int:
-    """Return the address of this process's table; 0 on a CPython whose frames can't be read."""
-    return _made().address
-
-
-def learn() -> None:
-    """Add this thread's call site to the table, after the engine has answered NEW_SITE."""
-    _made().learn()
-
-
-def _made() -> CallSites:
-    global _sites
-    with _making:
-        if _sites is None:
-            _sites = CallSites()
-        return _sites
+SITES = CallSites()
+"""The table of this process."""
+learn = SITES.learn

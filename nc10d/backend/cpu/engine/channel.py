@@ -83,13 +83,13 @@ class Channel:
     def __init__(
         self,
         shared: ChannelSpec,
-        process: int,
+        rank_block: int,
         bell_bit: int,
         waiting: WaitPolicy,
         label: int,
         make_private: Callable[[int, int], None],
     ) -> None:
-        """Make a channel of the rank whose block is at `process`; `bell_bit` is its host rank's.
+        """Make a channel of the rank whose block is at `rank_block`; `bell_bit` is its host rank's.
 
         `make_private` (offset, bytes) withdraws a piece of this rank's arena from its peers.
         """
@@ -110,9 +110,11 @@ class Channel:
         self.in_flight: dict[int, Submission] = {}
         self._scan_credit = 0
         self._rings: dict[int, Words] = {}
-        self._fill(shared, process, bell_bit, waiting)
+        self._fill(shared, rank_block, bell_bit, waiting)
 
-    def _fill(self, shared: ChannelSpec, process: int, bell_bit: int, waiting: WaitPolicy) -> None:
+    def _fill(
+        self, shared: ChannelSpec, rank_block: int, bell_bit: int, waiting: WaitPolicy
+    ) -> None:
         peer_access = shared.peer_access
         fields = {
             at.C_KIND: shared.kind,
@@ -123,15 +125,14 @@ class Channel:
             at.C_SELF: shared.counters[shared.rank],
             at.C_PARITY_STEP: at.TABLE_OTHER * shared.size * 8,
             at.C_BELL_BIT: bell_bit,
-            at.C_PROCESS: process,
+            at.C_RANK_BLOCK: rank_block,
             at.C_ADVANCE: interpreter.advance_address(),
             at.C_SPIN: waiting.spin,
             at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
-            at.C_TRACE_ID: self.address,
             at.C_STREAMS: shared.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
-            at.C_SITES: call_sites.table(),
+            at.C_SITES: call_sites.SITES.address,
             at.C_LABEL: self.label,
             at.C_SLOW_STEPS: plain.address(slow_steps.ADDRESS),
             at.C_REACH: 0 if peer_access is None else plain.address(peer_access),
@@ -295,14 +296,14 @@ class Channel:
         # Remembered for a call that another thread repeats after Ctrl-C here: the lock is never
         # free again, so that thread could not take it.
         self._lock_taken = True
-        exposed = self.get(at.C_LENT_BYTES)
+        exposed = self.get(at.C_EXPOSED_BYTES)
         if exposed:
             # A program was cut short while peers could write into its array.
-            if self.get(at.C_LENT) >= 0:  # the array lies in the arena, which peers have mapped
-                self._make_private(self.get(at.C_LENT), exposed)
+            if self.get(at.C_EXPOSED) >= 0:  # the array lies in the arena, which peers have mapped
+                self._make_private(self.get(at.C_EXPOSED), exposed)
             else:  # it lies in private memory, where peers write through the kernel
                 withdraw(self.shared.area, self.shared.peer_processes())
-            self.words[at.C_LENT_BYTES // 8] = 0
+            self.words[at.C_EXPOSED_BYTES // 8] = 0
         self.broken = True
         self.in_flight.clear()
 

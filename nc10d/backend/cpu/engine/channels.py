@@ -23,13 +23,13 @@ MAX_CHANNELS = 16384
 
 
 class Channels:
-    """All channels of a rank; `process` is the block that they share, for the engine."""
+    """All channels of a rank; `rank_block` is the block that they share, for the engine."""
 
-    def __init__(self, arena: Arena, process: Words, bit: int, waiting: WaitPolicy) -> None:
+    def __init__(self, arena: Arena, rank_block: Words, bit: int, waiting: WaitPolicy) -> None:
         """Make an empty table; `bit` is this rank's in masks of its host's ranks."""
         self.watched = False
         """Whether a worker goes through the table."""
-        self._arena, self._process, self._bit, self._waiting = arena, process, bit, waiting
+        self._arena, self._rank_block, self._bit, self._waiting = arena, rank_block, bit, waiting
         self._table: Words = np.zeros(MAX_CHANNELS, np.int64)
         self._labels = itertools.count(1)
         self._channels: dict[int, Channel] = {}
@@ -41,9 +41,12 @@ class Channels:
 
     def make(self, shared: ChannelSpec) -> Channel:
         """Make a channel and add it to the worker's table; MemoryError if the table is full."""
-        label, make_private = next(self._labels), partial(_make_private, self._arena, self._process)
-        process: int = plain.address(self._process)
-        channel = Channel(shared, process, self._bit, self._waiting, label, make_private)
+        label, make_private = (
+            next(self._labels),
+            partial(_make_private, self._arena, self._rank_block),
+        )
+        block: int = plain.address(self._rank_block)
+        channel = Channel(shared, block, self._bit, self._waiting, label, make_private)
         with self._lock:
             index = heapq.heappop(self._spare) if self._spare else len(self._channels)
             if index >= MAX_CHANNELS:
@@ -93,13 +96,15 @@ class Channels:
         return min(self._get(at.P_TRACE_SIZE), self._get(at.P_TRACE_NEXT))
 
     def _get(self, field: int) -> int:
-        return int(self._process[field // 8])
+        return int(self._rank_block[field // 8])
 
     def _set(self, field: int, value: int) -> None:
-        self._process[field // 8] = value
+        self._rank_block[field // 8] = value
 
 
-def _make_private(arena: Arena, process: Words, offset: int, nbytes: int) -> None:
+def _make_private(arena: Arena, rank_block: Words, offset: int, nbytes: int) -> None:
     """Withdraw a piece of this rank's arena: no other process can write there any more."""
-    process[at.P_FLOOR // 8] = arena.retire()  # from here on the engine exposes nothing before this
+    rank_block[at.P_FLOOR // 8] = (
+        arena.retire()
+    )  # from here on the engine exposes nothing before this
     arena.make_private(offset, nbytes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, NEVER, Thresholds
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER, Thresholds
 from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
 

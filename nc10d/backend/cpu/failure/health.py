@@ -216,7 +216,7 @@ class Health:
                 return False
             self.closed = True
             # First of all: no peer may read arrays that are about to return to their owners.
-            self._memory.show_closed()
+            self._memory.publish_closed()
             if self._agreed is not None:
                 self._agreed.close()
             if self._failure is None:

@@ -21,8 +21,7 @@ from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.lowering.ordering import BatchDependencies
 from nc10d.backend.cpu.lowering.strided import packs, unpacks
 from nc10d.backend.cpu.program import steps
-from nc10d.backend.cpu.program.lines import line_up
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate, line_up
 
 Gates = tuple[tuple[int, tuple[int, ...], bool], ...]
 """For each collective its number in the batch, those it waits for, whether another waits for it."""

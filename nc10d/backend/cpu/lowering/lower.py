@@ -23,9 +23,8 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.program.lines import line_down
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
-from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, user
+from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, line_down, user
 from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
 from nc10d.ops import Op, RedOp, ReduceOp
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 
-LARGE_HALF, SMALL_HALF = 256 * 1024, 32 * 1024
+LARGE_SLOT, SMALL_SLOT = 256 * 1024, 32 * 1024
 """Bytes of a slot of a staging buffer. Large arrays take twice the time with small slots."""
-LARGE_BOARDS = 32
+LARGE_STAGING_GROUPS = 32
 """Groups of a rank that get large slots. With this limit 500 groups fit in 64 MiB."""
 
 
@@ -108,7 +108,7 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
     """Allocate this rank's area; return its offset, and the bytes of a staging buffer's slot."""
     context, members = spec.context, spec.members
-    half = LARGE_HALF if len(context.live_groups) < LARGE_BOARDS else SMALL_HALF
+    half = LARGE_SLOT if len(context.live_groups) < LARGE_STAGING_GROUPS else SMALL_SLOT
     offset = context.allocate(area_bytes(len(members), half))
     context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
     context.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = context.access(members)

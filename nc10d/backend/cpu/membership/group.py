@@ -97,7 +97,7 @@ class Group:
         self.control.leave(() if remote is None else remote.hosts.remote_ranks(self.rank))
         if remote is not None:
             remote.close()
-        withdraw(self.context, self.memory, self.links.memory())
+        withdraw(self.context, self.memory, self.links.owned)
         self.context.leave(self)
 
     def disown(self) -> None:

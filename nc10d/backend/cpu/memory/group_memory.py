@@ -31,6 +31,10 @@ def _note_offset(size: int) -> int:
     return at.AREA_LINKS + 8 * size
 
 
+def _record_offset(number: int) -> int:
+    return at.AREA_RECORDS + number % at.RECORD_RING * at.RECORD_BYTES
+
+
 def area_bytes(size: int, slot_bytes: int) -> int:
     """Return the bytes of a whole area, for `size` ranks on the host."""
     return header_bytes(size) + 2 * slot_bytes
@@ -86,13 +90,13 @@ class GroupMemory:
         """Return the address at which a rank's arena is mapped here."""
         return self._mappings[rank].base
 
-    def show_closed(self) -> None:
-        """Show peers that this rank has ended its operations: they no longer read its arrays."""
+    def publish_closed(self) -> None:
+        """Publish that this rank has ended its operations: peers no longer read its arrays."""
         self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
 
     def leave(self) -> None:
-        """Show peers that this rank has left, and touches no area or link of the group again."""
-        self.show_closed()
+        """Publish that this rank has left, and touches no area or link of the group again."""
+        self.publish_closed()
         bit = mask([self.peers[self.rank].rank])
         for address in self._addresses:
             word = address + at.AREA_LEFT
@@ -132,8 +136,8 @@ class GroupMemory:
     def last_record(self, rank: int) -> tuple[int, str]:
         """Return a rank's latest collective: its sequence number (0: none yet) and its text."""
         latest = (0, "nothing yet")
-        for slot in range(at.RECORD_RING):
-            start = at.AREA_RECORDS + slot * at.RECORD_BYTES
+        for index in range(at.RECORD_RING):
+            start = _record_offset(index)
             number = int(self._word(rank, start)[0])
             if number > latest[0]:
                 latest = (number, self._called(rank, start))
@@ -162,20 +166,17 @@ class GroupMemory:
     def begun(self, rank: int) -> int:
         """Return when a rank's latest call began, in ns of the monotonic clock; 0: unknown."""
         number, _ = self.last_record(rank)
-        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
-        return int(self._word(rank, start + 8)[0]) if number else 0
+        return int(self._word(rank, _record_offset(number) + 8)[0]) if number else 0
 
     def record(self, rank: int, number: int) -> str | None:
         """Return the text of a rank's call `number`; None if its record is overwritten."""
-        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
-        if int(self._word(rank, start)[0]) != number:
-            return None
-        return self._called(rank, start)
+        start = _record_offset(number)
+        return self._called(rank, start) if self._word(rank, start)[0] == number else None
 
     def site(self, rank: int, number: int) -> str:
         """Return the call site of a rank's call `number`; "" if unknown or overwritten."""
-        start = at.AREA_RECORDS + (number % at.RECORD_RING) * at.RECORD_BYTES
-        if int(self._word(rank, start)[0]) != number:
+        start = _record_offset(number)
+        if self._word(rank, start)[0] != number:
             return ""
         return _text(self._bytes(rank, start + at.RECORD_SITE, at.SITE_BYTES))
 

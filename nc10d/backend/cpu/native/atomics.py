@@ -30,77 +30,67 @@ FUTEX_WAIT, FUTEX_WAKE = 0, 1
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic
-def load(typingctx: Any, address: Any) -> Any:
-    """Return the int64 at `address`, in memory that no other thread writes just now."""
+def _read(kind: Any, order: str) -> Any:
+    @intrinsic
+    def read(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(kind.bitwidth).as_pointer())
+            if not order:
+                return builder.load(pointer)
+            return builder.load_atomic(pointer, order, kind.bitwidth // 8)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], I64.as_pointer()))
+        return kind(types.int64), generate
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def store(typingctx: Any, address: Any, value: Any) -> Any:
-    """Set the int64 at `address`, in memory that no other thread reads just now."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], builder.inttoptr(args[0], I64.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return read
 
 
-@intrinsic
-def load_acquire(typingctx: Any, address: Any) -> Any:
-    """Return the int64 at `address`; earlier stores of its writer are visible afterwards."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(types.int64), generate
+load = _read(types.int64, "")
+"""Return the int64 at an address, in memory that no other thread writes just now."""
+load_acquire = _read(types.int64, "acquire")
+"""Return the int64 at an address; earlier stores of its writer are visible afterwards."""
+load_acquire_32 = _read(types.int32, "acquire")
+"""Return the int32 at an address (a futex word), acquiring."""
 
 
-@intrinsic
-def load_acquire_32(typingctx: Any, address: Any) -> Any:
-    """Return the int32 at `address` (a futex word), acquiring."""
+def _write(order: str) -> Any:
+    @intrinsic
+    def write(typingctx: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], I64.as_pointer())
+            if order:
+                builder.store_atomic(args[1], pointer, order, 8)
+            else:
+                builder.store(args[1], pointer)
+            return context.get_dummy_value()
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], I32.as_pointer())
-        return builder.load_atomic(pointer, "acquire", 4)
+        return types.void(types.int64, types.int64), generate
 
-    return types.int32(types.int64), generate
-
-
-@intrinsic
-def store_release(typingctx: Any, address: Any, value: Any) -> Any:
-    """Set the int64 at `address`; earlier stores of this thread become visible with it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], builder.inttoptr(args[0], I64.as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return write
 
 
-def _rmw(operation: str, int_type: Any, bits: int) -> Any:
+store = _write("")
+"""Set the int64 at an address, in memory that no other thread reads just now."""
+store_release = _write("release")
+"""Set the int64 at an address; earlier stores of this thread become visible with it."""
+
+
+def _read_modify_write(operation: str, kind: Any) -> Any:
     @intrinsic
     def change(typingctx: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(bits).as_pointer())
+            pointer = builder.inttoptr(args[0], ir.IntType(kind.bitwidth).as_pointer())
             return builder.atomic_rmw(operation, pointer, args[1], "seq_cst")
 
-        return int_type(types.int64, int_type), generate
+        return kind(types.int64, kind), generate
 
     return change
 
 
-exchange = _rmw("xchg", types.int64, 64)
-add = _rmw("add", types.int64, 64)
-add_32 = _rmw("add", types.int32, 32)
-set_bits = _rmw("or", types.int64, 64)
-keep_bits = _rmw("and", types.int64, 64)
+exchange = _read_modify_write("xchg", types.int64)
+add = _read_modify_write("add", types.int64)
+add_32 = _read_modify_write("add", types.int32)
+set_bits = _read_modify_write("or", types.int64)
+keep_bits = _read_modify_write("and", types.int64)
 
 
 @intrinsic
@@ -169,8 +159,8 @@ def scratch(typingctx: Any) -> Any:
     """Return the address of 16 bytes on the stack."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        slot = cgutils.alloca_once(builder, ir.ArrayType(I64, 2), zfill=True)
-        return builder.ptrtoint(slot, I64)
+        pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2), zfill=True)
+        return builder.ptrtoint(pair, I64)
 
     return types.int64(), generate
 
@@ -181,9 +171,9 @@ def block_on_stack(typingctx: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
-            slot = builder.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
-        slot.align = 64
-        return builder.ptrtoint(slot, I64)
+            block = builder.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
+        block.align = 64
+        return builder.ptrtoint(block, I64)
 
     return types.int64(), generate
 

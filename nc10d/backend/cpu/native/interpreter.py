@@ -3,7 +3,7 @@
 `_advance` is the switch over the kinds of steps. It keeps its place in the channel, so any thread
 that holds the channel's lock may go on where another thread stopped.
 
-    shown by a rank                     valid for its peers
+    published by a rank                 valid for its peers
     counter (C_SELF)                    only grows; release: all that the rank wrote before is there
     fingerprint, inline payload         from tick 1 of their round until the slot's FREE target
     staging buffer, by slot             as its step says, until the slot's FREE target
@@ -17,9 +17,9 @@ that holds the channel's lock may go on where another thread stopped.
 
 Invariants. A rank writes to a slot only after a FREE step, and reads a peer's only after a wait for
 that peer's counter. A step that answers BLOCKED is repeated from its start: it has changed nothing,
-or keeps its own progress (FLOW, in its links). Only FETCH, FOLD and FILL may block after a write,
-until the group's failure ends the wait. Every rank spends the same ticks for a round, so targets
-need no negotiation.
+or keeps its own progress (FLOW, in its links). Only FETCH, FOLD_EXPOSED and FILL may block after a
+write, until the group's failure ends the wait. Every rank spends the same ticks for a round, so
+targets need no negotiation.
 """
 
 from __future__ import annotations
@@ -28,21 +28,10 @@ from typing import Any
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
-from nc10d.backend.cpu.native.atomics import (
-    add_32,
-    block_on_stack,
-    call_engine,
-    call_kernel,
-    exchange,
-    load,
-    load_acquire,
-    move,
-    nc10d_futex_wake,
-    nc10d_now,
-    store,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.log import nc10d_log_call
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_length, nc10d_place
 from nc10d.kernels.cache import compiled_callback, made_once
@@ -51,16 +40,16 @@ _made: dict[str, Any] = {}
 
 
 @njit(nogil=True)
-def nc10d_ring(process: int, sleepers: int) -> None:
+def nc10d_ring(rank_block: int, sleepers: int) -> None:
     """Ring the doorbell of every rank whose bit is set."""
-    bells = load(process + at.P_BELLS)
+    bells = load(rank_block + at.P_BELLS)
     rank = 0
     while sleepers != 0:
         if sleepers & 1:
             bell = load(bells + 8 * rank)
             # The value changes before the wake: a rank that is about to sleep sees that it has.
-            add_32(bell, 1)
-            nc10d_futex_wake(bell)
+            atomics.add_32(bell, 1)
+            atomics.nc10d_futex_wake(bell)
         # Rank 63's bit is the sign: an arithmetic shift would keep it for ever.
         sleepers = (sleepers >> 1) & 0x7FFFFFFFFFFFFFFF
         rank += 1
@@ -73,10 +62,10 @@ def nc10d_post(channel: int, flag: int, value: int) -> None:
     # this thread sets the counter and then looks at the bits. At least one sees the other's
     # store. With a release store both could miss it, and the sleeper would wait for its slice.
     # It also releases: all that this rank wrote before is visible to a rank that sees the value.
-    exchange(flag, value)
+    atomics.exchange(flag, value)
     if load_acquire(flag + at.LINE_SLEEPERS) != 0:
         # Taken by an exchange: two posts at the same time ring each bell once.
-        nc10d_ring(load(channel + at.C_PROCESS), exchange(flag + at.LINE_SLEEPERS, 0))
+        nc10d_ring(load(channel + at.C_RANK_BLOCK), atomics.exchange(flag + at.LINE_SLEEPERS, 0))
 
 
 @njit(nogil=True)
@@ -102,12 +91,19 @@ def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_compare(channel: int, first: int, last: int) -> int:
-    """Return DONE if peers first..last-1 show my fingerprint, else MISMATCH with C_BLOCKED_ON.
+def nc10d_inline_slot(channel: int) -> int:
+    """Return the offset, from a rank's counter, of its inline slot of this round."""
+    return at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
 
-    The caller has waited for tick 1 of these peers, which makes their fingerprints visible.
+
+@njit(nogil=True)
+def nc10d_compare(channel: int, first: int, last: int) -> int:
+    """Return DONE if peers first..last-1 have this rank's fingerprint, else MISMATCH.
+
+    C_BLOCKED_ON is then the other peer. The caller has waited for tick 1 of these peers, which
+    makes their fingerprints visible.
     """
-    slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
+    slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
     flags = load(channel + at.C_FLAGS)
     for peer in range(first, last):
@@ -118,21 +114,21 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_show_site(channel: int, place: int) -> None:
+def nc10d_write_site(channel: int, place: int) -> None:
     """Write the text of the running call's site to `place`; an empty text if it is unknown."""
     site = load(channel + at.C_SITE)
     if site != 0:
-        move(place, site, at.SITE_BYTES)
+        atomics.move(place, site, at.SITE_BYTES)
     else:
         store(place, 0)
 
 
 @njit(nogil=True)
-def nc10d_show_call(channel: int, step: int) -> None:
+def nc10d_write_fingerprint(channel: int, step: int) -> None:
     """Write the operation's fingerprint into this round's slot; the next signal publishes it."""
     # Mixed with the tick: a fingerprint that is left from an earlier use of the slot never passes
     # for this round's, not even a fingerprint of the same call.
-    slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
+    slot = nc10d_inline_slot(channel)
     store(load(channel + at.C_SELF) + slot, load(step + packed.EXTRA) ^ load(channel + at.C_SEQ))
 
 
@@ -143,16 +139,16 @@ def nc10d_begin_call(channel: int, step: int) -> None:
     ops = load(channel + at.C_OPS) + 1
     store(channel + at.C_OPS, ops)
     record = load(channel + at.C_AREA) + at.AREA_RECORDS + at.RECORD_BYTES * (ops % at.RECORD_RING)
-    now = nc10d_now()
+    now = atomics.nc10d_now()
     store(record, ops)
     store(record + 8, now)
-    move(record + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
-    nc10d_show_site(channel, record + at.RECORD_SITE)
+    atomics.move(record + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+    nc10d_write_site(channel, record + at.RECORD_SITE)
     nc10d_log_call(channel, now, load(step + packed.KERNEL))
 
 
 @njit(nogil=True)
-def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -> None:
+def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment: int) -> None:
     """dst = contributions of all ranks folded in rank order, a block at a time.
 
     A result for the staging buffer is folded in the first cache and copied: a kernel writes vector
@@ -172,24 +168,24 @@ def nc10d_fold(channel: int, users: int, step: int, parity: int, segment: int) -
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
     table = channel - selector + parity  # the selector is rank 0's; the other ranks' rows follow
-    shown = load(step + packed.EXTRA) != 0
-    room = block_on_stack()
+    staged = load(step + packed.EXTRA) != 0
+    room = atomics.block_on_stack()
     # Blocks keep the partial result in the first cache. Two ranks have none: one pass suffices.
-    block = nbytes if size == 2 and not twice and not shown and last == 0 else at.FOLD_BLOCK
+    block = nbytes if size == 2 and not twice and not staged and last == 0 else at.FOLD_BLOCK
     done = 0
     while done < nbytes:
         count = min(block, nbytes - done)
-        into = room if shown else dst + done
+        into = room if staged else dst + done
         a = own if me == 0 else load(table) + within
         b = own if me == 1 else load(table + 8) + within
-        call_kernel(kernel, into, a + done, b + done, count)
+        atomics.call_kernel(kernel, into, a + done, b + done, count)
         # In rank order on every rank: all get the same bits, whichever rank folds.
         for rank in range(2, size):
             part = own if me == rank else load(table + 8 * rank) + within
-            call_kernel(kernel, into, into, part + done, count)
+            atomics.call_kernel(kernel, into, into, part + done, count)
         if last != 0:
-            call_kernel(last, into, into, arg, count)
-        if shown:
+            atomics.call_kernel(last, into, into, arg, count)
+        if staged:
             nc10d_copy(copy, dst + done, into, count)
         # From `into`, not from dst: that is still in the cache of this core.
         if twice:
@@ -244,10 +240,8 @@ def _advance(channel: int) -> int:
             answer = nc10d_everyone(channel, step, segment, seq + load(step + packed.TICK))
             if answer != at.DONE:
                 return answer
-            if (
-                kind == packed.MEETALL
-                and nc10d_compare(channel, 0, load(channel + at.C_SIZE)) != at.DONE
-            ):
+            size = load(channel + at.C_SIZE)
+            if kind == packed.MEETALL and nc10d_compare(channel, 0, size) != at.DONE:
                 return at.MISMATCH
         elif kind == packed.FREE:
             # The slot's last round may still be read: writing before that would tear a peer's copy.
@@ -256,29 +250,29 @@ def _advance(channel: int) -> int:
             answer = nc10d_everyone(channel, step, segment, target)
             if answer != at.DONE:
                 return answer
-        elif kind == packed.REDN:
-            nc10d_fold(channel, users, step, parity, segment)
+        elif kind == packed.FOLD_STAGED:
+            nc10d_fold_staged(channel, users, step, parity, segment)
         elif kind == packed.MAP:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
-            call_kernel(load(step + packed.KERNEL), dst, src, load(step + packed.ARG), nbytes)
+            atomics.call_kernel(
+                load(step + packed.KERNEL), dst, src, load(step + packed.ARG), nbytes
+            )
         elif kind == packed.ENTER:  # before the signal that makes both visible
-            nc10d_show_call(channel, step)
+            nc10d_write_fingerprint(channel, step)
             nc10d_begin_call(channel, step)
         elif kind == packed.HEADER:
-            slot = load(channel + at.C_ROUND) & 1
-            header = load(channel + at.C_SELF) + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
-            move(header, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
-            nc10d_show_site(
-                channel, load(channel + at.C_SELF) + at.LINK_SITES + at.SITE_BYTES * slot
-            )
+            counter, slot = load(channel + at.C_SELF), load(channel + at.C_ROUND) & 1
+            header = counter + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
+            atomics.move(header, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
+            nc10d_write_site(channel, counter + at.LINK_SITES + at.SITE_BYTES * slot)
         elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL:
             # By address, through a word that stays 0 until a program needs it: a first collective
             # does not wait for this code to be compiled.
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
-            answer = call_engine(load(load(channel + at.C_SLOW_STEPS)), channel)
+            answer = atomics.call_engine(load(load(channel + at.C_SLOW_STEPS)), channel)
             if answer != at.DONE:
                 return answer
             step = load(channel + at.C_PC)  # a branch has moved it
@@ -287,9 +281,7 @@ def _advance(channel: int) -> int:
             seq = load(channel + at.C_SEQ)
             parity = load(channel + at.C_PARITY)
             segment += 1
-            repeat = (
-                load(step + packed.KERNEL) if kind == packed.ROUND else load(channel + at.C_AGREED)
-            )
+            repeat = load(step + packed.KERNEL if kind == packed.ROUND else channel + at.C_AGREED)
             # The body runs again, a segment further: operands with a stride advance by themselves.
             if segment < repeat:
                 step -= packed.STEP * (load(step + packed.EXTRA) + 1)
@@ -299,7 +291,7 @@ def _advance(channel: int) -> int:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             a = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             b = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-            call_kernel(load(step + packed.KERNEL), dst, a, b, nc10d_length(step, segment))
+            atomics.call_kernel(load(step + packed.KERNEL), dst, a, b, nc10d_length(step, segment))
         elif kind == packed.LOOP:
             segment += 1
             if segment < load(step + packed.KERNEL):
@@ -309,7 +301,7 @@ def _advance(channel: int) -> int:
         elif kind >= packed.FLOW:  # to other hosts: by address too, compiled where there are any
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
-            answer = call_engine(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)
+            answer = atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)
             if answer != at.DONE:
                 return answer
             if kind == packed.FLOW:

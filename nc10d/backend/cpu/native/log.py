@@ -27,9 +27,9 @@ def nc10d_log_end(channel: int, now: int) -> None:
 @njit(nogil=True)
 def nc10d_take_entry(channel: int, begun: int, ended: int) -> int:
     """Take the next entry for a channel; the caller completes it and stores its stamp, C_STAMP."""
-    process = load(channel + at.C_PROCESS)
-    place = add(process + at.P_LOG_NEXT, 1)
-    entry = load(process + at.P_LOG) + at.LOG_BYTES * (place & (at.LOG_SLOTS - 1))
+    rank_block = load(channel + at.C_RANK_BLOCK)
+    place = add(rank_block + at.P_LOG_NEXT, 1)
+    entry = load(rank_block + at.P_LOG) + at.LOG_BYTES * (place & (at.LOG_SLOTS - 1))
     # Stamp 0 first: a reader that catches the entry half written discards it.
     store_release(entry + at.E_STAMP, 0)
     store(entry + at.E_LABEL, load(channel + at.C_LABEL))

@@ -21,8 +21,8 @@ AREA_LEFT = 80  # mask of the host ranks that never touch this area and its link
 AREA_ACCESS = 88  # the rank's access to all members' private memory: 0, READS or WRITES
 # Private memory that is exposed for writes: an iovec, whose address the writing peer sets and whose
 # length (bytes at a time; 0: withdrawn) the owner sets, and the id of the writing thread.
-AREA_LOAN = 96
-AREA_LOAN_BYTES = 104
+AREA_EXPOSED = 96
+AREA_EXPOSED_BYTES = 104
 AREA_WRITER = 112
 AREA_RECORDS = 128
 RECORD_RING = 16
@@ -38,9 +38,9 @@ OPEN, CLOSED = 1, 2
 READS, WRITES = 1, 2  # access to private memory of peers by the kernel; 0: none
 
 # -- the first pages of an arena: the doorbell, then the rank's wait notice ----------------------
-BOARD_VERSION = 64
-BOARD_NOTICE, BOARD_NOTICE_BYTES = 4096, 12288
-FIRST_PAGES = BOARD_NOTICE + BOARD_NOTICE_BYTES
+NOTICE_VERSION = 64
+NOTICE_START, NOTICE_BYTES = 4096, 12288
+FIRST_PAGES = NOTICE_START + NOTICE_BYTES
 
 # -- a link (a direction between two ranks), in the arena of its first user ---------------------
 # Line 0 is the sender's counter with the message header, line 1 the receiver's counter.
@@ -49,10 +49,10 @@ LINK_TAG = 16  # twice (tag, nbytes, dtype), by parity
 LINK_HEADER_BYTES = 24
 LINK_TAKEN = 64
 LINK_SITES = 128  # twice the sender's call site, which is read only for error messages
-LINK_BOARD = 256
+LINK_STAGING = 256
 # Between hosts a message has a single header, in the place of a staging buffer at both ends.
 AWAY_HEADER_BYTES = LINK_HEADER_BYTES + SITE_BYTES
-AWAY_BYTES = LINK_BOARD + AWAY_HEADER_BYTES
+AWAY_BYTES = LINK_STAGING + AWAY_HEADER_BYTES
 # Ticks of a link's round; the last tick states that the whole message is there.
 LINK_TICKS = 8
 
@@ -85,7 +85,7 @@ LINK_TICKS = 8
     C_PARITY,  # bytes from the even table to the odd one, when the round is odd
     C_PARITY_STEP,
     C_BELL_BIT,
-    C_PROCESS,
+    C_RANK_BLOCK,
     C_ADVANCE,  # address of the compiled interpreter
     C_BROKEN,  # 0; BROKEN once it is stopped; FAILING once its program has failed
     C_SPIN,
@@ -94,7 +94,6 @@ LINK_TICKS = 8
     C_MESSAGE_TAG,
     C_MESSAGE_BYTES,
     C_MESSAGE_DTYPE,
-    C_TRACE_ID,
     C_SUBMITTING,  # 1 while a thread changes the ring
     C_SPIN_NOW,  # the length of the next spin: C_SPIN, less after spins in vain
     C_STREAMS,  # address of the block of its streams, 0 for none
@@ -109,13 +108,13 @@ LINK_TICKS = 8
     C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
     C_STAMP,
     C_BEGUN,  # when the running message began; 0: it is small (prepared_messages), has not waited
-    C_LENT,  # place in this rank's arena (-1: in private memory) that peers may write just now
-    C_LENT_BYTES,  # bytes from there on
+    C_EXPOSED,  # place in this rank's arena (-1: in private memory) that peers may write just now
+    C_EXPOSED_BYTES,  # bytes from there on
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
-) = range(0, 56 * 8, 8)
-C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
+) = range(0, 55 * 8, 8)
+C_OWN_USERS = 55 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
 C_TABLES = C_OWN_USERS + 4 * 8
 # Rows of a word per rank: staging buffers and inline slots of even rounds; the same of odd rounds;
@@ -174,7 +173,7 @@ DESCRIPTOR_WORDS = 16
     K_ONE,  # 1 if x and y must be the same array, 0 if they must be two
 ) = range(0, 11 * 8, 8)
 
-# -- the process: shared by all channels of a rank ----------------------------------------------
+# -- the rank block: shared by all channels of a rank --------------------------------------------
 (
     P_BELL,  # address of this rank's doorbell (a futex word)
     P_BELLS,  # table of all ranks' doorbells
@@ -194,7 +193,7 @@ DESCRIPTOR_WORDS = 16
     P_FLOOR,  # offset in this rank's arena from which on it is shared
     P_LINK_WAITERS,  # threads that wait for any of several words: links' counters, gates
 ) = range(0, 17 * 8, 8)
-PROCESS_BYTES = 17 * 8
+RANK_BLOCK_BYTES = 17 * 8
 
 # -- the log: an entry per recent call (its text) or message (its header) ------------------------
 E_STAMP, E_LABEL, E_SEQ, E_BEGUN, E_ENDED, E_SITE = range(0, 6 * 8, 8)
@@ -229,7 +228,7 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_PULL,  # take a message's header,
     S_LINGER,  # look after the time between two looks,
     S_SLEEP,  # sleep until a socket is ready,
-    S_ARM,  # have the net thread watch
+    S_ARM,  # have the poller thread watch
     S_SPARE,  # address of SPARE_BYTES and a page more, or 0: see nc10d_take
     S_COPY,  # the function that copies from there, 0 for the C library's
 ) = range(0, 20 * 8, 8)

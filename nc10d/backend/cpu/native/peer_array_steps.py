@@ -1,19 +1,20 @@
 """Steps that access peers' arrays directly: no copy over a staging buffer, and in large pieces.
 
-A rank exposes an array by two words in its staging buffer: an address, and a way to get there.
+A rank exposes an array by a record of two words in its staging buffer: an address, and a way to get
+there.
 
-    way (word 2)       word 1                       a peer
-    NOT_AT_ALL         -                            can't access the array
-    BY_ARENA           offset in the owner's arena  reads it in its mapping of the arena
-    BY_KERNEL          address in the owner         has the kernel copy it (process_vm_readv,
-                                                    "CMA"), or reads it if both are threads
-    LENT               as BY_ARENA                  reads it and may write results there
-    LENT_BY_KERNEL     as BY_KERNEL                 as BY_KERNEL, and writes by process_vm_writev
+    way (word 2)        word 1                       a peer
+    NOT_AT_ALL          -                            can't access the array
+    BY_ARENA            offset in the owner's arena  reads it in its mapping of the arena
+    BY_KERNEL           address in the owner         has the kernel copy it (process_vm_readv,
+                                                     "CMA"), or reads it if both are threads
+    WRITABLE            as BY_ARENA                  reads it and may write results there
+    WRITABLE_BY_KERNEL  as BY_KERNEL                 as BY_KERNEL, and by process_vm_writev
 
-Invariant: peers write to exposed memory only from the owner's tick that shows it until all peers
-have signalled that they are done; C_LENT and C_LENT_BYTES hold the range meanwhile. If the
-operation fails in between, a peer that is only late may still write. So the owner withdraws the
-memory before the caller gets the array back: Arena.take_back, and take_back in
+Invariant: peers write to exposed memory only from the owner's tick that publishes it until all
+peers have signalled that they are done; C_EXPOSED and C_EXPOSED_BYTES hold the range meanwhile. If
+the operation fails in between, a peer that is only late may still write. So the owner withdraws the
+memory before the caller gets the array back: Arena.make_private, and `withdraw` in
 memory/peer_access.py for private memory. The kernel reads the place and the length from the owner's
 area as it begins to write, so a length of 0 there forbids it.
 """
@@ -22,24 +23,25 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
-from nc10d.backend.cpu.native.atomics import (
-    call_kernel,
-    load,
-    load_acquire,
-    nc10d_read_process,
-    nc10d_write_process,
-    store,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store
+from nc10d.backend.cpu.native.interpreter import nc10d_inline_slot
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_place
 
 # The ways to exposed memory.
-NOT_AT_ALL, BY_ARENA, BY_KERNEL, LENT, LENT_BY_KERNEL = 0, 1, 2, 3, 4
+NOT_AT_ALL, BY_ARENA, BY_KERNEL, WRITABLE, WRITABLE_BY_KERNEL = 0, 1, 2, 3, 4
 PAGE = 4096
 AT_A_TIME = 128 * 1024
 """Most bytes that the kernel writes at a time; while it does, they can't be withdrawn."""
 NEVER = 1 << 62
+
+
+@njit(nogil=True)
+def nc10d_reach_row(channel: int, rank: int) -> int:
+    """Return the address of a rank's row: its arena as mapped here, its pid, its area."""
+    return load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * rank
 
 
 @njit(nogil=True)
@@ -48,20 +50,20 @@ def nc10d_writable(channel: int) -> bool:
 
     Only one peer may write: an area has words for one range.
     """
-    reach, me = load(channel + at.C_REACH), load(channel + at.C_RANK)
-    if load(reach + at.R_ACCESS) != at.WRITES:
+    if load(load(channel + at.C_REACH) + at.R_ACCESS) != at.WRITES:
         return False
+    me = load(channel + at.C_RANK)
     for rank in range(load(channel + at.C_SIZE)):
-        if rank != me and load(reach + at.R_ARENAS + at.R_ROW * rank + 8) == 0:
+        if rank != me and load(nc10d_reach_row(channel, rank) + 8) == 0:
             return False
     return True
 
 
 @njit(nogil=True)
-def nc10d_recall(channel: int) -> None:
+def nc10d_withdraw(channel: int) -> None:
     """End the time in which peers may write this rank's exposed array."""
-    store(channel + at.C_LENT_BYTES, 0)
-    store(load(channel + at.C_AREA) + at.AREA_LOAN_BYTES, 0)
+    store(channel + at.C_EXPOSED_BYTES, 0)
+    store(load(channel + at.C_AREA) + at.AREA_EXPOSED_BYTES, 0)
 
 
 @njit(nogil=True)
@@ -71,41 +73,39 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     Peers write to the arena only from the start of a page on. A registered array that begins inside
     a page goes by the kernel if it is exposed for writes only.
     """
-    reach, lent, read = (
-        load(channel + at.C_REACH),
-        load(step + packed.NBYTES),
-        load(step + packed.TICK) != 0,
-    )
+    reach, writable = load(channel + at.C_REACH), load(step + packed.NBYTES)
+    read = load(step + packed.TICK) != 0
     address = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    board = nc10d_place(channel, users, step + packed.DST, parity, segment)
-    inside = address - load(reach + at.R_ARENAS + at.R_ROW * load(channel + at.C_RANK))
+    record = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
     way = NOT_AT_ALL
-    registered = load(load(channel + at.C_PROCESS) + at.P_FLOOR) <= inside < load(reach + at.R_SPAN)
+    registered = (
+        load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR) <= inside < load(reach + at.R_SPAN)
+    )
     if registered and (read or inside % PAGE == 0):
-        store(board, inside)
+        store(record, inside)
         way = BY_ARENA
-        if lent != 0 and inside % PAGE == 0:
-            store(channel + at.C_LENT, inside)
-            store(channel + at.C_LENT_BYTES, lent)
-            way = LENT
+        if writable != 0 and inside % PAGE == 0:
+            store(channel + at.C_EXPOSED, inside)
+            store(channel + at.C_EXPOSED_BYTES, writable)
+            way = WRITABLE
     elif load(reach + at.R_ACCESS) >= load(step + packed.ARG) > 0:
-        store(board, address)
+        store(record, address)
         way = BY_KERNEL
-        if lent != 0 and nc10d_writable(channel):
-            store(channel + at.C_LENT, -1)
-            store(channel + at.C_LENT_BYTES, lent)
+        if writable != 0 and nc10d_writable(channel):
+            store(channel + at.C_EXPOSED, -1)
+            store(channel + at.C_EXPOSED_BYTES, writable)
             # Equal pieces: the kernel looks up all pages of a piece before it writes to the first.
-            pieces = (lent + AT_A_TIME - 1) // AT_A_TIME
-            pages = (lent // PAGE + pieces - 1) // pieces
-            store(load(channel + at.C_AREA) + at.AREA_LOAN_BYTES, pages * PAGE)
-            way = LENT_BY_KERNEL
+            pieces = (writable + AT_A_TIME - 1) // AT_A_TIME
+            pages = (writable // PAGE + pieces - 1) // pieces
+            store(load(channel + at.C_AREA) + at.AREA_EXPOSED_BYTES, pages * PAGE)
+            way = WRITABLE_BY_KERNEL
     elif read:
         # In the fingerprint, before the signal: every rank sees the flag, so all take one branch.
-        slot = load(channel + at.C_SELF) + at.LINE_SLOTS
-        slot += at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
+        slot = load(channel + at.C_SELF) + nc10d_inline_slot(channel)
         store(slot, load(slot) | (1 << at.FLAG_BIT))
     # The signal that follows publishes both words.
-    store(board + 8, way)
+    store(record + 8, way)
 
 
 @njit(nogil=True)
@@ -117,14 +117,14 @@ def nc10d_gave_up(area: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nbytes: int) -> int:
+def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
     """Return an address with some bytes of a peer's exposed array: its own, or `spare`.
 
     Returns 0 if they can't be read: the peer has died, or the kernel refuses.
     """
-    row = load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * peer
-    place = load(board) + offset
-    if load(board + 8) in (BY_ARENA, LENT):
+    row = nc10d_reach_row(channel, peer)
+    place = load(record) + offset
+    if load(record + 8) in (BY_ARENA, WRITABLE):
         return load(row) + place
     pid = load(row + 8)
     if pid == 0:  # another thread of this process: no kernel refuses memory that it has freed
@@ -132,7 +132,7 @@ def nc10d_reach(channel: int, peer: int, board: int, offset: int, spare: int, nb
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
         return place
-    if nc10d_read_process(pid, spare, place, nbytes) != at.DONE:
+    if atomics.nc10d_read_process(pid, spare, place, nbytes) != at.DONE:
         store(channel + at.C_BLOCKED_ON, peer)
         return 0
     return spare
@@ -144,7 +144,7 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
 
     A peer that has given up (or closed the group) may have reused the memory since.
     """
-    area = load(load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * peer + 16)
+    area = load(nc10d_reach_row(channel, peer) + 16)
     if not nc10d_gave_up(area):
         return at.DONE
     # Blocks for ever on the peer's counter: the failure, which is on its way, ends the wait.
@@ -153,11 +153,11 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_refused(channel: int, step: int, segment: int, boards: int, slot: int, peer: int) -> int:
+def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int) -> int:
     """Return UNREADABLE if the kernel refuses a peer's memory; if the peer does, wait for why."""
-    area = load(load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * peer + 16)
-    lent = load(load(boards + 8 * peer) + slot + 8) == LENT_BY_KERNEL
-    if lent and load_acquire(area + at.AREA_LOAN_BYTES) == 0:
+    area = load(nc10d_reach_row(channel, peer) + 16)
+    writable = load(record + 8) == WRITABLE_BY_KERNEL
+    if writable and load_acquire(area + at.AREA_EXPOSED_BYTES) == 0:
         flag = load(load(channel + at.C_FLAGS) + 8 * peer)
         return nc10d_block(channel, step, segment, flag, NEVER, peer)
     held = nc10d_still_valid(channel, step, segment, peer)
@@ -168,13 +168,13 @@ def nc10d_refused(channel: int, step: int, segment: int, boards: int, slot: int,
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Copy from a peer's exposed array, except the bytes that the peer has written here itself."""
     offset, nbytes = load(step + packed.ARG), load(step + packed.NBYTES)
-    there = min(nbytes, max(0, load(channel + at.C_LENT_BYTES) - offset))
+    there = min(nbytes, max(0, load(channel + at.C_EXPOSED_BYTES) - offset))
     if there == nbytes:
         return at.DONE
     offset, nbytes = offset + there, nbytes - there
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment) + there
-    board = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    found = nc10d_reach(channel, load(step + packed.EXTRA), board, offset, dst, nbytes)
+    record = nc10d_place(channel, users, step + packed.SRC, parity, segment)
+    found = nc10d_reach(channel, load(step + packed.EXTRA), record, offset, dst, nbytes)
     if found == 0:  # the exposed memory of a peer that has left may be gone
         held = nc10d_still_valid(channel, step, segment, load(step + packed.EXTRA))
         return at.UNREADABLE if held == at.DONE else held
@@ -186,22 +186,21 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 @njit(nogil=True)
 def nc10d_put(
-    channel: int, boards: int, slot: int, src: int, offset: int, nbytes: int, copy: int
+    channel: int, staging: int, place: int, src: int, offset: int, nbytes: int, copy: int
 ) -> int:
     """Write bytes into every peer's array that is exposed for writes, at `offset` in it.
 
-    The two words are at `slot` in the staging buffers. Returns the rank whose memory could not be
-    written, or -1. See nc10d_copy for `copy`.
+    `staging` is the table of staging buffers, which have the records at `place`. Returns the rank
+    whose memory could not be written, or -1. See nc10d_copy for `copy`.
     """
-    rows = load(channel + at.C_REACH) + at.R_ARENAS
     for rank in range(load(channel + at.C_SIZE)):
-        board, row = load(boards + 8 * rank) + slot, rows + at.R_ROW * rank
         if rank == load(channel + at.C_RANK):
             continue
-        way, dst = load(board + 8), load(board) + offset
-        if way == LENT:
+        record, row = load(staging + 8 * rank) + place, nc10d_reach_row(channel, rank)
+        way, dst = load(record + 8), load(record) + offset
+        if way == WRITABLE:
             nc10d_copy(copy, load(row) + dst, src, nbytes)
-        elif way == LENT_BY_KERNEL and not nc10d_put_by_kernel(row, dst, src, nbytes):
+        elif way == WRITABLE_BY_KERNEL and not nc10d_put_by_kernel(row, dst, src, nbytes):
             store(channel + at.C_BLOCKED_ON, rank)
             return rank
     return -1
@@ -211,10 +210,12 @@ def nc10d_put(
 def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Write bytes of this rank into every array that a peer has exposed for writes."""
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-    boards, slot = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
-    copy = load(step + packed.KERNEL)
-    refused = nc10d_put(channel, boards, slot, own, 0, load(step + packed.NBYTES), copy)
-    return at.DONE if refused < 0 else nc10d_refused(channel, step, segment, boards, slot, refused)
+    staging, place = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
+    nbytes, copy = load(step + packed.NBYTES), load(step + packed.KERNEL)
+    refused = nc10d_put(channel, staging, place, own, 0, nbytes, copy)
+    if refused < 0:
+        return at.DONE
+    return nc10d_refused(channel, step, segment, load(staging + 8 * refused) + place, refused)
 
 
 @njit(nogil=True)
@@ -224,11 +225,10 @@ def nc10d_put_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     done = 0
     while done < nbytes:
         # Only the place: the owner keeps the length, which it sets to 0 to withdraw the memory.
-        store(area + at.AREA_LOAN, dst + done)
+        store(area + at.AREA_EXPOSED, dst + done)
         most = min(nbytes - done, AT_A_TIME)
-        went = nc10d_write_process(
-            pid, src + done, most, area + at.AREA_LOAN, area + at.AREA_WRITER
-        )
+        place, writer = area + at.AREA_EXPOSED, area + at.AREA_WRITER
+        went = atomics.nc10d_write_process(pid, src + done, most, place, writer)
         if went == 0:
             return False
         done += went
@@ -236,19 +236,18 @@ def nc10d_put_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_any_by_kernel(channel: int, boards: int) -> bool:
+def nc10d_any_by_kernel(channel: int, staging: int) -> bool:
     """Return whether any peer's exposed array needs the kernel."""
-    rows = load(channel + at.C_REACH) + at.R_ARENAS
     for rank in range(load(channel + at.C_SIZE)):
-        by_kernel = load(load(boards + 8 * rank) + 8) in (BY_KERNEL, LENT_BY_KERNEL)
-        if by_kernel and load(rows + at.R_ROW * rank + 8) != 0:
+        by_kernel = load(load(staging + 8 * rank) + 8) in (BY_KERNEL, WRITABLE_BY_KERNEL)
+        if by_kernel and load(nc10d_reach_row(channel, rank) + 8) != 0:
             return True
     return False
 
 
 @njit(nogil=True)
 def nc10d_fold_some(
-    channel: int, step: int, boards: int, dst: int, own: int, room: int, offset: int, count: int
+    channel: int, step: int, staging: int, dst: int, own: int, room: int, offset: int, count: int
 ) -> int:
     """dst = all ranks' bytes at `offset`, folded; return a rank that can't be read, or -1."""
     size, me = load(channel + at.C_SIZE), load(channel + at.C_RANK)
@@ -262,7 +261,7 @@ def nc10d_fold_some(
         if rank != me:
             first = rank == 0 or (rank == 1 and me == 0 and free)
             brought = so_far if first else room + load(step + packed.EXTRA)
-            part = nc10d_reach(channel, rank, load(boards + 8 * rank), offset, brought, count)
+            part = nc10d_reach(channel, rank, load(staging + 8 * rank), offset, brought, count)
             if part == 0:
                 return rank
         if rank == 0:
@@ -270,27 +269,26 @@ def nc10d_fold_some(
             continue
         # `own` is read at this rank's turn; only the last fold writes to dst, which may be `own`.
         target = dst if rank == size - 1 else so_far
-        call_kernel(kernel, target, folded, part, count)
+        atomics.call_kernel(kernel, target, folded, part, count)
         folded = target
     if last != 0:
-        call_kernel(last, dst, dst, load(step + packed.ARG), count)
+        atomics.call_kernel(last, dst, dst, load(step + packed.ARG), count)
     return -1
 
 
 @njit(nogil=True)
 def nc10d_fold_both(
-    channel: int, step: int, boards: int, own: int, offset: int, nbytes: int
+    channel: int, step: int, staging: int, own: int, offset: int, nbytes: int
 ) -> int:
     """Fold this array and a single peer's in one pass, into both; return the bytes folded."""
     both, me = load(step + packed.BOTH), load(channel + at.C_RANK)
-    board = load(boards + 8 * (1 - me)) if both != 0 else 0
-    if both == 0 or load(board + 8) != LENT:
+    record = load(staging + 8 * (1 - me)) if both != 0 else 0
+    if both == 0 or load(record + 8) != WRITABLE:
         return 0
     count = max(0, min(nbytes, load(step + packed.TICK) - offset))
-    rows = load(channel + at.C_REACH) + at.R_ARENAS
-    theirs = load(rows + at.R_ROW * (1 - me)) + load(board) + offset
+    theirs = load(nc10d_reach_row(channel, 1 - me)) + load(record) + offset
     first, second = (own, theirs) if me == 0 else (theirs, own)
-    call_kernel(both, first, second, 0, count)
+    atomics.call_kernel(both, first, second, 0, count)
     return count
 
 
@@ -304,30 +302,25 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     room = nc10d_place(channel, users, step + packed.ALSO, parity, segment)
-    boards = channel - load(step + packed.SRC) + parity
-    offset, nbytes, most = (
-        load(step + packed.TOTAL),
-        load(step + packed.NBYTES),
-        load(step + packed.EXTRA),
-    )
-    done = nc10d_fold_both(channel, step, boards, own, offset, nbytes)
-    if not nc10d_any_by_kernel(channel, boards):
+    staging = channel - load(step + packed.SRC) + parity
+    offset, nbytes = load(step + packed.TOTAL), load(step + packed.NBYTES)
+    most = load(step + packed.EXTRA)
+    done = nc10d_fold_both(channel, step, staging, own, offset, nbytes)
+    if not nc10d_any_by_kernel(channel, staging):
         most = min(at.FOLD_BLOCK, most)
     while done < nbytes:
         count = min(most, nbytes - done)
         low = offset + done
-        refused = nc10d_fold_some(channel, step, boards, dst + done, own + done, room, low, count)
-        lent = min(count, load(step + packed.TICK) - low)
-        if refused < 0 < lent:
+        refused = nc10d_fold_some(channel, step, staging, dst + done, own + done, room, low, count)
+        writable = min(count, load(step + packed.TICK) - low)
+        if refused < 0 < writable:
             # Arrays exposed for writes begin a page: the C library is fast there.
-            refused = nc10d_put(channel, boards, 0, dst + done, low, lent, 0)
+            refused = nc10d_put(channel, staging, 0, dst + done, low, writable, 0)
         if refused >= 0:
-            return nc10d_refused(channel, step, segment, boards, 0, refused)
+            return nc10d_refused(channel, step, segment, load(staging + 8 * refused), refused)
         done += count
+    me = load(channel + at.C_RANK)
     for rank in range(load(channel + at.C_SIZE)):
-        if (
-            rank != load(channel + at.C_RANK)
-            and nc10d_still_valid(channel, step, segment, rank) != at.DONE
-        ):
+        if rank != me and nc10d_still_valid(channel, step, segment, rank) != at.DONE:
             return at.BLOCKED
     return at.DONE

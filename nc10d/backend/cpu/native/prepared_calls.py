@@ -9,19 +9,11 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import cpython
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
-from nc10d.backend.cpu.native.cpython import (
-    DATA_OFFSET,
-    DIMS_OFFSET,
-    DTYPE_OFFSET,
-    FLAGS_OFFSET,
-    LIST_ITEMS_OFFSET,
-    PLAIN_FLAGS,
-    TYPE_OFFSET,
-)
 from nc10d.backend.cpu.native.progress import LOOKS, nc10d_run, nc10d_submit, nc10d_submit_here
-from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
+from nc10d.kernels.lazy import entry_points, on_demand
 
 SLICE_NS = 50_000_000
 _WORD = types.int64
@@ -30,17 +22,17 @@ _WORD = types.int64
 @njit(nogil=True)
 def nc10d_plain(array: int, kind: int) -> bool:
     """Return whether an object is a plain array; `kind` is the address of the type ndarray."""
-    if load(array + TYPE_OFFSET) != kind:
+    if load(array + cpython.TYPE_OFFSET) != kind:
         return False
-    return load(array + FLAGS_OFFSET) & PLAIN_FLAGS == PLAIN_FLAGS
+    return load(array + cpython.FLAGS_OFFSET) & cpython.PLAIN_FLAGS == cpython.PLAIN_FLAGS
 
 
 @njit(nogil=True)
 def nc10d_count(array: int) -> int:
     """Return the number of elements of an ndarray object."""
     count = 1
-    sizes = load(array + DIMS_OFFSET + 8)
-    for i in range(load(array + DIMS_OFFSET) & 0xFFFFFFFF):
+    sizes = load(array + cpython.DIMS_OFFSET + 8)
+    for i in range(load(array + cpython.DIMS_OFFSET) & 0xFFFFFFFF):
         count *= load(sizes + 8 * i)
     return count
 
@@ -48,14 +40,14 @@ def nc10d_count(array: int) -> int:
 @njit(nogil=True)
 def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
     """Return whether an object is a plain array of this dtype, count and (unless -1) length."""
-    if not nc10d_plain(array, kind) or load(array + DTYPE_OFFSET) != dtype:
+    if not nc10d_plain(array, kind) or load(array + cpython.DTYPE_OFFSET) != dtype:
         return False
     if nc10d_count(array) != count:
         return False
     if length < 0:
         return True
-    return load(array + DIMS_OFFSET) & 0xFFFFFFFF != 0 and length == load(
-        load(array + DIMS_OFFSET + 8)
+    return load(array + cpython.DIMS_OFFSET) & 0xFFFFFFFF != 0 and length == load(
+        load(array + cpython.DIMS_OFFSET + 8)
     )
 
 
@@ -69,31 +61,42 @@ def nc10d_fits(prepared: int, x: int, y: int) -> bool:
         return x == y and load(prepared + at.K_ONE) != 0
     if not nc10d_is(y, kind, dtype, load(prepared + at.K_Y_COUNT), load(prepared + at.K_Y_LENGTH)):
         return False
-    a, b = load(x + DATA_OFFSET), load(y + DATA_OFFSET)
+    a, b = load(x + cpython.DATA_OFFSET), load(y + cpython.DATA_OFFSET)
     return a + load(prepared + at.K_X_BYTES) <= b or b + load(prepared + at.K_Y_BYTES) <= a
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
 def _run_prepared(words: object, x: object, y: object) -> int:
-    prepared = load(as_int(words) + DATA_OFFSET)
+    """Run a prepared operation in this thread; x and y are any objects.
+
+    `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
+    entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
+    """
+    prepared = load(as_int(words) + cpython.DATA_OFFSET)
     if not nc10d_fits(prepared, as_int(x), as_int(y)):
         return at.BUSY
-    a, b = load(as_int(x) + DATA_OFFSET), load(as_int(y) + DATA_OFFSET)
+    a, b = load(as_int(x) + cpython.DATA_OFFSET), load(as_int(y) + cpython.DATA_OFFSET)
     return nc10d_run(load(prepared + at.K_CHANNEL), load(prepared + at.K_PROGRAM), a, b, SLICE_NS)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
 def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
+    """Fill in a descriptor and submit it; `deadline` is in ns.
+
+    `words` is zeroed and has room for two addresses; `prepared` is the address of the operation.
+    This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
+    stopped or its ring full; NEW_SITE as above; or a failure of the channel.
+    """
     if not nc10d_fits(prepared, as_int(x), as_int(y)):
         return at.BUSY
     channel = load(prepared + at.K_CHANNEL)
-    descriptor = load(as_int(words) + DATA_OFFSET)
+    descriptor = load(as_int(words) + cpython.DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, deadline)
-    store(users, load(as_int(x) + DATA_OFFSET))
-    store(users + 8, load(as_int(y) + DATA_OFFSET))
+    store(users, load(as_int(x) + cpython.DATA_OFFSET))
+    store(users + 8, load(as_int(y) + cpython.DATA_OFFSET))
     if load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
@@ -103,60 +106,44 @@ def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: 
 
 @on_demand(types.int64(any_object))
 def _address(array: object) -> int:
-    return load(as_int(array) + DATA_OFFSET)
+    """Return the address of an ndarray's data; garbage for any other object."""
+    return load(as_int(array) + cpython.DATA_OFFSET)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
-    items = load(as_int(arrays) + LIST_ITEMS_OFFSET)
+    """Fill three columns of `count` words: addresses, dtypes (as object addresses), element counts.
+
+    `kind` is the id of the ndarray type. Returns -1, or the index of the first object of the list
+    that is no plain ndarray.
+    """
+    items = load(as_int(arrays) + cpython.LIST_ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)
         if not nc10d_plain(array, kind):
             return i
         row = table + 8 * i
-        store(row, load(array + DATA_OFFSET))
-        store(row + 8 * count, load(array + DTYPE_OFFSET))
+        store(row, load(array + cpython.DATA_OFFSET))
+        store(row + 8 * count, load(array + cpython.DTYPE_OFFSET))
         store(row + 16 * count, nc10d_count(array))
     return -1
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
-    items = load(as_int(arrays) + LIST_ITEMS_OFFSET)
+    """Return 1 if all arrays of a list are as `read_arrays` has put in the table, else 0."""
+    items = load(as_int(arrays) + cpython.LIST_ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)
         row = table + 8 * i
         if (
             not nc10d_plain(array, kind)
-            or load(row) != load(array + DATA_OFFSET)
-            or load(row + 8 * count) != load(array + DTYPE_OFFSET)
+            or load(row) != load(array + cpython.DATA_OFFSET)
+            or load(row + 8 * count) != load(array + cpython.DTYPE_OFFSET)
             or load(row + 16 * count) != nc10d_count(array)
         ):
             return 0
     return 1
 
-
-run_prepared: EntryPoint
-"""run_prepared(words, x, y): run a prepared operation in this thread; x and y are any objects.
-
-`words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
-entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
-"""
-submit_prepared: EntryPoint
-"""submit_prepared(words, prepared, deadline_ns, x, y): fill in a descriptor and submit it.
-
-`words` is zeroed and has room for two addresses; `prepared` is the address of the operation.
-This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
-stopped or its ring full; NEW_SITE as above; or a failure of the channel.
-"""
-address: EntryPoint
-"""address(array): the address of an ndarray's data; garbage for any other object."""
-read_arrays: EntryPoint
-"""read_arrays(list, count, id of the ndarray type, table): fill three columns of `count` words,
-addresses, dtypes (as object addresses) and element counts. Returns -1, or the index of the first
-object that is no plain ndarray.
-"""
-same_arrays: EntryPoint
-"""same_arrays(list, count, id of the ndarray type, table): 1 if all are as in the table, else 0."""
 
 __getattr__ = entry_points(__name__)

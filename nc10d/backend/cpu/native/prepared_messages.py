@@ -16,37 +16,14 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from nc10d.backend.cpu.native import atomics, progress, waiting
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    any_object,
-    as_int,
-    call_engine,
-    exchange,
-    load,
-    load_acquire,
-    nc10d_now,
-    store,
-    store_release,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.log import nc10d_end_message
 from nc10d.backend.cpu.native.prepared_calls import nc10d_is
-from nc10d.backend.cpu.native.progress import (
-    nc10d_aborted,
-    nc10d_begin,
-    nc10d_submit,
-    nc10d_submit_here,
-)
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.backend.cpu.native.waiting import (
-    nc10d_drive,
-    nc10d_linger,
-    nc10d_spin,
-    nc10d_try_lock,
-    nc10d_unlock,
-    nc10d_yield,
-)
-from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
+from nc10d.kernels.lazy import entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
@@ -71,9 +48,9 @@ def nc10d_pulled(channel: int) -> bool:
     A failure counts as no: the submission that waits in the ring then meets and reports it again.
     """
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
-    answer = call_engine(pull, channel)
-    while answer == at.BLOCKED and nc10d_linger(channel):
-        answer = call_engine(pull, channel)
+    answer = atomics.call_engine(pull, channel)
+    while answer == at.BLOCKED and waiting.nc10d_linger(channel):
+        answer = atomics.call_engine(pull, channel)
     return answer == at.DONE
 
 
@@ -85,10 +62,12 @@ def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
     if how_soon == AT_ONCE:
         return False
     if how_soon == SOON:
-        return nc10d_spin(channel, flag, target)
+        return waiting.nc10d_spin(channel, flag, target)
     if load(channel + at.C_STREAMS) != 0:
         return nc10d_pulled(channel)
-    return nc10d_spin(channel, flag, target) or nc10d_yield(channel, flag, target, A_FEW)
+    if waiting.nc10d_spin(channel, flag, target):
+        return True
+    return waiting.nc10d_yield(channel, flag, target, A_FEW)
 
 
 @njit(nogil=True)
@@ -101,7 +80,7 @@ def nc10d_admitted(channel: int) -> bool:
     if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
     # Plain loads and stores would not do: both sides could miss the other's mark.
-    exchange(channel + at.C_RECEIVING, 1)
+    atomics.exchange(channel + at.C_RECEIVING, 1)
     if load_acquire(channel + at.C_GUARD) == 0:
         return True
     store_release(channel + at.C_RECEIVING, 0)
@@ -132,7 +111,7 @@ def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
     """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
-    if load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+    if load(channel + at.C_BROKEN) != 0 or progress.nc10d_aborted(channel):
         return at.BUSY
     # Messages of a link keep their order: a message in the ring was called earlier.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
@@ -148,18 +127,18 @@ def nc10d_move_message(
     store(channel + at.C_SITE, site)
     # Reading the clock is a large part of a small message: without a wait, once must do.
     small = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
-    store(channel + at.C_BEGUN, 0 if small else nc10d_now())
-    nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+    store(channel + at.C_BEGUN, 0 if small else atomics.nc10d_now())
+    progress.nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
     if how_soon == WAITS and not small:
-        return nc10d_drive(channel, SLICE_NS)
-    answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        return waiting.nc10d_drive(channel, SLICE_NS)
+    answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
         # A short message can block at its first step only, with nothing done.
         return at.BUSY if answer == at.BLOCKED else at.DONE
     if answer != at.BLOCKED:
         return answer
-    store(channel + at.C_BEGUN, nc10d_now())
-    return nc10d_drive(channel, SLICE_NS)
+    store(channel + at.C_BEGUN, atomics.nc10d_now())
+    return waiting.nc10d_drive(channel, SLICE_NS)
 
 
 @njit(nogil=True)
@@ -171,40 +150,57 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
-    if not nc10d_try_lock(channel):
+    if not waiting.nc10d_try_lock(channel):
         return at.BUSY
     if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
-        nc10d_unlock(channel)
+        waiting.nc10d_unlock(channel)
         return at.BUSY
     data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
     if answer == at.DONE:
-        nc10d_end_message(channel, nc10d_now())
+        nc10d_end_message(channel, atomics.nc10d_now())
     # After any other answer the caller still holds the channel, and with it C_RECEIVING.
     if answer in (at.DONE, at.BUSY):
         store_release(channel + at.C_RECEIVING, 0)
-        nc10d_unlock(channel)
+        waiting.nc10d_unlock(channel)
     return answer
 
 
-@on_demand(types.int64(any_object, any_object, _WORD))
+@on_demand(types.int64(atomics.any_object, atomics.any_object, _WORD))
 def _run_message(words: object, x: object, tag: int) -> int:
-    return nc10d_message(load(as_int(words) + DATA_OFFSET), as_int(x), tag, WAITS)
+    """Send or receive in this thread, and wait for the peer.
+
+    `words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
+    with nothing done: x is no such array, the peer has not come, another message is at the head,
+    the unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures
+    are as those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
+    """
+    return nc10d_message(load(atomics.as_int(words) + DATA_OFFSET), atomics.as_int(x), tag, WAITS)
 
 
-@on_demand(types.int64(_WORD, any_object, _WORD, _WORD))
+@on_demand(types.int64(_WORD, atomics.any_object, _WORD, _WORD))
 def _try_message(descriptor: int, x: object, tag: int, how_soon: int) -> int:
-    return nc10d_message(descriptor, as_int(x), tag, how_soon)
+    """Do as run_message does, for a short message and AT_ONCE or SOON.
+
+    `descriptor` is the address of its words.
+    """
+    return nc10d_message(descriptor, atomics.as_int(x), tag, how_soon)
 
 
-@on_demand(types.int64(_WORD, any_object, _WORD, _WORD, any_object, _WORD, _WORD))
+@on_demand(types.int64(_WORD, atomics.any_object, _WORD, _WORD, atomics.any_object, _WORD, _WORD))
 def _submit_message(
     channel: int, words: object, model: int, deadline: int, x: object, tag: int, spins: int
 ) -> int:
-    array = as_int(x)
+    """Fill in a descriptor and submit it; `deadline` is in ns.
+
+    `words` is zeroed and has room for an address; the rest is copied from the descriptor `model`.
+    If `spins` is not negative, this thread first advances the channel and spins for the peer up to
+    `spins` times. Answers as `submit_prepared` in prepared_calls.py.
+    """
+    array = atomics.as_int(x)
     if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
-    descriptor = load(as_int(words) + DATA_OFFSET)
+    descriptor = load(atomics.as_int(words) + DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
     store(descriptor + at.D_USERS, users)
@@ -214,29 +210,8 @@ def _submit_message(
     store(descriptor + at.D_DTYPE, load(model + at.D_DTYPE))
     store(users, load(array + DATA_OFFSET))
     if spins >= 0:
-        return nc10d_submit_here(channel, descriptor, spins)
-    return nc10d_submit(channel, descriptor)
+        return progress.nc10d_submit_here(channel, descriptor, spins)
+    return progress.nc10d_submit(channel, descriptor)
 
-
-run_message: EntryPoint
-"""run_message(words, x, tag): send or receive in this thread, and wait for the peer.
-
-`words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
-with nothing done: x is no such array, the peer has not come, another message is at the head, the
-unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures are as
-those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
-"""
-try_message: EntryPoint
-"""try_message(descriptor, x, tag, how_soon): as run_message, for a short message and AT_ONCE or
-SOON; `descriptor` is the address of its words.
-"""
-submit_message: EntryPoint
-"""submit_message(channel, words, model, deadline_ns, x, tag, spins): fill in a descriptor and
-submit it.
-
-`words` is zeroed and has room for an address; the rest is copied from the descriptor `model`. If
-`spins` is not negative, this thread first advances the channel and spins for the peer up to `spins`
-times. Answers as `submit_prepared` in prepared_calls.py.
-"""
 
 __getattr__ = entry_points(__name__)

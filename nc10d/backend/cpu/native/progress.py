@@ -3,7 +3,7 @@
 Any thread that holds the channel's lock (C_LOCK) may advance it: the caller of a synchronous
 operation, a thread that waits for a submission, or the worker. Submissions run in the order of the
 ring. A link's receiving end is the exception: it first looks for the receive that fits the message
-at its head (matching.py).
+at its head (ring.py).
 
     state of a submission     where it is                              changed by
     appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
@@ -26,37 +26,13 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    add,
-    call_engine,
-    exchange,
-    keep_bits,
-    load,
-    load_acquire,
-    nc10d_now,
-    nc10d_write_event,
-    set_bits,
-    store,
-    store_release,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.matching import nc10d_match
-from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_slot
+from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_match, nc10d_ring_word
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.backend.cpu.native.waiting import (
-    nc10d_arm,
-    nc10d_await_flag,
-    nc10d_drive,
-    nc10d_linger,
-    nc10d_moved,
-    nc10d_spin,
-    nc10d_streaming,
-    nc10d_try_lock,
-    nc10d_unlock,
-    nc10d_wake_own,
-)
 
 # How often a launching thread advances the channel again before it leaves the rest to the worker.
 LOOKS = 4
@@ -65,15 +41,15 @@ LOOKS = 4
 @njit(nogil=True)
 def nc10d_trace(channel: int, event: int) -> None:
     """Record an event of a channel, if tracing is on; drops events when the buffer is full."""
-    process = load(channel + at.C_PROCESS)
-    buffer = load(process + at.P_TRACE)
+    rank_block = load(channel + at.C_RANK_BLOCK)
+    buffer = load(rank_block + at.P_TRACE)
     if buffer != 0:
-        # All channels of the process share the buffer: an atomic add gives each event its place.
-        place = add(process + at.P_TRACE_NEXT, 1)
-        if place < load(process + at.P_TRACE_SIZE):
+        # All channels of the rank share the buffer: an atomic add gives each event its place.
+        place = atomics.add(rank_block + at.P_TRACE_NEXT, 1)
+        if place < load(rank_block + at.P_TRACE_SIZE):
             entry = buffer + at.TRACE_BYTES * place
-            store(entry, nc10d_now())
-            store(entry + 8, load(channel + at.C_TRACE_ID))
+            store(entry, atomics.nc10d_now())
+            store(entry + 8, channel)
             store(entry + 16, event)
             store(entry + 24, load(channel + at.C_DESCRIPTOR))
 
@@ -90,7 +66,7 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 @njit(nogil=True)
 def nc10d_aborted(channel: int) -> bool:
-    """Return whether the group has failed; then nothing that peers have shown counts."""
+    """Return whether the group has failed; then nothing that peers have published counts."""
     return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 
@@ -104,14 +80,14 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
-    if not nc10d_try_lock(channel):
+    if not waiting.nc10d_try_lock(channel):
         return at.BUSY
     # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
     # that has the lock and sees no C_BROKEN may go on.
     failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
     if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         # Submissions in the ring were called earlier and must run first.
-        nc10d_unlock(channel)
+        waiting.nc10d_unlock(channel)
         return at.BUSY
     store(channel + at.C_SITE, site)
     if x == 0:
@@ -120,10 +96,10 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
         store(channel + at.C_OWN_USERS, x)
         store(channel + at.C_OWN_USERS + 8, y)
         nc10d_begin(channel, program, channel + at.C_OWN_USERS)
-    answer = nc10d_drive(channel, slice_ns)
+    answer = waiting.nc10d_drive(channel, slice_ns)
     if answer == at.DONE:
-        nc10d_log_end(channel, nc10d_now())
-        nc10d_unlock(channel)
+        nc10d_log_end(channel, atomics.nc10d_now())
+        waiting.nc10d_unlock(channel)
     return answer
 
 
@@ -132,15 +108,15 @@ def nc10d_submit(channel: int, descriptor: int) -> int:
     """Append a descriptor to the ring and wake the worker; DONE, BUSY or NEW_SITE as append."""
     answer = nc10d_append(channel, descriptor)
     if answer != at.NEW_SITE:
-        nc10d_wake_own(load(channel + at.C_PROCESS))
+        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
     return answer
 
 
 @njit(nogil=True)
 def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and wake the threads that wait for it."""
-    process = load(channel + at.C_PROCESS)
-    now = nc10d_now()
+    rank_block = load(channel + at.C_RANK_BLOCK)
+    now = atomics.nc10d_now()
     store(descriptor + at.D_ENDED, now)
     # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
     if load(descriptor + at.D_GATE) != 0:
@@ -154,12 +130,12 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     store_release(channel + at.C_HEAD, load(channel + at.C_HEAD) + 1)
     # The status comes last. A waiting thread that sees FINISHED may free the descriptor at once, so
     # nothing here touches it after the exchange; WATCHED is read by the exchange itself.
-    watched = exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
+    watched = atomics.exchange(descriptor + at.D_STATUS, at.FINISHED) & at.WATCHED
     # The bell rings only for a thread that awaits this end. Submitters and peers wake the worker.
-    if load_acquire(process + at.P_WAITING) != 0:
-        nc10d_wake_own(process)
+    if load_acquire(rank_block + at.P_WAITING) != 0:
+        waiting.nc10d_wake_own(rank_block)
     if watched != 0:
-        nc10d_write_event(load(process + at.P_EVENT_FD))
+        atomics.nc10d_write_event(load(rank_block + at.P_EVENT_FD))
 
 
 @njit(nogil=True)
@@ -182,16 +158,16 @@ def nc10d_progress(channel: int) -> int:
                 return at.IDLE
             # The acquire above makes the ring's place visible. Nothing may reorder the head from
             # here on: the program below has begun to change shared memory.
-            descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+            descriptor = load(nc10d_ring_word(channel, load(channel + at.C_HEAD)))
             store(channel + at.C_DESCRIPTOR, descriptor)
             store(channel + at.C_MESSAGE, descriptor)
             store(channel + at.C_SITE, load(descriptor + at.D_SITE))
-            store(channel + at.C_BEGUN, nc10d_now())
+            store(channel + at.C_BEGUN, atomics.nc10d_now())
             store(descriptor + at.D_STARTED, load(channel + at.C_BEGUN))
             nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
             nc10d_trace(channel, at.TRACE_START)
         step = load(channel + at.C_PC)
-        answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
         if answer != at.DONE:
             if load(channel + at.C_PC) != step:
                 nc10d_trace(channel, at.TRACE_BLOCKED)
@@ -212,15 +188,15 @@ def nc10d_awake(channel: int) -> None:
     if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):
         return
     sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
-    bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_PROCESS) + at.P_LINK_WAITERS
+    bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_RANK_BLOCK) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
         # Clear, then look again: a thread that begins to wait counts itself (P_LINK_WAITERS) before
         # it sets the bit. If it came between, its bit may be the one just cleared: set it again and
         # have it look anew.
-        keep_bits(sleepers, ~bit)
+        atomics.keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
-            set_bits(sleepers, bit)
-            nc10d_wake_own(load(channel + at.C_PROCESS))
+            atomics.set_bits(sleepers, bit)
+            waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
 
 
 @njit(nogil=True)
@@ -238,12 +214,12 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
             return answer
         # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
         nc10d_awake(channel)
-        if nc10d_streaming(channel):
-            if nc10d_linger(channel) and nc10d_now() < until:
+        if waiting.nc10d_streaming(channel):
+            if waiting.nc10d_linger(channel) and atomics.nc10d_now() < until:
                 continue
-        elif nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)):
+        elif waiting.nc10d_spin_blocked(channel):
             continue
-        answer = nc10d_await_flag(channel, until)
+        answer = waiting.nc10d_await_flag(channel, until)
         if answer == at.BLOCKED:
             return 0
         if answer != at.DONE:
@@ -259,14 +235,6 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_soon_there(channel: int) -> bool:
-    """Spin for the counter that blocks a channel; return whether it has come."""
-    if nc10d_streaming(channel):
-        return False
-    return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
-
-
-@njit(nogil=True)
 def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     """Advance one channel without waiting for long.
 
@@ -278,42 +246,44 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
         return at.BLOCKED
     if nc10d_aborted(channel):
         return at.ABORTED
-    if not nc10d_try_lock(channel):
+    if not waiting.nc10d_try_lock(channel):
         return at.BUSY
     # Remembered to find out whether anything moves: a worker that moved something looks again
     # before it sleeps.
     head = load(channel + at.C_HEAD)
     step = load(channel + at.C_PC)
     unmatched = load(channel + at.C_UNMATCHED)
-    progress = nc10d_moved(channel)
+    progress = waiting.nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == at.BLOCKED and spins > 0 and nc10d_soon_there(channel):
+    while answer == at.BLOCKED and spins > 0:
+        if waiting.nc10d_streaming(channel) or not waiting.nc10d_spin_blocked(channel):
+            break
         answer = nc10d_progress(channel)
         spins -= 1
     moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
-    moved = moved or nc10d_moved(channel) != progress
+    moved = moved or waiting.nc10d_moved(channel) != progress
     unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
     if answer == at.BLOCKED:
         # The order matters: set the bit, then look at the counter again. The set is a full fence,
         # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
         flag = load(channel + at.C_BLOCKED_AT)
-        set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+        atomics.set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if sleepy:  # arming is a system call, so only a thread that is about to sleep does it
-            nc10d_arm(channel)
+            waiting.nc10d_arm(channel)
         moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
         # Only the submission that runs can be late; those behind it are judged when they run.
-        descriptor = load(nc10d_slot(channel, load(channel + at.C_HEAD)))
+        descriptor = load(nc10d_ring_word(channel, load(channel + at.C_HEAD)))
         deadline = load(descriptor + at.D_DEADLINE)
-        if not moved and deadline != 0 and nc10d_now() > deadline:
+        if not moved and deadline != 0 and atomics.nc10d_now() > deadline:
             answer = at.LATE
     # A full fence between letting go and looking at the ring: a thread that appended meanwhile
     # found the channel locked and left its submission to this thread.
-    exchange(channel + at.C_LOCK, 0)
+    atomics.exchange(channel + at.C_LOCK, 0)
     moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
     if unexpected:
         # Only Python can move an unexpected message aside: wake its waiting or watching thread.
-        nc10d_wake_own(load(channel + at.C_PROCESS))
-        nc10d_write_event(load(load(channel + at.C_PROCESS) + at.P_EVENT_FD))
+        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
+        atomics.nc10d_write_event(load(load(channel + at.C_RANK_BLOCK) + at.P_EVENT_FD))
     if answer < 0:
         return answer
     return at.DONE if moved else at.BLOCKED
@@ -341,5 +311,5 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     # DONE with work left: the looks are used up. BUSY: the thread that holds the channel may have
     # looked at the ring before the append. In both cases the worker has to look.
     if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
-        nc10d_wake_own(load(channel + at.C_PROCESS))
+        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
     return min(answer, at.DONE)

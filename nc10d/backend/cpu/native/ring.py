@@ -9,27 +9,24 @@
 
 A full ring is replaced by a ring of twice the length and stays allocated: another thread may still
 read it. Invariant: places C_HEAD to C_TAIL - 1 hold the same descriptors in both.
+
+Submissions run in the order of the ring, but for receives. Messages of one tag arrive in order, as
+MPI's do: the first posted receive with the tag of the message at a link's head gets it.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    load,
-    load_acquire,
-    store,
-    store_release,
-    swap_if,
-    yield_core,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.kernels.lazy import EntryPoint, entry_points, on_demand
+from nc10d.kernels.lazy import entry_points, on_demand
 
 
 @njit(nogil=True)
-def nc10d_slot(channel: int, place: int) -> int:
+def nc10d_ring_word(channel: int, place: int) -> int:
     """Return the address of place `place`, counted over all descriptors ever appended."""
     # Acquire: a replaced ring is visible with all of its descriptors.
     ring = load_acquire(channel + at.C_RING)
@@ -40,14 +37,14 @@ def nc10d_slot(channel: int, place: int) -> int:
 def nc10d_begin_to_change(channel: int) -> None:
     """Lock the ring against other changes, for a few instructions."""
     # Yields instead of spinning: the holder may have lost its core in the middle.
-    while swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
-        yield_core()
+    while atomics.swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
+        atomics.yield_core()
 
 
 @njit(nogil=True)
 def nc10d_end_change(channel: int) -> None:
     """Unlock the ring."""
-    swap_if(channel + at.C_SUBMITTING, 1, 0)
+    atomics.swap_if(channel + at.C_SUBMITTING, 1, 0)
 
 
 @njit(nogil=True)
@@ -66,26 +63,75 @@ def nc10d_append(channel: int, descriptor: int) -> int:
     tail = load(channel + at.C_TAIL)
     full = tail - load_acquire(channel + at.C_HEAD) > load(load(channel + at.C_RING))
     if not full:
-        store(nc10d_slot(channel, tail), descriptor)
+        store(nc10d_ring_word(channel, tail), descriptor)
         # Release: a thread that sees the new tail sees the place and the whole descriptor.
         store_release(channel + at.C_TAIL, tail + 1)
     nc10d_end_change(channel)
     return at.BUSY if full else at.DONE
 
 
+@njit(nogil=True)
+def nc10d_match(channel: int) -> int:
+    """Find the posted receive for the message at the head of a link; make it first in the ring.
+
+    Returns DONE with the receive at the ring's head, IDLE if nothing is posted, BLOCKED if no
+    message has come yet, UNMATCHED if no receive with its tag is posted, SIZES if the sizes differ.
+    The caller holds the channel's lock.
+    """
+    head = load(channel + at.C_HEAD)
+    tail = load_acquire(channel + at.C_TAIL)
+    sent = load(load(channel + at.C_FLAGS))
+    target = load(channel + at.C_SEQ) + 1
+    if load_acquire(sent) < target and load(channel + at.C_STREAMS) != 0:
+        answer = atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_PULL), channel)
+        if answer != at.DONE:
+            return at.IDLE if head == tail else answer
+    if load_acquire(sent) < target:
+        store(channel + at.C_BLOCKED_AT, sent)
+        store(channel + at.C_BLOCKED_FOR, target)
+        store(channel + at.C_BLOCKED_ON, 0)
+        return at.IDLE if head == tail else at.BLOCKED
+    # The acquire of the counter makes the header visible. It stays until the message is taken.
+    header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
+    tag = load(header)
+    store(channel + at.C_MESSAGE_TAG, tag)
+    store(channel + at.C_MESSAGE_BYTES, load(header + 8))
+    store(channel + at.C_MESSAGE_DTYPE, load(header + 16))
+    place = head
+    while place < tail:
+        if load(load(nc10d_ring_word(channel, place)) + at.D_TAG) == tag:
+            break
+        place += 1
+    if place == tail:
+        # Python reads this without the lock, to move the message to the unexpected queue.
+        store_release(channel + at.C_UNMATCHED, 1)
+        return at.UNMATCHED
+    store_release(channel + at.C_UNMATCHED, 0)
+    found = load(nc10d_ring_word(channel, place))
+    if place > head:
+        # An appending thread may replace the ring by a longer one at the same time.
+        nc10d_begin_to_change(channel)
+        while place > head:  # the other receives keep their order behind it
+            store(nc10d_ring_word(channel, place), load(nc10d_ring_word(channel, place - 1)))
+            place -= 1
+        store(nc10d_ring_word(channel, head), found)
+        nc10d_end_change(channel)
+    if load(found + at.D_BYTES) != load(header + 8):
+        return at.SIZES
+    return at.DONE if load(found + at.D_DTYPE) == load(header + 16) else at.SIZES
+
+
 @on_demand("int64(int64, int64)")
 def _lengthen(channel: int, ring: int) -> int:
+    """Replace the ring by a longer one; BUSY if it is as long already."""
     nc10d_begin_to_change(channel)
     longer = load(ring) > load(load(channel + at.C_RING))
     if longer:
         for place in range(load_acquire(channel + at.C_HEAD), load(channel + at.C_TAIL)):
-            store(ring + 8 + 8 * (place & load(ring)), load(nc10d_slot(channel, place)))
+            store(ring + 8 + 8 * (place & load(ring)), load(nc10d_ring_word(channel, place)))
         store_release(channel + at.C_RING, ring)
     nc10d_end_change(channel)
     return at.DONE if longer else at.BUSY
 
-
-lengthen: EntryPoint
-"""lengthen(channel, ring): replace the ring by a longer one; BUSY if it is as long already."""
 
 __getattr__ = entry_points(__name__)

@@ -12,16 +12,10 @@ import numpy.typing as npt
 from numba import njit
 
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native import peer_array_steps
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
-from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_post
-from nc10d.backend.cpu.native.peer_array_steps import (
-    nc10d_expose,
-    nc10d_fetch,
-    nc10d_fill,
-    nc10d_fold_exposed,
-    nc10d_recall,
-)
+from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_inline_slot, nc10d_post
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place
 from nc10d.kernels.cache import compiled_callback, compiling
 
@@ -33,7 +27,7 @@ _alive: list[Any] = []
 @njit(nogil=True)
 def nc10d_flagged(channel: int) -> int:
     """Return 1 if a rank's fingerprint has the flag, else 0; MISMATCH if they differ otherwise."""
-    slot = at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
+    slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
     flags = load(channel + at.C_FLAGS)
     flagged = mine
@@ -90,16 +84,16 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
     expected = load(users + load(step + packed.OWN))
     largest = 0
     for rank in range(size):
-        shown = load(table + 8 * rank)
-        if load(shown + 8 * me) != load(expected + 8 * rank):
+        announced = load(table + 8 * rank)
+        if load(announced + 8 * me) != load(expected + 8 * rank):
             store(channel + at.C_BLOCKED_ON, rank)
-            store(channel + at.C_MESSAGE_BYTES, load(shown + 8 * me))
+            store(channel + at.C_MESSAGE_BYTES, load(announced + 8 * me))
             store(channel + at.C_AWAITED, load(expected + 8 * rank))
             return at.SIZES
         for peer in range(size):
-            largest = max(largest, load(shown + 8 * peer))
-    slot = load(step + packed.ARG)
-    store(channel + at.C_AGREED, max(1, (largest + slot - 1) // slot))
+            largest = max(largest, load(announced + 8 * peer))
+    piece = load(step + packed.ARG)
+    store(channel + at.C_AGREED, max(1, (largest + piece - 1) // piece))
     return at.DONE
 
 
@@ -114,7 +108,9 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     if flagged == at.MISMATCH:
         return at.MISMATCH
     if flagged == 1:
-        nc10d_recall(channel)  # in the other branch no peer writes to exposed memory
+        peer_array_steps.nc10d_withdraw(
+            channel
+        )  # in the other branch no peer writes to exposed memory
         store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     return at.DONE
 
@@ -138,24 +134,24 @@ def _advance_slow_step(channel: int) -> int:
     if kind == packed.BRANCH_IF_FLAGGED:
         return nc10d_branch_if_flagged(channel, step, segment)
     if kind == packed.FETCH:
-        return nc10d_fetch(channel, users, step, parity, segment)
-    if kind == packed.FOLD:
-        return nc10d_fold_exposed(channel, users, step, parity, segment)
+        return peer_array_steps.nc10d_fetch(channel, users, step, parity, segment)
+    if kind == packed.FOLD_EXPOSED:
+        return peer_array_steps.nc10d_fold_exposed(channel, users, step, parity, segment)
     if kind == packed.FILL:
-        return nc10d_fill(channel, users, step, parity, segment)
+        return peer_array_steps.nc10d_fill(channel, users, step, parity, segment)
     if kind == packed.GATE:
         return nc10d_gate(channel, users, step, parity, segment)
     if kind == packed.AGREE:
         return nc10d_agree(channel, users, step, parity)
     if kind == packed.EXPOSE:
-        nc10d_expose(channel, users, step, parity, segment)
+        peer_array_steps.nc10d_expose(channel, users, step, parity, segment)
     elif kind == packed.JUMP:
         store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     elif kind == packed.BRANCH_IF_UNREADABLE:
         if load(nc10d_place(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
             store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.RECALL:
-        nc10d_recall(channel)
+    elif kind == packed.WITHDRAW:
+        peer_array_steps.nc10d_withdraw(channel)
     elif kind == packed.OPEN:
         nc10d_post(channel, nc10d_place(channel, users, step + packed.DST, parity, segment), 1)
     else:

@@ -2,11 +2,11 @@
 
 A link is one socket to a rank, with the progress of the current transfer in each direction. A
 channel that is blocked on sockets waits for a counter like any other channel: its line. Before a
-thread sleeps, it arms the links that the channel waits for. The net thread (net.py) counts the line
-up when a link is ready. Addresses in, integers out.
+thread sleeps, it arms the links that the channel waits for. The poller thread sleeps in epoll for
+all channels of a rank, and counts a line up when its link is ready. Addresses in, integers out.
 
     L_ARMED of a link        epoll watches it for          changed under L_LOCK by
-    0                        nothing                       the net thread, when it has fired
+    0                        nothing                       the poller thread, when it has fired
     WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
 
 Invariant: a line is read before its sockets are tried, so a socket that gets ready after the try
@@ -23,24 +23,21 @@ import socket
 import numpy as np
 from numba import njit, types
 
+from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    load,
-    load_acquire_32,
-    scratch,
-    store,
-    store_release,
-    swap_if,
-    yield_core,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
+from nc10d.backend.cpu.native.interpreter import nc10d_ring
+from nc10d.backend.cpu.native.ring import nc10d_match
 from nc10d.backend.cpu.native.step_format import nc10d_copy
+from nc10d.kernels.lazy import entry_points, on_demand
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
 PACKED = platform.machine() in ("x86_64", "AMD64")
 EVENT_BYTES = 12 if PACKED else 16
 QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
-CTL_MOD, ONESHOT = 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
+CTL_ADD, CTL_MOD, ONESHOT = 1, 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
+EVENTS = 64
 # Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
 # call takes longer than bytes that have left the second cache.
 BURST = 1024 * 1024
@@ -50,15 +47,9 @@ _L, _I = types.int64, types.int32
 _send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
 _recv = types.ExternalFunction("recv", _L(_I, _L, _L, _I))
 _epoll_ctl = types.ExternalFunction("epoll_ctl", _I(_I, _I, _I, _L))
-_poll = types.ExternalFunction("poll", _I(_L, _L, _I))
+_epoll_wait = types.ExternalFunction("epoll_wait", _I(_I, _L, _I, _I))
+_poll_sockets = types.ExternalFunction("poll", _I(_L, _L, _I))
 _errno = types.ExternalFunction("__errno_location", _L())
-
-
-@njit(nogil=True)
-def nc10d_errno() -> int:
-    """Return the calling thread's errno."""
-    number: int = np.int64(load_acquire_32(_errno()))  # type: ignore[assignment]
-    return number
 
 
 @njit(nogil=True)
@@ -84,7 +75,7 @@ def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
         return moved
     if moved == 0:
         return -1
-    error = nc10d_errno()
+    error = atomics.load_acquire_32(_errno())
     return 0 if error in (EAGAIN, EINTR) else -1 - error
 
 
@@ -121,7 +112,7 @@ def nc10d_await_link(streams: int, link: int, want: int) -> None:
 @njit(nogil=True)
 def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
     """Set the events for which epoll watches a descriptor."""
-    event = scratch()
+    event = atomics.scratch()
     if PACKED:
         store(event, events | (data << 32))
         store(event + 8, data >> 32)
@@ -134,13 +125,13 @@ def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -
 @njit(nogil=True)
 def nc10d_lock_link(link: int) -> None:
     """Guard a link's arming; held for a few instructions and one system call."""
-    while swap_if(link + at.L_LOCK, 0, 1) != 0:
-        yield_core()
+    while atomics.swap_if(link + at.L_LOCK, 0, 1) != 0:
+        atomics.yield_core()
 
 
 @njit(nogil=True)
 def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
-    """Have the net thread count `line` up once, as soon as a link is ready."""
+    """Have the poller thread count `line` up once, as soon as a link is ready."""
     nc10d_lock_link(link)
     store(link + (at.L_LINE_IN if want == at.WANT_IN else at.L_LINE_OUT), line)
     armed = load(link + at.L_ARMED)
@@ -155,7 +146,7 @@ def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a link that a channel waits for is ready; False after the timeout.
 
-    For a thread that waits for nothing else: the kernel wakes it directly, not the net thread.
+    For a thread that waits for nothing else: the kernel wakes it directly, not the poller thread.
     """
     streams = load(channel + at.C_STREAMS)
     waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
@@ -164,16 +155,73 @@ def nc10d_poll(channel: int, timeout_ms: int) -> bool:
         # struct pollfd: int fd, short events, short revents
         link, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
         store(table + 8 * i, load(link + at.L_FD) | (want << 32))
-    return _poll(table, count, np.int32(timeout_ms)) > 0
+    return _poll_sockets(table, count, np.int32(timeout_ms)) > 0
 
 
 @njit(nogil=True)
 def nc10d_watch_all(channel: int) -> None:
-    """Have the net thread watch every link that a channel blocked on sockets waits for."""
+    """Have the poller thread watch every link that a channel blocked on sockets waits for."""
     streams = load(channel + at.C_STREAMS)
     table = load(streams + at.S_WAITING)
+    epoll, line = load(streams + at.S_EPOLL), load(streams + at.S_LINE)
     for i in range(load(streams + at.S_COUNT)):
-        place = table + 16 * i
-        nc10d_watch(
-            load(streams + at.S_EPOLL), load(place), load(place + 8), load(streams + at.S_LINE)
-        )
+        nc10d_watch(epoll, load(table + 16 * i), load(table + 16 * i + 8), line)
+
+
+@njit(nogil=True)
+def nc10d_ready(rank_block: int, link: int) -> None:
+    """Count up the lines of the channels that wait for a link; it was armed and is ready."""
+    nc10d_lock_link(link)
+    armed = atomics.exchange(link + at.L_ARMED, 0)  # one-shot: it has fired for both directions
+    inward, outward = load(link + at.L_LINE_IN), load(link + at.L_LINE_OUT)
+    store(link + at.L_LINE_IN, 0)
+    store(link + at.L_LINE_OUT, 0)
+    store_release(link + at.L_LOCK, 0)
+    if armed != 0:
+        nc10d_count_up(rank_block, inward)
+        nc10d_count_up(rank_block, outward)
+
+
+@njit(nogil=True)
+def nc10d_count_up(rank_block: int, line: int) -> None:
+    """Count a line up and wake the ranks that sleep on it; 0 is no line."""
+    if line != 0:
+        atomics.add(line, 1)
+        if load_acquire(line + at.LINE_SLEEPERS) != 0:
+            nc10d_ring(rank_block, atomics.exchange(line + at.LINE_SLEEPERS, 0))
+
+
+@on_demand("int64(int64, int64, int64, int64)")
+def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
+    """Run the loop of the poller thread; it ends on P_STOP."""
+    while load_acquire(rank_block + at.P_STOP) == 0:
+        count = _epoll_wait(np.int32(epoll), events, np.int32(EVENTS), np.int32(slice_ms))
+        for i in range(count):
+            event = events + EVENT_BYTES * i
+            link = load(event + (4 if PACKED else 8))
+            if link != 0:
+                nc10d_ready(rank_block, link)
+        if count > 0:
+            waiting.nc10d_wake_own(rank_block)
+    return 0
+
+
+@on_demand("int64(int64, int64, int64, int64)")
+def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
+    """Register a descriptor; `data` is its link's block."""
+    nc10d_control(epoll, CTL_ADD, fd, events, data)
+    return 0
+
+
+@on_demand("int64(int64)")
+def _peek(channel: int) -> int:
+    """Take the header of a link's next message, or arm the link for it."""
+    if waiting.nc10d_try_lock(channel):
+        if load(channel + at.C_DESCRIPTOR) == 0 and load(channel + at.C_BROKEN) == 0:
+            nc10d_match(channel)
+            waiting.nc10d_arm(channel)
+        waiting.nc10d_unlock(channel)
+    return 0
+
+
+__getattr__ = entry_points(__name__)

@@ -19,26 +19,11 @@ from typing import Any
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics, sockets
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
-from nc10d.backend.cpu.native.atomics import (
-    load,
-    load_acquire,
-    move,
-    nc10d_now,
-    pause,
-    store,
-    store_release,
-    yield_core,
-)
-from nc10d.backend.cpu.native.interpreter import nc10d_show_site
-from nc10d.backend.cpu.native.sockets import (
-    nc10d_await_link,
-    nc10d_poll,
-    nc10d_take,
-    nc10d_transfer,
-    nc10d_watch_all,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
+from nc10d.backend.cpu.native.interpreter import nc10d_write_site
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_length, nc10d_place
 from nc10d.kernels.cache import compiled_callback
 
@@ -54,12 +39,10 @@ buffers fill meanwhile, and the processes that fill them may need the core."""
 @njit(nogil=True)
 def nc10d_check(channel: int, step: int, header: int) -> int:
     """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
-    same = load(header) == load(channel + at.C_OPS) and load(header + 8) == load(
-        step + packed.EXTRA
-    )
-    if same:
+    fingerprint = load(step + packed.EXTRA)
+    if load(header) == load(channel + at.C_OPS) and load(header + 8) == fingerprint:
         return at.DONE
-    move(load(channel + at.C_STREAMS) + at.S_SEEN, header, at.HEADER_BYTES)
+    atomics.move(load(channel + at.C_STREAMS) + at.S_SEEN, header, at.HEADER_BYTES)
     store(channel + at.C_BLOCKED_ON, ~load(step + packed.TICK))
     return at.MISMATCH
 
@@ -89,7 +72,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
                     coming = max(coming, nc10d_to_come(row, segment, link))
                     peer = load(link + at.L_RANK)
                 want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
-                nc10d_await_link(streams, link, want)
+                sockets.nc10d_await_link(streams, link, want)
         # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
             nc10d_rewind(links, step, last)
@@ -122,24 +105,19 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
         return 0
     kind = load(row)
     if kind == packed.HEAD:
-        address = load(channel + at.C_SELF) + at.LINK_BOARD
+        address = load(channel + at.C_SELF) + at.LINK_STAGING
         # Written once: a header that has gone in part must not change.
         if load(link + at.L_SENT) == 0:
-            move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
-            nc10d_show_site(channel, address + at.LINK_HEADER_BYTES)
+            atomics.move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
+            nc10d_write_site(channel, address + at.LINK_HEADER_BYTES)
     else:
-        address = nc10d_place(
-            channel,
-            users,
-            row + (packed.DST if kind == packed.TAKE else packed.SRC),
-            parity,
-            segment,
-        )
+        operand = row + (packed.DST if kind == packed.TAKE else packed.SRC)
+        address = nc10d_place(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
     if kind == packed.TAKE:
-        moved = nc10d_take(load(channel + at.C_STREAMS), link, address, nbytes)
+        moved = sockets.nc10d_take(load(channel + at.C_STREAMS), link, address, nbytes)
     else:
-        moved = nc10d_transfer(link, at.L_SENT, address, nbytes)
+        moved = sockets.nc10d_transfer(link, at.L_SENT, address, nbytes)
     return moved if moved >= 0 else nc10d_lost(channel, link, moved)
 
 
@@ -170,12 +148,12 @@ def _step(channel: int) -> int:
     kind = load(step)
     if kind == packed.FLOW:
         return nc10d_flow(channel, users, step, parity, segment)
-    if kind == packed.SHOW:
+    if kind == packed.CALL_HEADER:
         header = nc10d_place(channel, users, step + packed.DST, parity, segment)
         store(header, load(channel + at.C_OPS))
         store(header + 8, load(step + packed.EXTRA))
-        move(header + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
-        nc10d_show_site(channel, header + at.RECORD_SITE)
+        atomics.move(header + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+        nc10d_write_site(channel, header + at.RECORD_SITE)
         return at.DONE
     src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
     if kind == packed.CHECK:
@@ -194,28 +172,30 @@ def _step(channel: int) -> int:
 @compiled_callback("int64(int64)")
 def _pull(channel: int) -> int:
     sent = load(load(channel + at.C_FLAGS))
-    header = sent + at.LINK_BOARD
+    header = sent + at.LINK_STAGING
     streams = load(channel + at.C_STREAMS)
     link = load(load(streams + at.S_LINKS))
     line = load(streams + at.S_LINE)
     while load(link + at.L_TAKEN) < at.AWAY_HEADER_BYTES:
         target = load_acquire(line) + 1
-        moved = nc10d_transfer(link, at.L_TAKEN, header, at.AWAY_HEADER_BYTES)
+        moved = sockets.nc10d_transfer(link, at.L_TAKEN, header, at.AWAY_HEADER_BYTES)
         if moved < 0:
             return nc10d_lost(channel, link, moved)
         if moved == 0:
             store(streams + at.S_COUNT, 0)
             store(streams + at.S_LEFT, 0)
-            nc10d_await_link(streams, link, at.WANT_IN)
+            sockets.nc10d_await_link(streams, link, at.WANT_IN)
             store(channel + at.C_BLOCKED_AT, line)
             store(channel + at.C_BLOCKED_FOR, target)
             store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
             return at.BLOCKED
     store(link + at.L_TAKEN, 0)
-    # Copied to the place where a sender of this host would have put it: matching.py reads it there.
-    half = load(channel + at.C_ROUND) & 1
-    move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * half, header, at.LINK_HEADER_BYTES)
-    move(sent + at.LINK_SITES + at.SITE_BYTES * half, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
+    # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
+    slot = load(channel + at.C_ROUND) & 1
+    atomics.move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * slot, header, at.LINK_HEADER_BYTES)
+    atomics.move(
+        sent + at.LINK_SITES + at.SITE_BYTES * slot, header + at.LINK_HEADER_BYTES, at.SITE_BYTES
+    )
     # Last: other threads that match look at the counter first.
     store_release(sent, load(channel + at.C_SEQ) + 1)
     return at.DONE
@@ -244,9 +224,9 @@ def _linger(channel: int) -> int:
     store(streams + at.S_TRIES, max(tries, 0) + 1)
     # Each look is a system call: after some, a pause is too short to be worth keeping the core.
     if tries < PAUSES:
-        pause()
+        atomics.pause()
     else:
-        yield_core()
+        atomics.yield_core()
     return 1
 
 
@@ -257,15 +237,15 @@ def _sleep(channel: int) -> int:
     while True:
         if load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
-        if nc10d_poll(channel, POLL_MS):
+        if sockets.nc10d_poll(channel, POLL_MS):
             return at.DONE
-        if nc10d_now() >= until:
+        if atomics.nc10d_now() >= until:
             return at.BLOCKED
 
 
 @compiled_callback("int64(int64)")
 def _arm(channel: int) -> int:
-    nc10d_watch_all(channel)
+    sockets.nc10d_watch_all(channel)
     return at.DONE
 
 
@@ -281,5 +261,5 @@ FUNCTIONS: dict[int, Any] = {
 Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
 takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
 at sockets: 0 when it is time to sleep. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED.
-`_arm` has the net thread watch the sockets.
+`_arm` has the poller thread watch the sockets.
 """

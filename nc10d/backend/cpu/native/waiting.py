@@ -15,25 +15,9 @@ from __future__ import annotations
 
 from numba import njit
 
+from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import (
-    add,
-    add_32,
-    call_engine,
-    exchange,
-    load,
-    load_acquire,
-    load_acquire_32,
-    nc10d_futex_wait,
-    nc10d_futex_wake,
-    nc10d_now,
-    pause,
-    set_bits,
-    store,
-    swap_if,
-    this_thread,
-    yield_core,
-)
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
@@ -47,17 +31,17 @@ def nc10d_try_lock(channel: int) -> bool:
     # The plain look first: a failed swap would take the cache line from the lock's holder.
     return (
         load_acquire(channel + at.C_LOCK) == 0
-        and swap_if(channel + at.C_LOCK, 0, this_thread()) == 0
+        and atomics.swap_if(channel + at.C_LOCK, 0, atomics.this_thread()) == 0
     )
 
 
 @njit(nogil=True)
-def nc10d_wake_own(process: int) -> None:
+def nc10d_wake_own(rank_block: int) -> None:
     """Wake this rank's own sleepers after a change inside the process."""
-    if load_acquire(process + at.P_SLEEPING) != 0:
-        bell = load(process + at.P_BELL)
-        add_32(bell, 1)
-        nc10d_futex_wake(bell)
+    if load_acquire(rank_block + at.P_SLEEPING) != 0:
+        bell = load(rank_block + at.P_BELL)
+        atomics.add_32(bell, 1)
+        atomics.nc10d_futex_wake(bell)
 
 
 @njit(nogil=True)
@@ -65,17 +49,17 @@ def nc10d_unlock(channel: int) -> None:
     """Unlock the channel; wake the worker if submissions wait in it."""
     # A full fence: a submitter appends and then tries the lock, this thread unlocks and then looks
     # at the ring. One of the two sees the other, so no submission is left without a thread.
-    exchange(channel + at.C_LOCK, 0)
+    atomics.exchange(channel + at.C_LOCK, 0)
     if load_acquire(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
-        nc10d_wake_own(load(channel + at.C_PROCESS))
+        nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
 
 
 @njit(nogil=True)
-def nc10d_sleep(process: int, bell_value: int, until: int) -> None:
+def nc10d_sleep(rank_block: int, bell_value: int, until: int) -> None:
     """Sleep until `until` (ns) or until the doorbell's value is no longer `bell_value`."""
-    left = until - nc10d_now()
+    left = until - atomics.nc10d_now()
     if left > 0:
-        nc10d_futex_wait(load(process + at.P_BELL), bell_value, left)
+        atomics.nc10d_futex_wait(load(rank_block + at.P_BELL), bell_value, left)
 
 
 @njit(nogil=True)
@@ -91,9 +75,15 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
         if load_acquire(flag) >= target:
             store(channel + at.C_SPIN_NOW, min(2 * limit, load(channel + at.C_SPIN)))
             return True
-        pause()
+        atomics.pause()
     store(channel + at.C_SPIN_NOW, max(limit >> 1, min(SHORTEST_SPIN, load(channel + at.C_SPIN))))
     return False
+
+
+@njit(nogil=True)
+def nc10d_spin_blocked(channel: int) -> bool:
+    """Spin for the counter that blocks a channel; return whether it has come."""
+    return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
 
 
 @njit(nogil=True)
@@ -105,15 +95,15 @@ def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
     if load_acquire(flag) >= target:
         return True
     # Yields are timed: one that comes back late means that other threads use this core.
-    began = nc10d_now()
+    began = atomics.nc10d_now()
     for _ in range(most):
-        yield_core()
+        atomics.yield_core()
         if load_acquire(flag) >= target:
-            if nc10d_now() - began < SOON_NS:
+            if atomics.nc10d_now() - began < SOON_NS:
                 limit = max(SHORTEST_SPIN, 2 * load(channel + at.C_SPIN_NOW))
                 store(channel + at.C_SPIN_NOW, min(limit, load(channel + at.C_SPIN)))
             return True
-        if nc10d_now() - began > LONG_NS:
+        if atomics.nc10d_now() - began > LONG_NS:
             return False
     return False
 
@@ -127,9 +117,9 @@ def nc10d_streaming(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_arm(channel: int) -> None:
-    """Have the net thread watch the sockets that a channel waits for; before the worker sleeps."""
+    """Have the poller thread watch a channel's sockets; before the worker sleeps."""
     if nc10d_streaming(channel):
-        call_engine(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
+        atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
 
 @njit(nogil=True)
@@ -137,13 +127,13 @@ def nc10d_await_socket(channel: int, until: int) -> int:
     """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED."""
     streams = load(channel + at.C_STREAMS)
     store(streams + at.S_UNTIL, until)
-    return call_engine(load(streams + at.S_SLEEP), channel)
+    return atomics.call_engine(load(streams + at.S_SLEEP), channel)
 
 
 @njit(nogil=True)
 def nc10d_linger(channel: int) -> bool:
     """Pause between two looks at sockets; False when it is time to sleep."""
-    return call_engine(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
+    return atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
 
 
 @njit(nogil=True)
@@ -155,25 +145,25 @@ def nc10d_await_flag(channel: int, until: int) -> int:
         return nc10d_await_socket(channel, until)
     if nc10d_yield(channel, flag, target, load(channel + at.C_YIELD)):
         return at.DONE
-    process = load(channel + at.C_PROCESS)
+    rank_block = load(channel + at.C_RANK_BLOCK)
     abort = load(channel + at.C_AREA) + at.AREA_ABORT
     # Counted first: a thread of this process that changes something wakes only counted sleepers.
-    add(process + at.P_SLEEPING, 1)
+    atomics.add(rank_block + at.P_SLEEPING, 1)
     answer = at.BLOCKED
     while answer == at.BLOCKED:
         # The bell's value is read before the looks below: a ring after any of them changes it, and
         # the futex returns at once. The bit is set anew each time, since a post takes it away.
-        bell = load_acquire_32(load(process + at.P_BELL))
-        set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+        bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
+        atomics.set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if load_acquire(flag) >= target:
             answer = at.DONE
         elif load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
             answer = at.ABORTED
-        elif nc10d_now() >= until:
+        elif atomics.nc10d_now() >= until:
             break
         else:
-            nc10d_sleep(process, bell, until)
-    add(process + at.P_SLEEPING, -1)
+            nc10d_sleep(rank_block, bell, until)
+    atomics.add(rank_block + at.P_SLEEPING, -1)
     return answer
 
 
@@ -190,14 +180,14 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
     until = 0
     waits = 0
     while True:
-        answer = call_engine(load(channel + at.C_ADVANCE), channel)
+        answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
         if answer != at.BLOCKED:
             return answer
         # Most waits are short: the clock is read only after a long wait, and now and then because
         # a long program may wait often and never long.
         waits += 1
         if waits & 15 == 0:
-            now = nc10d_now()
+            now = atomics.nc10d_now()
             if until == 0:
                 until = now + slice_ns
             elif now >= until:
@@ -206,16 +196,10 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
         if nc10d_streaming(channel):
             if nc10d_linger(channel):
                 continue
-            if until == 0:
-                until = nc10d_now() + slice_ns
-            answer = nc10d_await_flag(channel, until)
-            if answer != at.DONE:
-                return answer
-        elif not nc10d_spin(
-            channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
-        ):
-            if until == 0:
-                until = nc10d_now() + slice_ns
-            answer = nc10d_await_flag(channel, until)
-            if answer != at.DONE:
-                return answer
+        elif nc10d_spin_blocked(channel):
+            continue
+        if until == 0:
+            until = atomics.nc10d_now() + slice_ns
+        answer = nc10d_await_flag(channel, until)
+        if answer != at.DONE:
+            return answer

@@ -24,7 +24,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
-from nc10d.backend.cpu.transport.links import HALF, Inbox, UnexpectedMessage
+from nc10d.backend.cpu.transport.links import SLOT, Inbox, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch
@@ -126,7 +126,7 @@ class Mailbox:
         remote = unexpected.is_remote(channel)
         linked = self._links.program(inbox is None, buffer.nbytes, away=remote)
         model = Submission(linked, [0], None, 0, (op.tag, buffer.nbytes, buffer.dtype.code))
-        small = buffer.nbytes <= HALF
+        small = buffer.nbytes <= SLOT
         prepared = PreparedMessage(channel, model, inbox, op.peer, small, not remote, op.x)
         self._cache.remember(op, prepared)
 

@@ -44,7 +44,7 @@ def post_unexpected(links: Links, inbox: Inbox, header: Header) -> None:
     linked = links.program(False, nbytes, away=is_remote(inbox.channel))
     submission = Submission(linked, [plain.address(data)], data, 0, header)
     inbox.channel.submit(submission)
-    inbox.keep(UnexpectedMessage(tag, dtype, data, submission, site))
+    inbox.unexpected.append(UnexpectedMessage(tag, dtype, data, submission, site))
 
 
 def is_remote(channel: Channel) -> bool:
@@ -56,9 +56,9 @@ def arrived(channel: Channel) -> bool:
     """Return whether a link's next message has arrived, or has begun to."""
     if is_remote(channel):
         # Imported late: it compiles functions that a job on a single host does without.
-        from nc10d.backend.cpu.native import net
+        from nc10d.backend.cpu.native import sockets
 
-        net.peek(channel.address)
+        sockets.peek(channel.address)
     sent = int(channel.words[_SENT])
     return bool(entry_points.load_word(sent) >= channel.get(at.C_SEQ) + 1)
 

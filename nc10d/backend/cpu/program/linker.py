@@ -13,17 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.native import slow_steps
-from nc10d.backend.cpu.native.offsets import (
-    FLAG_BIT,
-    TABLE_INLINE,
-    TABLE_OTHER,
-    TABLE_ZEROS,
-    TEXT_BYTES,
-)
-from nc10d.backend.cpu.program.lines import LINE
+from nc10d.backend.cpu.native import offsets, slow_steps
 from nc10d.backend.cpu.program.program import (
-    SHOWN,
+    LINE,
+    SHARED,
     At,
     CallInfo,
     Kernel,
@@ -35,26 +28,18 @@ from nc10d.backend.cpu.program.program import (
 from nc10d.kernels import copy
 
 Bytes = npt.NDArray[np.uint8]
+Address = Callable[[Kernel], int]
+"""The function that returns the address of a kernel."""
 FIELDS = 21
 """Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
 OPERANDS = (4, 7, 10)  # offsets of dst, src, own
-KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a REDN
-ABROAD = (
-    StepKind.GIVE,
-    StepKind.TAKE,
-    StepKind.HEAD,
-    StepKind.CHECK,
-    StepKind.EXPECT,
-    StepKind.PUSH,
-)
+KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a FOLD_STAGED
+ABROAD = {*map(StepKind, range(StepKind.GIVE, StepKind.PUSH + 1))} - {StepKind.CALL_HEADER}
 """Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
-SLOW_STEPS = {
-    StepKind.AGREE,
-    *(StepKind(number) for number in range(StepKind.PACK, StepKind.FILL + 1)),
-}
+SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL + 1))}
 """Steps that slow_steps.py carries out."""
-LOOPS = (StepKind.LOOP_AGREED, StepKind.LOOP, StepKind.FETCH, StepKind.FILL, StepKind.FOLD)
-COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL, StepKind.REDN)
+LONG = (StepKind.LOOP_AGREED, StepKind.LOOP, StepKind.FETCH, StepKind.FILL, StepKind.FOLD_EXPOSED)
+COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL, StepKind.FOLD_STAGED)
 """Steps that copy bytes; the linker chooses the function that does."""
 MANY = 1 << 30
 SHORT = 256 * 1024
@@ -67,7 +52,7 @@ class Linked:
 
     program: Program
     code: npt.NDArray[np.int64]
-    record: npt.NDArray[np.uint8]
+    record: Bytes
     factor: npt.NDArray[np.float64]
     scratch: Bytes
     address: int = field(init=False)
@@ -77,7 +62,7 @@ class Linked:
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
         steps = self.program.steps
-        looping = any(step.repeat > 1 or step.kind in LOOPS for step in steps)
+        looping = any(step.repeat > 1 or step.kind in LONG for step in steps)
         self.short = int(not looping and sum(step.nbytes for step in steps) <= SHORT)
 
 
@@ -104,7 +89,7 @@ def link(
     program: Program,
     size: int,
     table: int,
-    kernel_address: Callable[[Kernel], int],
+    kernel_address: Address,
     scratch: Callable[[int], Bytes] | None = None,
 ) -> Linked:
     """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it.
@@ -126,8 +111,9 @@ def link(
         room,
     )
     factor = linked.factor.ctypes.data
+    called = record.ctypes.data, program.call.fingerprint()
     for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
-        row[:] = _pack(step, program, record, size, table, kernel_address, copier)
+        row[:] = _pack(step, *called, size, table, kernel_address, copier)
         for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
             if at.space is Space.SCRATCH:
                 row[column] += room.ctypes.data
@@ -148,9 +134,9 @@ def check(program: Program, size: int) -> None:
         assert step.nbytes >= 0, (program.call, index, step)
         assert 0 <= step.back <= index, (program.call, index, step)
         assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
-        if step.kind is StepKind.FOLD:
+        if step.kind is StepKind.FOLD_EXPOSED:
             assert step.repeat > 0, (program.call, index, step)
-            assert step.also.space is Space.BOARD, (program.call, index, step)
+            assert step.also.space is Space.STAGING, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
             limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
             assert 0 <= at.index < limit, (program.call, index, step)
@@ -198,7 +184,7 @@ def _copier(step: Step, in_all: int) -> int:
     """Return the copy function of a step if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is StepKind.REDN:  # it copies from the first cache
+    if step.kind is StepKind.FOLD_STAGED:  # it copies from the first cache
         in_all = 0
     elif step.kind is StepKind.FILL:
         in_all = step.nbytes
@@ -224,10 +210,10 @@ def _times(steps: Sequence[Step]) -> list[int]:
 
 NO_OPERAND = 1 << 40
 ROWS = {
-    Space.BOARD: 0,
-    Space.INLINE: TABLE_INLINE,
-    Space.EARLIER: TABLE_OTHER,
-    Space.SCRATCH: TABLE_ZEROS,  # a word that is 0: the offset is an address
+    Space.STAGING: 0,
+    Space.INLINE: offsets.TABLE_INLINE,
+    Space.EARLIER: offsets.TABLE_OTHER,
+    Space.SCRATCH: offsets.TABLE_ZEROS,  # a word that is 0: the offset is an address
 }
 """The row of the channel's tables for each kind of memory."""
 
@@ -243,42 +229,36 @@ def _selector(at: At, size: int, table: int) -> int:
 
 
 def _pack(
-    step: Step,
-    program: Program,
-    record: npt.NDArray[np.uint8],
-    size: int,
-    table: int,
-    kernel_address: Callable[[Kernel], int],
-    copier: int,
+    step: Step, record: int, fingerprint: int, size: int, table: int, address: Address, copier: int
 ) -> list[int]:
     row = [int(step.kind), step.nbytes, step.tick]
     for at in (step.dst, step.src, step.own, step.also):
         row += [_selector(at, size, table), at.offset, at.stride]
-    kernel = kernel_address(step.kernel) if step.kernel is not None else 0
-    last = kernel_address(step.last) if step.last is not None else 0
+    kernel = address(step.kernel) if step.kernel is not None else 0
+    last = address(step.last) if step.last is not None else 0
     # Values other than operands share fields: no kind needs two meanings of a field.
     extra = step.peer
     if step.kind is StepKind.ENTER:
-        kernel, extra = record.ctypes.data, program.call.fingerprint() | step.tick << FLAG_BIT
+        kernel, extra = record, fingerprint | step.tick << offsets.FLAG_BIT
     elif step.kind in (StepKind.BRANCH_IF_FLAGGED, StepKind.JUMP, StepKind.BRANCH_IF_UNREADABLE):
         extra = step.skip
     elif step.kind in (StepKind.ROUND, StepKind.LOOP_AGREED, StepKind.LOOP):
         last, extra, kernel = step.free, step.back, step.repeat
-    elif step.kind in (StepKind.FLOW, StepKind.FOLD):
+    elif step.kind in (StepKind.FLOW, StepKind.FOLD_EXPOSED):
         extra = step.repeat
-    elif step.kind is StepKind.SHOW:
-        kernel, extra = record.ctypes.data, program.call.fingerprint()
+    elif step.kind is StepKind.CALL_HEADER:
+        kernel, extra = record, fingerprint
     elif step.kind is StepKind.CHECK:
-        row[2], extra = step.peer, program.call.fingerprint()
-    both = kernel_address(step.both) if step.both is not None else 0
-    if step.kind is StepKind.REDN:
-        both, extra = copier, int(step.dst.space in SHOWN)
+        row[2], extra = step.peer, fingerprint
+    both = address(step.both) if step.both is not None else 0
+    if step.kind is StepKind.FOLD_STAGED:
+        both, extra = copier, int(step.dst.space in SHARED)
     elif step.kind in COPIES:
         kernel = copier
     return [*row, kernel, last, int(step.arg), step.total, extra, both]
 
 
-def record_bytes(call: CallInfo) -> npt.NDArray[np.uint8]:
+def record_bytes(call: CallInfo) -> Bytes:
     """Return the static part of a call's record: UTF-8 text, cut and padded."""
-    raw = call.describe().encode()[:TEXT_BYTES]
-    return np.frombuffer(raw.ljust(TEXT_BYTES, b"\0"), np.uint8).copy()
+    raw = call.describe().encode()[: offsets.TEXT_BYTES]
+    return np.frombuffer(raw.ljust(offsets.TEXT_BYTES, b"\0"), np.uint8).copy()

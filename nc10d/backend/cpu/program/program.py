@@ -7,12 +7,11 @@ shared memory.
 How ranks keep in step: every rank of a group has a counter that only grows. A round of a program
 spends `ticks` (phases); every rank's version of a program spends the same ticks, so programs mix
 freely and need no protocol of their own. `signal(t)` sets this rank's counter to (ticks spent so
-far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer
-("board") has two slots ("halves"), as its inline payload has, which alternate from round to round.
-A round's `free` is the first tick (counted from the round's start) at which every peer has surely
-left the round, and `free()` waits for that before the same slot is used again.
-A rank that reads from the round before (`earlier`) has left that round when the reads of this round
-are done.
+far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer has
+two slots, as its inline payload has, which alternate from round to round. A round's `free` is the
+first tick (counted from the round's start) at which every peer has surely left the round, and
+`free()` waits for that before the same slot is used again. A rank that reads from the round before
+(`earlier`) has left that round when the reads of this round are done.
 """
 
 from __future__ import annotations
@@ -20,7 +19,20 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+LINE = 64
+"""Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
+
+
+def line_up(nbytes: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-nbytes // LINE) * LINE
+
+
+def line_down(nbytes: int) -> int:
+    """Round down to whole cache lines."""
+    return nbytes // LINE * LINE
 
 
 class StepKind(enum.IntEnum):
@@ -32,7 +44,7 @@ class StepKind(enum.IntEnum):
     WAIT = 3
     WAITALL = 4
     FREE = 5
-    REDN = 6
+    FOLD_STAGED = 6
     MAP = 7
     ROUND = 8
     ENTER = 9
@@ -48,10 +60,10 @@ class StepKind(enum.IntEnum):
     BRANCH_IF_FLAGGED = 19
     EXPOSE = 20
     FETCH = 21
-    FOLD = 22
+    FOLD_EXPOSED = 22
     JUMP = 23
     BRANCH_IF_UNREADABLE = 24
-    RECALL = 25
+    WITHDRAW = 25
     FILL = 26
     PAIR = 38
     LOOP = 39
@@ -59,7 +71,7 @@ class StepKind(enum.IntEnum):
     GIVE = 41
     TAKE = 42
     HEAD = 43
-    SHOW = 44
+    CALL_HEADER = 44
     CHECK = 45
     EXPECT = 46
     PUSH = 47
@@ -73,13 +85,13 @@ class Space(enum.IntEnum):
 
     NONE = 0
     USER = 1
-    BOARD = 2
+    STAGING = 2
     INLINE = 3
     SCRATCH = 4
     EARLIER = 5
 
 
-SHOWN = (Space.BOARD, Space.INLINE, Space.EARLIER)
+SHARED = (Space.STAGING, Space.INLINE, Space.EARLIER)
 """Memory that peers of this host can read."""
 INLINE_BYTES = 16
 """Most bytes of a payload that travels in the cache line of the counter itself."""
@@ -113,14 +125,19 @@ def user(index: int, offset: int = 0, stride: int = 0) -> At:
     return At(Space.USER, index, offset, stride)
 
 
-def board(rank: int, offset: int = 0, stride: int = 0) -> At:
+def staging(rank: int, offset: int = 0, stride: int = 0) -> At:
     """Point into the current slot of a rank's staging buffer."""
-    return At(Space.BOARD, rank, offset, stride)
+    return At(Space.STAGING, rank, offset, stride)
 
 
 def earlier(rank: int, offset: int = 0, stride: int = 0) -> At:
     """Point into the slot of a rank's staging buffer that the round before used."""
     return At(Space.EARLIER, rank, offset, stride)
+
+
+def scratch(offset: int, stride: int = 0) -> At:
+    """Point into this rank's scratch memory."""
+    return At(Space.SCRATCH, 0, offset, stride)
 
 
 def inline(rank: int) -> At:
@@ -172,6 +189,9 @@ class Step:
     repeat: int = 0
     skip: int = 0
     both: Kernel | None = None
+
+
+Steps = Sequence[Step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,26 +251,8 @@ def concatenate(call: CallInfo, programs: Sequence[Program]) -> Program:
 
 def _shift(step: Step, base: int) -> Step:
     def moved(at: At) -> At:
-        if at.space is not Space.USER:
-            return at
-        return At(at.space, at.index + base, at.offset, at.stride)
+        return replace(at, index=at.index + base) if at.space is Space.USER else at
 
-    return Step(
-        step.kind,
-        step.nbytes,
-        step.tick,
-        moved(step.dst),
-        moved(step.src),
-        moved(step.own),
-        moved(step.also),
-        step.kernel,
-        step.last,
-        step.arg,
-        step.total,
-        step.peer,
-        step.free,
-        step.back,
-        step.repeat,
-        step.skip,
-        step.both,
+    return replace(
+        step, dst=moved(step.dst), src=moved(step.src), own=moved(step.own), also=moved(step.also)
     )

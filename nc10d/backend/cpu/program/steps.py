@@ -1,9 +1,12 @@
 """The steps that algorithms are written with: a function for each kind.
 
-The head of `program` explains rounds, ticks and slots.
+The head of `program` explains rounds, ticks and slots. Data from other hosts arrives in a user's
+array or in scratch memory, which is private to a rank.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from nc10d.backend.cpu.program.program import (
     GATE_BYTES,
@@ -13,9 +16,14 @@ from nc10d.backend.cpu.program.program import (
     Kernel,
     Step,
     StepKind,
-    board,
+    staging,
     user,
 )
+
+HEADER_BYTES = 192
+"""Bytes of a call's header: sequence number, fingerprint, and the call as text."""
+MESSAGE_BYTES = 88
+"""Bytes of a message's header: its tag, size and dtype, and the line that sends it."""
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
@@ -28,7 +36,7 @@ def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: 
     return Step(StepKind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
 
 
-def reduce_ranks(
+def fold_staged(
     dst: At, src: At, own: At, nbytes: int, how: Combine, also: At = NOWHERE, total: int = 0
 ) -> Step:
     """dst = contributions of all ranks folded in rank order.
@@ -38,7 +46,7 @@ def reduce_ranks(
     A result for the staging buffer is written when it is folded: until then `dst` is unchanged.
     """
     return Step(
-        StepKind.REDN,
+        StepKind.FOLD_STAGED,
         nbytes,
         dst=dst,
         src=src,
@@ -72,7 +80,7 @@ def free() -> Step:
 
 
 def enter(flag: bool = False) -> Step:
-    """Begin an operation: show its fingerprint, a flag and its record (after `free()`)."""
+    """Begin an operation: publish its fingerprint, a flag and its record (after `free()`)."""
     return Step(StepKind.ENTER, tick=int(flag))
 
 
@@ -97,7 +105,7 @@ def jump(steps: int) -> Step:
 
 
 def expose(
-    rank: int, src: At, access: int = 0, flag: bool = True, lent: int = 0, slot: int = 0
+    rank: int, src: At, access: int = 0, flag: bool = True, writable: int = 0, offset: int = 0
 ) -> Step:
     """Expose an array of this rank to its peers, until they signal that they have read it.
 
@@ -105,52 +113,52 @@ def expose(
     that the group has that `access`: READS or WRITES (0: never). An array that can't be read sets
     this rank's flag (`branch_if_flagged`). Without `flag` it sets none: a message branches by
     `branch_if_unreadable`, and other programs expose the array for writes only.
-    Peers may also write the first `lent` bytes, until `recall`: if the array is registered and
-    begins a page, or if the kernel copies it and all peers are other processes. `slot` is the
-    offset in this rank's staging buffer where the two words are shown.
+    Peers may also write the first `writable` bytes, until `withdraw`: if the array is registered
+    and begins a page, or if the kernel copies it and all peers are other processes. The words that
+    describe the array are at `offset` in this rank's staging buffer.
     """
-    return Step(StepKind.EXPOSE, lent, int(flag), board(rank, slot), src, arg=access)
+    return Step(StepKind.EXPOSE, writable, int(flag), staging(rank, offset), src, arg=access)
 
 
-def recall() -> Step:
+def withdraw() -> Step:
     """Withdraw the memory that peers could write; goes after their last signal."""
-    return Step(StepKind.RECALL)
+    return Step(StepKind.WITHDRAW)
 
 
 def branch_if_unreadable(rank: int, steps: int) -> Step:
     """Leave out the next `steps` if a rank's exposed array can't be read; for two ranks only."""
-    return Step(StepKind.BRANCH_IF_UNREADABLE, src=board(rank), skip=steps)
+    return Step(StepKind.BRANCH_IF_UNREADABLE, src=staging(rank), skip=steps)
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     """dst := `nbytes` from `offset` on of the array that a peer has exposed.
 
-    Bytes that this rank has exposed for writes are left out: the peer has put them there already.
+    Bytes that this rank has exposed for writes are left out: the peer has written them already.
     """
-    return Step(StepKind.FETCH, nbytes, dst=dst, src=board(peer), arg=offset, peer=peer)
+    return Step(StepKind.FETCH, nbytes, dst=dst, src=staging(peer), arg=offset, peer=peer)
 
 
-def fill_lent(src: At, nbytes: int, slot: int = 0) -> Step:
-    """Write `nbytes` of this rank to every array that a peer exposes for writes at `slot`."""
-    return Step(StepKind.FILL, nbytes, src=board(0, slot), own=src)
+def fill_exposed(src: At, nbytes: int, offset: int = 0) -> Step:
+    """Write `nbytes` of this rank to every array that a peer exposes for writes at `offset`."""
+    return Step(StepKind.FILL, nbytes, src=staging(0, offset), own=src)
 
 
 def fold_exposed(
-    dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, most: int, lent: int = 0
+    dst: At, own: At, offset: int, nbytes: int, how: Combine, room: At, most: int, writable: int = 0
 ) -> Step:
     """dst := the bytes from `offset` on of every rank's exposed array, folded in rank order.
 
-    `own` is this rank's array, which dst may be. It must be if `lent`: peers have exposed the first
-    `lent` bytes of their arrays for writes and get the result there too. At most `most` bytes are
-    folded at a time; `room` has twice as many.
+    `own` is this rank's array, which dst may be. It must be if `writable`: peers have exposed the
+    first `writable` bytes of their arrays for writes and get the result there too. At most `most`
+    bytes are folded at a time; `room` has twice as many.
     """
-    assert not lent or dst == own, (dst, own)
+    assert not writable or dst == own, (dst, own)
     return Step(
-        StepKind.FOLD,
+        StepKind.FOLD_EXPOSED,
         nbytes,
-        lent,
+        writable,
         dst=dst,
-        src=board(0),
+        src=staging(0),
         own=own,
         also=room,
         kernel=how.pair,
@@ -158,7 +166,7 @@ def fold_exposed(
         arg=how.last_arg,
         total=offset,
         repeat=most,
-        both=how.both if lent else None,
+        both=how.both if writable else None,
     )
 
 
@@ -172,14 +180,24 @@ def open_gate(words: int, number: int) -> Step:
     return Step(StepKind.OPEN, dst=user(words, GATE_BYTES * number))
 
 
-def agree(send: int, expect: int, slot: int) -> Step:
+def agree(send: int, expect: int, piece: int) -> Step:
     """Compare announced with expected sizes; compute the number of rounds of the exchange.
 
     Every staging buffer starts with an int64 per rank: the bytes that its owner sends to that rank.
-    User array `expect` holds the bytes that this rank awaits from each; `slot` bytes travel per
+    User array `expect` holds the bytes that this rank awaits from each; `piece` bytes travel per
     pair and round.
     """
-    return Step(StepKind.AGREE, src=board(0), own=user(expect), dst=user(send), arg=slot)
+    return Step(StepKind.AGREE, src=staging(0), own=user(expect), dst=user(send), arg=piece)
+
+
+def single_round(before: Sequence[Step] = (), after: Sequence[Step] = ()) -> list[Step]:
+    """Return a program of a single round: enter, run `before`, meet all ranks, run `after`."""
+    return [free(), enter(), *before, signal(1), meet_all(), *after, end_round(1, 2)]
+
+
+def alone(steps: Sequence[Step] = ()) -> list[Step]:
+    """Return the program of a group of a single rank, which runs `steps`."""
+    return [free(), enter(), *steps, end_round(1, 2)]
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
@@ -188,7 +206,7 @@ def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
 
 
 def header() -> Step:
-    """Show a message's tag, size and dtype, taken from its descriptor, beside the counter."""
+    """Publish a message's tag, size and dtype from its descriptor, beside the counter."""
     return Step(StepKind.HEADER)
 
 
@@ -209,3 +227,59 @@ def unpack(strided: int, flat: int, shape: int) -> Step:
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
     """Like end_round, but repeats for the number of rounds of the last `agree`."""
     return Step(StepKind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
+
+
+def give(peer: int, src: At, nbytes: int) -> Step:
+    """Send bytes to a rank of another host; a row of a `flow`."""
+    return Step(StepKind.GIVE, nbytes, src=src, peer=peer)
+
+
+def take(peer: int, dst: At, nbytes: int) -> Step:
+    """Receive bytes from a rank of another host; a row of a `flow`."""
+    return Step(StepKind.TAKE, nbytes, dst=dst, peer=peer)
+
+
+def push(peer: int, src: At, nbytes: int) -> Step:
+    """Send as much as fits into the socket; a later push or give of the same bytes continues."""
+    return Step(StepKind.PUSH, nbytes, src=src, peer=peer)
+
+
+def head() -> Step:
+    """Send a message's header; a row of a `flow`."""
+    return Step(StepKind.HEAD, MESSAGE_BYTES)
+
+
+def flow(rows: Iterable[Step]) -> list[Step]:
+    """Run all transfers at the same time; at most a single transfer from, and to, each rank."""
+    rows = [row for row in rows if row.nbytes]
+    for kind in ((StepKind.TAKE,), (StepKind.GIVE, StepKind.HEAD, StepKind.PUSH)):
+        peers = [row.peer for row in rows if row.kind in kind]
+        assert len(set(peers)) == len(peers), rows
+    return [Step(StepKind.FLOW, repeat=len(rows)), *rows] if rows else []
+
+
+def call_header(dst: At) -> Step:
+    """dst := the header of this call."""
+    return Step(StepKind.CALL_HEADER, HEADER_BYTES, dst=dst)
+
+
+def check(src: At, peer: int) -> Step:
+    """Compare the header that came from a rank with this call's."""
+    return Step(StepKind.CHECK, HEADER_BYTES, src=src, peer=peer)
+
+
+def expect(src: At, own: At, peer: int) -> Step:
+    """Compare the size that a rank announces with the size that this rank expects from it."""
+    return Step(StepKind.EXPECT, 8, src=src, own=own, peer=peer)
+
+
+def pair(dst: At, a: At, b: At, nbytes: int, kernel: Kernel) -> Step:
+    """dst = kernel(a, b)."""
+    return Step(StepKind.PAIR, nbytes, dst=dst, src=a, own=b, kernel=kernel)
+
+
+def loop(body: Sequence[Step], repeat: int) -> list[Step]:
+    """Run steps `repeat` times, each time a segment further; they end no round."""
+    if repeat == 0:
+        return []
+    return [*body, Step(StepKind.LOOP, repeat=repeat, back=len(body))] if repeat > 1 else [*body]

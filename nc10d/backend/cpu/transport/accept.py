@@ -30,7 +30,7 @@ from nc10d.auth.handshake import (
     HandshakeCaller,
     Introduction,
 )
-from nc10d.backend.cpu.transport.congestion import tcp_socket
+from nc10d.backend.cpu.transport.addresses import tcp_socket
 
 MOST_STRANGERS = 256
 # Below MOST_STRANGERS: connections accepted in a batch must be read before a later batch may

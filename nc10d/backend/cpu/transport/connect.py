@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from nc10d.auth.handshake import Introduction, group_digest
 from nc10d.auth.token import job_token, require_token
 from nc10d.backend.cpu.transport.accept import Acceptor
-from nc10d.backend.cpu.transport.congestion import tcp_socket
+from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
@@ -74,24 +74,25 @@ def connect(
     RendezvousError if a rank does not come before the deadline, or can't be reached. AuthError if
     the job has no token and other machines can reach this rank's address.
     """
-    name, rank = endpoints.name, endpoints.rank
+    name, rank, group = endpoints.name, endpoints.rank, group_digest(endpoints.name)
     require_token(endpoints.address, f"the port of rank {rank}")
     links = [(peer, purpose) for peer in peers for purpose in range(purposes)]
     with _listener(endpoints.address) as listener:
         address, port = listener.getsockname()[:2]
         mine = Endpoint(address, port, os.urandom(32).hex())
-        key = mine.key()
         # Published only once the port is open: a peer connects as soon as it reads this.
         published = json.dumps([mine.address, mine.port, mine.secret])
         endpoints.exchange.set(endpoints.key(rank), published)
         # A fixed direction: two ranks that called each other would make two connections.
         awaited = {link for link in links if link[0] > rank}
-        acceptor = Acceptor(listener, key, rank, group_digest(name), awaited)
+        acceptor = Acceptor(listener, mine.key(), rank, group, awaited)
 
         def check_time() -> None:
             check()
             if deadline.expired():
-                raise RendezvousError(_late(rank, links, acceptor.made), group=name)
+                missing = sorted({link[0] for link in links if link not in acceptor.made})
+                message = f"rank {rank} waited in vain for its connections with ranks {missing}"
+                raise RendezvousError(message, group=name)
 
         def check_strangers() -> None:
             # Strangers may come as soon as the port is open: they must not pile up meanwhile.
@@ -100,7 +101,10 @@ def connect(
 
         try:
             found = _read_endpoints(endpoints, peers, deadline, check_strangers)
-            _call_lower(acceptor, found, rank, links, name)
+            for peer, purpose in links:
+                if peer < rank:
+                    there, introduction = found[peer], Introduction(rank, peer, purpose, group)
+                    acceptor.call((there.address, there.port), there.key(), introduction)
             acceptor.run(check_time)
         except StoreError:  # an OSError as well, but its text already explains it
             raise
@@ -113,28 +117,7 @@ def connect(
     return {peer: [_ready(made[peer, purpose]) for purpose in range(purposes)] for peer in peers}
 
 
-def _call_lower(
-    acceptor: Acceptor,
-    found: dict[int, Endpoint],
-    rank: int,
-    links: Sequence[tuple[int, int]],
-    name: str,
-) -> None:
-    for peer, purpose in links:
-        if peer < rank:
-            endpoint = found[peer]
-            introduction = Introduction(rank, peer, purpose, group_digest(name))
-            acceptor.call((endpoint.address, endpoint.port), endpoint.key(), introduction)
-
-
-def _late(
-    rank: int, links: Sequence[tuple[int, int]], made: dict[tuple[int, int], socket.socket]
-) -> str:
-    missing = sorted({peer for peer, purpose in links if (peer, purpose) not in made})
-    return f"rank {rank} waited in vain for its connections with ranks {missing}"
-
-
-def close_sockets(sockets: PeerSockets) -> None:
+def close_all(sockets: PeerSockets) -> None:
     """Close all sockets."""
     for links in sockets.values():
         for wire in links:
@@ -158,21 +141,18 @@ def _listener(address: str) -> socket.socket:
 def _read_endpoints(
     endpoints: EndpointExchange, peers: Sequence[int], deadline: Deadline, check: Callable[[], None]
 ) -> dict[int, Endpoint]:
-    keys = [endpoints.key(peer) for peer in peers]
+    exchange, keys = endpoints.exchange, [endpoints.key(peer) for peer in peers]
     # In slices: a death among the peers must end the wait long before the deadline.
-    while not wait_for_keys(endpoints.exchange, keys, POLL_SECONDS):
+    while not wait_for_keys(exchange, keys, POLL_SECONDS):
         check()
         if deadline.expired():
-            raise RendezvousError(_absent(endpoints, peers))
-    raw = endpoints.exchange.multi_get(keys)
+            missing = [p for p, key in zip(peers, keys, strict=True) if not exchange.check([key])]
+            raise RendezvousError(
+                f"rank {endpoints.rank} waits for ranks {missing} of other hosts to join "
+                f"{endpoints.name!r}"
+            )
+    raw = exchange.multi_get(keys)
     return {peer: Endpoint(*json.loads(text)) for peer, text in zip(peers, raw, strict=True)}
-
-
-def _absent(endpoints: EndpointExchange, peers: Sequence[int]) -> str:
-    missing = [peer for peer in peers if not endpoints.exchange.check([endpoints.key(peer)])]
-    return (
-        f"rank {endpoints.rank} waits for ranks {missing} of other hosts to join {endpoints.name!r}"
-    )
 
 
 def _ready(wire: socket.socket) -> socket.socket:

@@ -33,10 +33,10 @@ from nc10d.backend.cpu.program.steps import gate, pack, unpack
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.errors import GroupClosed
 
-HALF = 128 * 1024
-DIRECT = HALF + 1
+SLOT = 128 * 1024
+DIRECT = SLOT + 1
 """Bytes from which a registered message is read in place: it does not fit in a staging slot."""
-LINK_BYTES = at.LINK_BOARD + 2 * HALF
+LINK_BYTES = at.LINK_STAGING + 2 * SLOT
 # Added to the link's offset, in the word in the sender's area: the arena that it lies in.
 BY_SENDER, BY_RECEIVER = 1, 2
 
@@ -67,6 +67,7 @@ class Inbox:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.unexpected: deque[UnexpectedMessage] = deque()
+        """Changed only by threads that hold the inbox."""
         self.lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -80,10 +81,6 @@ class Inbox:
     def receiving(self) -> bool:
         """Whether a receive runs in its caller's thread, not in the channel's ring."""
         return self.channel.get(at.C_RECEIVING) != 0
-
-    def keep(self, message: UnexpectedMessage) -> None:
-        """Queue an unexpected message; the caller holds the inbox."""
-        self.unexpected.append(message)
 
     def take_unexpected(self, tag: int) -> UnexpectedMessage | None:
         """Remove and return the oldest queued message with `tag`; the caller holds the inbox."""
@@ -147,7 +144,8 @@ class Links:
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
         self._programs: dict[tuple[bool, int, bool, int, bool], Linked] = {}
-        self._owned: list[int] = []
+        self.owned: list[int] = []
+        """The offsets in this rank's arena that links occupy."""
         self._stopped = False
 
     def to(self, peer: int) -> Channel:
@@ -167,20 +165,20 @@ class Links:
             return found
 
     def program(
-        self, sending: bool, nbytes: int, folded: bool = False, gates: int = 0, away: bool = False
+        self, sending: bool, nbytes: int, packed: bool = False, gates: int = 0, away: bool = False
     ) -> Linked:
         """Return the program that moves `nbytes` through a link.
 
-        Its operands are the message; the strided array and its shape, if the message is `folded`
+        Its operands are the message; the strided array and its shape, if the message is `packed`
         (a contiguous copy of that array); and `gates` dependencies that it waits for first. `away`
         selects a link to another host.
         """
-        key = (sending, nbytes, folded, gates, away)
+        key = (sending, nbytes, packed, gates, away)
         found = self._programs.get(key)
         if found is None:
             call = CallInfo("send" if sending else "recv", count=nbytes)
-            users = (3 if folded else 1) + gates
-            steps = tuple(_message(sending, nbytes, folded, range(users - gates, users), away))
+            users = (3 if packed else 1) + gates
+            steps = tuple(_message(sending, nbytes, packed, range(users - gates, users), away))
             found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
             # Sizes may all differ: an unbounded cache would grow with every message.
             if len(self._programs) > 1024:
@@ -223,10 +221,6 @@ class Links:
             if (start := self._start(sender, receiver)) and entry_points.load_word(start + counter)
         ]
 
-    def memory(self) -> list[int]:
-        """Return the offsets in this rank's arena that links occupy."""
-        return list(self._owned)
-
     def _connect(self, sender: int, receiver: int) -> Channel:
         # A link made after `stop` would never be stopped, and could touch arrays of failed calls.
         if self._stopped:
@@ -249,14 +243,14 @@ class Links:
         if not start:
             self._make(memory.links_word(sender, receiver), sending)
             start = self._start(sender, receiver)
-        buffer = start + at.LINK_BOARD
+        buffer = start + at.LINK_STAGING
         return self._make_channel(
             ChannelSpec(
                 rank=message.SENDER if sending else message.RECEIVER,
                 size=2,
                 area=memory.address(memory.rank),
                 counters=(start + at.LINK_SENT, start + at.LINK_TAKEN),
-                slots=((buffer, buffer), (buffer + HALF, buffer + HALF)),
+                slots=((buffer, buffer), (buffer + SLOT, buffer + SLOT)),
                 kind=at.SENDER if sending else at.RECEIVER,
                 peer_access=memory.peer_access([sender, receiver]),
             )
@@ -277,22 +271,22 @@ class Links:
         if entry_points.compare_and_swap(word, 0, location) != 0:
             self._free(offset)
         else:
-            self._owned.append(offset)
+            self.owned.append(offset)
 
 
 def _message(
-    sending: bool, nbytes: int, folded: bool, gates: Iterable[int], away: bool
+    sending: bool, nbytes: int, packed: bool, gates: Iterable[int], away: bool
 ) -> Iterator[Step]:
     yield from (gate(number, 0) for number in gates)
-    if sending and folded:
+    if sending and packed:
         yield pack(0, 1, 2)
     if away:
         yield from (message.send_away if sending else message.recv_away)(nbytes)
     elif sending:
-        yield from message.send(HALF, nbytes, DIRECT)
+        yield from message.send(SLOT, nbytes, DIRECT)
     else:
-        yield from message.recv(HALF, nbytes, DIRECT)
-    if folded and not sending:
+        yield from message.recv(SLOT, nbytes, DIRECT)
+    if packed and not sending:
         yield unpack(1, 0, 2)
 
 

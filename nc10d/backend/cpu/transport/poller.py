@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.engine.call_sites import called
-from nc10d.backend.cpu.native import net as native
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.native.sockets import EVENT_BYTES
+from nc10d.backend.cpu.native import sockets
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.kernels import copy
 
@@ -33,7 +32,7 @@ PAGE = 512
 
 
 @dataclass(slots=True)
-class HostLink:
+class HostSocket:
     """A socket to a rank; `address` is the block of words by which the engine knows it."""
 
     rank: int
@@ -44,7 +43,7 @@ class HostLink:
 class Streams:
     """The links of a channel, by rank, and the block on which its programs wait."""
 
-    def __init__(self, poller: Poller, links: Mapping[int, HostLink], size: int) -> None:
+    def __init__(self, poller: Poller, links: Mapping[int, HostSocket], size: int) -> None:
         self.links = links
         self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """Bytes are received here first where the kernel copies slowly; see nc10d_take."""
@@ -94,17 +93,17 @@ class Poller:
     Blocks are never freed: the thread may still read the block of a link that has been closed.
     """
 
-    def __init__(self, process: int) -> None:
-        self._process = process
+    def __init__(self, rank_block: int) -> None:
+        self._rank_block = rank_block
         # An epoll instance for all groups: a single thread sleeps for every link of the process.
         self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        native.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
-        self._events: Words = np.zeros(native.EVENTS * EVENT_BYTES // 8, np.int64)
+        sockets.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
+        self._events: Words = np.zeros(sockets.EVENTS * sockets.EVENT_BYTES // 8, np.int64)
         self._pages: list[Words] = []
         self._used = PAGE
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="nc10d-net", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nc10d-poller", daemon=True)
         self._thread.start()
 
     def block(self) -> int:
@@ -118,17 +117,17 @@ class Poller:
             self._used += at.LINK_BLOCK_BYTES // 8
             return int(plain.address(self._pages[-1][start:]))
 
-    def link(self, rank: int, wire: socket.socket) -> HostLink:
+    def link(self, rank: int, wire: socket.socket) -> HostSocket:
         """Make a link of a connected, non-blocking socket."""
         address = self.block()
         words = _words(address)
         words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
         # ONESHOT, and disarmed at first: the engine arms a link only while it waits for it. So data
         # that no program waits for does not wake the thread.
-        native.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
-        return HostLink(rank, wire, address)
+        sockets.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
+        return HostSocket(rank, wire, address)
 
-    def streams(self, links: Mapping[int, HostLink], size: int) -> Streams:
+    def streams(self, links: Mapping[int, HostSocket], size: int) -> Streams:
         """Return the streams of a channel; ranks are below `size`."""
         return Streams(self, links, size)
 
@@ -148,7 +147,7 @@ class Poller:
             self.epoll.close()
 
     def _run(self) -> None:
-        native.net(self._process, self.epoll.fileno(), plain.address(self._events), SLICE_MS)
+        sockets.poll(self._rank_block, self.epoll.fileno(), plain.address(self._events), SLICE_MS)
 
 
 def _words(address: int) -> Words:

@@ -17,12 +17,7 @@ from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Words
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.addresses import own_address
-from nc10d.backend.cpu.transport.connect import (
-    EndpointExchange,
-    PeerSockets,
-    close_sockets,
-    connect,
-)
+from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, close_all, connect
 from nc10d.base.deadline import Deadline
 from nc10d.store.base import Store
 
@@ -88,23 +83,23 @@ class RemoteGroup:
                 # Shut down first: a forked child may hold copies, which keep a closed socket open.
                 with contextlib.suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
-        close_sockets(self._sockets)
+        close_all(self._sockets)
 
     def disown(self) -> None:
         """Close a forked child's copies of the sockets."""
         # No shutdown: that would end the parent's connections, too.
-        close_sockets(self._sockets)
+        close_all(self._sockets)
 
 
 class RemoteHosts:
     """The other hosts as the process of rank `number` reaches them.
 
-    `topology` is the job's; `process` is the address of the words that the engine and all threads
-    of this rank share.
+    `topology` is the job's; `rank_block` is the address of the words that the engine and all
+    threads of this rank share.
     """
 
-    def __init__(self, number: int, topology: Topology, process: int, store: Store) -> None:
-        self._number, self._topology, self._process = number, topology, process
+    def __init__(self, number: int, topology: Topology, rank_block: int, store: Store) -> None:
+        self._number, self._topology, self._rank_block = number, topology, rank_block
         self._lock = threading.Lock()
         self.address = own_address(store)
         self._poller: Poller | None = None
@@ -117,7 +112,7 @@ class RemoteHosts:
                 # Imported late: it compiles functions that a job on a single host does without.
                 from nc10d.backend.cpu.transport.poller import Poller
 
-                self._poller = Poller(self._process)
+                self._poller = Poller(self._rank_block)
             return self._poller
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:

@@ -1,4 +1,4 @@
-"""Private arrays that processes lend to each other: the kernel writes results there."""
+"""Private arrays that processes expose for writing: the kernel writes results there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from test_direct import reading, released, slow_reader
 
-from nc10d.backend.cpu.algorithms.tuning import DEFAULTS, DIRECT
+from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT
 from nc10d.backend.cpu.lowering.lower import ProgramCache
 from nc10d.backend.cpu.memory import peer_access as reach
 from nc10d.backend.cpu.native import offsets as at
@@ -31,25 +31,30 @@ from nc10d.ops import AVG, MAX, MIN, SUM
 from nc10d.testing import Ranks, reference
 from nc10d.testing.reference import same_bits
 
-BYTES = at.AREA_LOAN_BYTES // 8
+BYTES = at.AREA_EXPOSED_BYTES // 8
 WRITER = at.AREA_WRITER // 8
 ROUNDS = 20
 READ_FROM, WRITE_FROM = DEFAULTS.read_from, DEFAULTS.write_from
-WRITING = {"all_reduce": "FOLD", "broadcast": "FILL", "all_gather": "FILL", "all_to_all": "FILL"}
-"""The calls in which a peer writes into a lent array, and the step that does."""
+WRITING = {
+    "all_reduce": "FOLD_EXPOSED",
+    "broadcast": "FILL",
+    "all_gather": "FILL",
+    "all_to_all": "FILL",
+}
+"""The calls in which a peer writes into an exposed array, and the step that does."""
 
 
 @pytest.fixture(scope="module")
-def lenders() -> Iterator[Ranks]:
-    yield from writers(2)
+def writers() -> Iterator[Ranks]:
+    yield from able_to_write(2)
 
 
 @pytest.fixture(scope="module")
-def three_lenders() -> Iterator[Ranks]:
-    yield from writers(3)
+def three_writers() -> Iterator[Ranks]:
+    yield from able_to_write(3)
 
 
-def writers(size: int) -> Iterator[Ranks]:
+def able_to_write(size: int) -> Iterator[Ranks]:
     with Ranks(size, "processes") as ranks:
         if ranks.run(access) != [at.WRITES] * size:
             pytest.skip("the kernel lets no process write into another one here")
@@ -78,8 +83,8 @@ def pieces(group: ProcessGroup) -> None:
             assert same_bits(mine[start + count :], wholes[group.rank][start + count :])
 
 
-def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(lenders: Ranks) -> None:
-    lenders.run(pieces)
+def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(writers: Ranks) -> None:
+    writers.run(pieces)
 
 
 def filled_pieces(group: ProcessGroup) -> None:
@@ -95,12 +100,12 @@ def filled_pieces(group: ProcessGroup) -> None:
         assert same_bits(mine, wholes[group.rank])
 
 
-def test_arrays_of_any_place_and_length_are_filled_where_they_lie(lenders: Ranks) -> None:
-    lenders.run(filled_pieces)
+def test_arrays_of_any_place_and_length_are_filled_where_they_lie(writers: Ranks) -> None:
+    writers.run(filled_pieces)
 
 
-def test_so_are_arrays_of_three_ranks(three_lenders: Ranks) -> None:
-    three_lenders.run(filled_pieces)
+def test_so_are_arrays_of_three_ranks(three_writers: Ranks) -> None:
+    three_writers.run(filled_pieces)
 
 
 def swapped_pieces(group: ProcessGroup) -> None:
@@ -118,12 +123,12 @@ def swapped_pieces(group: ProcessGroup) -> None:
         assert same_bits(out, want)
 
 
-def test_arrays_of_any_place_and_length_are_swapped(lenders: Ranks) -> None:
-    lenders.run(swapped_pieces)
+def test_arrays_of_any_place_and_length_are_swapped(writers: Ranks) -> None:
+    writers.run(swapped_pieces)
 
 
-def lent_by_first(group: ProcessGroup, name: str, x: Any) -> None:
-    """Make a call in which rank 1 writes into what rank 0 has lent of x; it brings at most 2."""
+def exposed_by_first(group: ProcessGroup, name: str, x: Any) -> None:
+    """Make a call in which rank 1 writes into what rank 0 has exposed of x; it brings at most 2."""
     some = x[: x.size // 2]
     mine = np.full(some.size, group.rank, x.dtype)
     if name == "all_reduce":
@@ -154,7 +159,7 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
             threading.Timer(moments.uniform(0, 0.002), leave).start()
         with contextlib.suppress(Aborted):
             while True:
-                lent_by_first(other, name, x)
+                exposed_by_first(other, name, x)
         x[...] = 666
         if group.rank == 0:
             os.kill(int(pids[1]), signal.SIGCONT)
@@ -164,15 +169,15 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_nobody_writes_into_the_array_of_a_call_that_has_been_left(
-    name: str, lenders: Ranks
+    name: str, writers: Ranks
 ) -> None:
     for seed in range(2):
-        lenders.run(aborts, [name] * 2, [seed] * 2)
+        writers.run(aborts, [name] * 2, [seed] * 2)
 
 
-def test_nobody_does_where_more_than_one_peer_may(three_lenders: Ranks) -> None:
+def test_nobody_does_where_more_than_one_peer_may(three_writers: Ranks) -> None:
     for seed in range(2):
-        three_lenders.run(aborts, ["broadcast"] * 3, [seed] * 3)
+        three_writers.run(aborts, ["broadcast"] * 3, [seed] * 3)
 
 
 def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
@@ -188,7 +193,7 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
 
         threading.Thread(target=abort, daemon=True).start()
         with pytest.raises(Aborted):
-            lent_by_first(other, name, x)
+            exposed_by_first(other, name, x)
         x[...] = 666
         tell(folder / "released")
         assert told(folder / "left")
@@ -208,7 +213,7 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgramCache, "linked", slow_reader(WRITING[name]))
         with pytest.raises(Aborted):
-            lent_by_first(other, name, x)
+            exposed_by_first(other, name, x)
     resting.join()
     tell(folder / "left")
 
@@ -223,11 +228,11 @@ def told(fifo: Path) -> bool:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_late_peer_writes_nothing_into_an_array_that_was_taken_back(
-    name: str, tmp_path: Path, lenders: Ranks
+    name: str, tmp_path: Path, writers: Ranks
 ) -> None:
     for fifo in ("reading", "released", "left"):
         os.mkfifo(tmp_path / fifo)
-    lenders.run(gives_up, [name] * 2, [tmp_path] * 2)
+    writers.run(gives_up, [name] * 2, [tmp_path] * 2)
 
 
 ENDS: dict[str, Callable[[subprocess.Popen[bytes], reach.Words], object]] = {
@@ -238,7 +243,7 @@ ENDS: dict[str, Callable[[subprocess.Popen[bytes], reach.Words], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_is_lent_is_mine_again_once_the_writer(end: str) -> None:
+def test_what_is_exposed_is_mine_again_once_the_writer(end: str) -> None:
     """The words of an area say that a thread is writing: the only one of a busy process."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
