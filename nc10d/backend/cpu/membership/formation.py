@@ -61,10 +61,10 @@ def form(spec: GroupSpec) -> GroupMemory:
     for ranks that did not come before the deadline, PeerLost for ranks that have died.
     """
     context, store = spec.context, spec.store
-    offset, half = _allocate(spec)
+    offset, slot_bytes = _allocate(spec)
     failure: BaseException | None = None
     try:
-        decision = _arrive(spec, offset, half)
+        decision = _arrive(spec, offset, slot_bytes)
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
         # If this fails as well, the area stays allocated: the other ranks may use it.
         decision, failure = publish_outcome(store, _encoded(error, spec)), error
@@ -73,7 +73,7 @@ def form(spec: GroupSpec) -> GroupMemory:
     if "offsets" not in found:
         context.arena.free(offset)
         raise interrupted or error_wire.decode_error(decision) from None
-    memory = _map(spec, found["offsets"], found["half"])
+    memory = _map(spec, found["offsets"], found["slot_bytes"])
     if interrupted is not None:
         withdraw(context, memory)
         raise interrupted
@@ -87,9 +87,9 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
     PeerLost or RendezvousError is this rank's own error.
     """
     context, size = spec.context, len(spec.members)
-    offset, half = _allocate(spec)
+    offset, slot_bytes = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
-    exchange.set(keys[spec.rank], f"{offset} {half}")
+    exchange.set(keys[spec.rank], f"{offset} {slot_bytes}")
     try:
         while not wait_for_keys(exchange, keys, spec.deadline.slice(POLL_SECONDS)):
             spec.check()
@@ -108,18 +108,18 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
     """Allocate this rank's area; return its offset, and the bytes of a staging buffer's slot."""
     context, members = spec.context, spec.members
-    half = LARGE_SLOT if len(context.live_groups) < LARGE_STAGING_GROUPS else SMALL_SLOT
-    offset = context.allocate(area_bytes(len(members), half))
+    slot_bytes = LARGE_SLOT if len(context.live_groups) < LARGE_STAGING_GROUPS else SMALL_SLOT
+    offset = context.allocate(area_bytes(len(members), slot_bytes))
     context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
     context.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = context.access(members)
-    return offset, half
+    return offset, slot_bytes
 
 
-def _map(spec: GroupSpec, offsets: Sequence[int], half: int) -> GroupMemory:
+def _map(spec: GroupSpec, offsets: Sequence[int], slot_bytes: int) -> GroupMemory:
     context, members = spec.context, spec.members
     near = [number for number, member in enumerate(members) if member in context.near]
     peers = [context.peers[context.near[members[number]]] for number in near]
-    return GroupMemory(peers, near.index(spec.rank), [offsets[n] for n in near], half, near)
+    return GroupMemory(peers, near.index(spec.rank), [offsets[n] for n in near], slot_bytes, near)
 
 
 def withdraw(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
@@ -152,15 +152,15 @@ def _lost(
     return PeerLost(message, rank=rank, host=host, pid=pid, group=name)
 
 
-def _arrive(spec: GroupSpec, offset: int, half: int) -> bytes:
+def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
     """Announce this rank's area, and return the decision; the smallest slot size counts."""
     store, size = spec.store, len(spec.members)
     keys = [f"area/{rank}" for rank in range(size)]
-    store.set(keys[spec.rank], f"{offset} {half}")
+    store.set(keys[spec.rank], f"{offset} {slot_bytes}")
 
     def conclude() -> str:
         offsets, least = _parse_areas(store.multi_get(keys))
-        return json.dumps({"offsets": offsets, "half": least})
+        return json.dumps({"offsets": offsets, "slot_bytes": least})
 
     def give_up() -> str:
         raise _absent(spec, [rank for rank in range(size) if not store.check([keys[rank]])])
@@ -171,7 +171,7 @@ def _arrive(spec: GroupSpec, offset: int, half: int) -> bytes:
 def _parse_areas(texts: Sequence[bytes]) -> tuple[list[int], int]:
     """Return the offsets of all areas, and the bytes of the smallest slot."""
     areas = [text.split() for text in texts]
-    return [int(offset) for offset, _ in areas], min(int(half) for _, half in areas)
+    return [int(offset) for offset, _ in areas], min(int(slot_bytes) for _, slot_bytes in areas)
 
 
 def _absent(spec: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
