@@ -59,7 +59,7 @@ class BackendTable:
         self.ready.clear()
 
     def abort(self, reason: DistError) -> None:
-        """Fail all backends, here and on every peer, with `reason`; never blocks."""
+        """Fail all backends, here and on every peer, with `reason`; blocks as Backend.abort."""
         self.fail(reason)
         made = tuple(self._made.values())
         for backend in made:

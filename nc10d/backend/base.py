@@ -1,8 +1,8 @@
 """The protocol of a backend: a method that runs operations, and the ways to end it.
 
 A backend serves a group on one kind of device. The registry maps names to factories, so
-that a user's own backend is as good as a built-in backend. It derives from `Backend`, and inherits
-the defaults of the abilities that it does not have.
+that a user's own backend is as good as a built-in backend. Every backend derives from `Backend`,
+and inherits the defaults of the abilities that it does not have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailureDetector(Protocol):
         """Fail the group with `reason` on every rank; the first reason wins."""
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return each rank's latest call: as the end of a message, and its number by rank."""
+        """Return the latest calls on this host: as the end of an error, and numbers by rank."""
 
 
 class CallRecords(Protocol):
@@ -52,7 +52,7 @@ class CallRecords(Protocol):
         """Return the rank that the latest collective waits for now, None if it does not wait."""
 
     def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
-        """Return direction, peer, messages begun, and whether this rank waits, for each link."""
+        """Return direction, peer, messages ended, and whether this rank waits, for each link."""
 
     def progress(self) -> dict[int, int]:
         """Return the number of the latest collective of each rank of this host."""
@@ -65,7 +65,7 @@ class Shrinkable(Protocol):
     """The ability to make a backend of the ranks that survive; `control` connects them."""
 
     control: Any
-    """The control channel over which survivors agree."""
+    """The group control through which survivors agree."""
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
@@ -124,7 +124,7 @@ class PreparingBackend(Protocol):
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
-        """The call prepared last, by kind of operation and `extra`, as in PARTS."""
+        """The call prepared or found last, by kind of operation and `extra`, as in PARTS."""
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.
@@ -154,7 +154,9 @@ class Backend(Protocol):
     size: int
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Run validated `ops` in order, as a single submission; several are fused or grouped.
+        """Run `ops` in order, as a single submission; several are fused or grouped.
+
+        The backend checks them first (`nc10d.arrays.validate`): the group does not.
 
         `timeout` (seconds, math.inf for none) runs from this call. Without `async_op` the call
         blocks until all operations have ended, and returns None or raises the error of the failed
@@ -178,7 +180,8 @@ class Backend(Protocol):
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
-        Any thread may call at any time; never blocks. The first reason in the group wins.
+        Any thread may call at any time. The first reason in the group wins. In a group across
+        hosts it blocks until the ranks have agreed on a cause.
         """
 
     def close(self) -> None:
@@ -210,9 +213,9 @@ class Backend(Protocol):
 
 
 class OtherBackends:
-    """The other backends of a group, as one of its backends sees them: those that detect failures.
+    """The failure detectors among a group's other backends, as one of its backends sees them.
 
-    `detectors` returns the latter; they may be made later.
+    `detectors` returns those that exist; more may be made later.
     """
 
     def __init__(self, detectors: Callable[[], Iterator[FailureDetector]] = lambda: iter(())):
@@ -232,7 +235,7 @@ class OtherBackends:
         return next((detector.record_address for detector in self._detectors()), 0)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return each rank's latest call: as the end of a message, and its number by rank."""
+        """Return the latest calls on this host: as the end of an error, and numbers by rank."""
         detector = next(self._detectors(), None)
         return ("", {}) if detector is None else detector.whereabouts()
 

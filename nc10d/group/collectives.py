@@ -63,7 +63,8 @@ class Runner:
     ) -> Work | None:
         """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in PARTS.
 
-        `extra` has its very type (1.0 and np.int64(1) equal 1 as keys); a tag has been checked.
+        The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as keys,
+        and has checked a tag.
         """
         raise NotImplementedError
 

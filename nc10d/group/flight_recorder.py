@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A rank's end of a link: the number of messages begun "to" or "from" `peer`."""
+    """A rank's end of a link: the number of messages that have ended "to" or "from" `peer`."""
 
     direction: str
     peer: int
@@ -75,7 +75,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A rank's state in a group; `last` has the latest call number of every rank, as seen here.
+    """A rank's state in a group; `last` has the latest call number of each rank of its host.
 
     `written` is the time of day in s, and `clock` the monotonic clock in ns, of the dump.
     """

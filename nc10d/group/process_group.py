@@ -109,7 +109,7 @@ class ProcessGroup(Dispatcher, Members):
         return made
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
-        """Make the backends of AT_ONCE; all ranks of the group call this at the same time.
+        """Make the backends of AT_ONCE, or of all devices with a `device_id`; all ranks call it.
 
         Blocks until all have come or `deadline` (by default, the group's timeout). On an error the
         group is closed.
@@ -246,7 +246,9 @@ class ProcessGroup(Dispatcher, Members):
         return group
 
     def abort(self, reason: BaseException | str | None = None) -> None:
-        """Fail every pending and later operation here and on every peer; never blocks.
+        """Fail every pending and later operation here and on every peer.
+
+        In a group across hosts it blocks until the ranks have agreed on a cause.
 
         They raise `reason` if it is a DistError, else Aborted with its text. The first reason wins.
         """

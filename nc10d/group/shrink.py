@@ -34,7 +34,7 @@ _POLL_SECONDS, _GRACE_SECONDS = 0.02, 2.0
 
 
 class SurvivorControl(Protocol):
-    """The control channel of the old group: keys that all members see, and decisions."""
+    """The group control of the old group: keys that all members see, and decisions."""
 
     members: list[int]
     rank: int

@@ -225,7 +225,8 @@ def init_process_group(
     `rank` and `world_size` replaces it. `backend` is a name, pairs like "cpu:cpu,cuda:nccl", or
     None for these pairs. `timeout` (seconds or timedelta; 30 minutes) bounds this call as a whole
     and, by default, every operation. `pg_options` are the backend's own options (of several
-    backends: a dict from name to options); `cpu` has none. `device_id` is kept on the group.
+    backends: a dict from name to options); `cpu` has none. With `device_id` this
+    call makes the backends of all devices, for that device.
 
     Before anything is sent: ValueError for a second call and for arguments that don't fit
     together, TypeError for options that the backend does not know. RendezvousError or

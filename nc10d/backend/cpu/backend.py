@@ -131,8 +131,8 @@ class CpuBackend(Backend):
     def traffic(self) -> list[tuple[str, int, int, bool]]:
         """Return a row for each of my ends of links: (direction, peer, messages, waits).
 
-        The direction is "to" or "from"; `messages` counts those that have begun; `waits` is True
-        if this rank waits for its peer in the latest of them.
+        The direction is "to" or "from"; `messages` counts those that have ended; `waits` is True
+        if this rank waits for its peer in the next message.
         """
         found = []
         for channel in self.group.links.channels():
@@ -159,7 +159,7 @@ class CpuBackend(Backend):
 
     @property
     def call_records(self) -> CpuBackend:
-        """This backend: its worker records calls."""
+        """This backend: the engine logs its calls and messages."""
         return self
 
     @property

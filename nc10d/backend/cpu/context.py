@@ -1,4 +1,4 @@
-"""One rank's process on its host, shared by all of the rank's groups: memory, doorbell, threads.
+"""The context, which all groups of a rank share: arena, doorbell, local peers and threads.
 
 Three helper threads serve it:
 
@@ -57,7 +57,11 @@ class WorkList(Protocol):
 
 
 class Context:
-    """One rank's process on its host; made once per job, shared by all of its groups."""
+    """The state that all groups of a rank share, made once per job.
+
+    `number` is the rank in the job; `rank` is its index in `peers`, the ranks of this host.
+    `near` maps ranks of the job to these indices.
+    """
 
     def __init__(
         self, store: Store, rank: int, size: int, deadline: Deadline, host_id: str | None = None
@@ -129,7 +133,8 @@ class Context:
     # -- groups ----------------------------------------------------------------------------
 
     def join(self, group: ControlledGroup, memory: GroupMemory) -> None:
-        """Add a group; report to it the deaths and messages that came while it formed."""
+        """Add a group; report to it a death and the messages that came while it formed."""
+        # Added before the look at deaths: a death in between is reported twice, never lost.
         with self._lock:
             self.live_groups.join(group)
             self._memories[group.name] = memory
@@ -183,7 +188,7 @@ class Context:
         return self.arena.allocate(nbytes)
 
     def abandon(self, offsets: Sequence[int], left_word: int, members: int) -> None:
-        """Free memory as soon as every rank in the bit mask `members` has left or died.
+        """Have a later `allocate` free memory once all ranks in the mask `members` left or died.
 
         Each member sets its bit in the word at `left_word`, which lies in that memory. The word is
         this rank's own: a peer's memory may belong to that peer's next group already.

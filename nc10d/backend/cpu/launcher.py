@@ -65,7 +65,8 @@ class OpLauncher:
         if async_op:
             work = self.start(prepared, x, y, timeout)
             return work or self._launch_new(ops, timeout, True)
-        # One thread is enough for several large messages between hosts: the worker moves them all.
+        # While another message crosses a socket, a bulky message goes to the worker, which moves
+        # them all: a second thread would only compete for the sockets.
         links = self._group.links.channels() if prepared.bulky else []
         alone = not any(link.shared.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
@@ -122,11 +123,12 @@ class OpLauncher:
         return work is not None
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
-        """Submit messages if all are prepared, sends first because peers may wait for them."""
+        """Start messages if all are prepared, sends first; None: nothing has happened."""
         found = self.cache.find_messages(ops)
         if found is None:
             return None
         works: dict[int, Work] = {}
+        # Peers may wait for the sends, so no send spins; a receive spins for its peer's send.
         for kind, how_soon in ((Send, AT_ONCE), (Recv, SOON)):
             for number, (prepared, x, y) in enumerate(found):
                 op = ops[number]
@@ -206,6 +208,7 @@ class OpLauncher:
         ]
         numbers = [number for number, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
         works = [self._submit_collectives(ops, numbers, dependencies, deadline)] if numbers else []
+        # Last: a deferred receive blocks here for gates that the submissions above open.
         messages = [self._started(work, deadline) for work in posted]
         works += messages
         if len(works) == 1:
@@ -233,7 +236,10 @@ class OpLauncher:
         return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
-        """Carry out a receive that waits for operations before it; then open its own gate."""
+        """Return a Work as it is; carry out a deferred receive, and open its gate. May block.
+
+        The engine can't carry it out, so even an asynchronous launch waits here for its gates.
+        """
         if isinstance(work, Work):
             return work
         context, health = self._group.context, self._group.health

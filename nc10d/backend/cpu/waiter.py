@@ -58,6 +58,7 @@ class Waiter:
                     receive_unexpected(self.group.links, channel)
                 elif answer < 0 and answer != at.ABORTED:
                     self.health.engine_failed(channel, answer)
+                # A wait that ends earlier by itself gets no notice, which would not stay true.
                 elif answer == 0 and until.at >= limit.at:
                     self._is_stuck(channel, submission)
                 failure = self.health.check_wait(work.ops, channel, limit)
@@ -73,6 +74,7 @@ class Waiter:
 
         `answer` is the engine's answer so far. Raises the group's failure.
         """
+        # `run` has spent a slice of the timeout already.
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
@@ -84,7 +86,7 @@ class Waiter:
             self._detector.clear()
         if answer == at.DONE:
             return
-        # A thread that learns of a failure stops the channels; this thread leaves them before.
+        # First let go of this channel's lock: `health` stops all channels, and takes their locks.
         channel.give_up()
         if answer not in (at.BLOCKED, at.ABORTED):
             self.health.engine_failed(channel, answer)
@@ -95,7 +97,7 @@ class Waiter:
         ) from None  # the stored error was never raised: it has no traceback
 
     def _is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
-        """Return whether this thread's wait in a channel is part of a deadlock; see detector.py."""
+        """Publish this thread's wait; report and return whether it is part of a deadlock."""
         cycle = self._detector.find_deadlock(self.group, channel, submission)
         if cycle is not None:
             self.health.report_deadlock(channel, cycle)
@@ -157,6 +159,7 @@ class Waiter:
             except Exception as error:  # noqa: BLE001  (this Work's own; the others go on)
                 work._finish(error)
             if work._state != 0:
+                # A waiting thread that has found the end leaves the callbacks to this `_finish`.
                 self._watched.discard(work)
                 work._finish()
         return any(isinstance(work, AnySourceReceive) for work in list(self._watched))

@@ -91,8 +91,8 @@ class CompletedMessage(Work):
 class CpuWork(Work):
     """Operations in flight on channels; ended when all parts are, or when the group failed.
 
-    It keeps its group alive until it is dropped, also once it has ended: threads that look at it
-    take no lock.
+    It keeps its parts and its group until it is dropped, even after its end: other threads may
+    still read them, without a lock.
     """
 
     __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")

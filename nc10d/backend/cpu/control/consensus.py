@@ -9,13 +9,14 @@ A protocol without I/O, in rounds; round R belongs to rank R modulo the number o
 | shown: value sent to all in this round | every rank that is not dismissed has shown it, too |
 | decided | never; it answers later messages with the decision |
 
-When the rank of a round is dismissed (it is dead or silent), the next round begins.
+A waiting rank that dismisses its round's rank (dead or silent) begins the next round and asks that
+round's rank for its value. A rank that receives a message of a later round enters that round.
 
 Invariant: a rank decides a value only after every rank that is not dismissed has adopted it. So the
 rank of any later round shows the same value, and no two ranks decide differently.
 
-Deaths never lead to two decisions. Dismissing a live rank may: it is safe only if that rank, in the
-same consensus, dismisses the ranks that have dismissed it.
+Deaths never lead to two decisions. Dismissing a live rank may, but only if that rank, in the same
+consensus, dismisses the ranks that have dismissed it. If it waits for them, it adopts their value.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Consensus:
         """Process a message of another rank."""
         self.heard.add(rank)
         if self.decision is not None:
+            # A rank that shows this round, or an earlier one, goes on by this rank's own show or
+            # decision, which all ranks get. Others may wait for this rank: they need an answer.
             if step != DECIDED and (step < 0 or step > self._round):
                 self._send([rank], DECIDED, self.decision)
         elif step == DECIDED:
@@ -73,6 +76,7 @@ class Consensus:
         elif step < 0:
             self._answer(~step, value)
         elif step >= self._round:
+            # Every rank shows the value of the round's rank, so the first show to arrive will do.
             self._seen[step].add(rank)
             self._adopt(step, value)
             self._advance()
@@ -103,7 +107,7 @@ class Consensus:
         return self._ranks[self._round % len(self._ranks)]
 
     def _ask(self) -> None:
-        """Ask the round's rank for its value; it may be in an earlier round that it can finish."""
+        """Ask the round's rank for its value: in an earlier round it does not know of this one."""
         if self._value is not None and self._round_rank() != self._me:
             self._send([self._round_rank()], ~self._round, self._value)
 

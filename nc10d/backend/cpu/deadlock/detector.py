@@ -9,7 +9,8 @@
 A waiting rank looks at the notices of its host and at those received from other hosts (notices.py).
 If there is no cycle, it forwards the notices of ranks that wait for it.
 
-Invariant: a rank's notice is true as long as it is published. So a cycle is a deadlock for certain.
+Invariant: a published notice is true until the rank's wait ends. wait_graph.py proves that a cycle
+of such notices is a deadlock, however old they are.
 The finder reports it to all ranks of the cycle, and each fails its group with the same text. The
 report uses control connections: it arrives before the end of the finder's connection.
 """
@@ -199,10 +200,10 @@ def _seen(channel: Channel) -> int | None:
 
 
 def _states(group: Group) -> Iterator[ProgressState]:
-    """Yield this rank's progress in a group and on its links; nothing for a failed or closed group.
+    """Yield this rank's progress in a group and on its links.
 
-    `busy` is read before the count: a channel that is not busy stays so while this thread waits,
-    so its count is final. Such a group counts as left.
+    A failed or closed group yields nothing: it counts as left. `busy` is read before the count: a
+    channel that is not busy stays so while this thread waits, so its count is final.
     """
     if group.health.closed or cause.has_failed(group.memory):
         return

@@ -94,7 +94,10 @@ class Health:
         return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
-        """Return whether there is a reason to stop waiting; changes nothing."""
+        """Return whether there is a reason to stop waiting.
+
+        It stops no channel and may be called under a channel's lock, unlike `failure`.
+        """
         if self._failure is not None or cause.read(self._memory) is not None:
             return True
         return self._departed_peer(channel) is not None or deadline.expired()
@@ -132,8 +135,8 @@ class Health:
             return None
         if self._is_remote(peer):
             return None  # its last data may be in transit: the end of the connection decides
-        # Checked in this order: a thread that has just received the last message here already
-        # waits for the next message.
+        # In this order: once a thread has received the last message, the channel waits for a next
+        # one, and only `is_over` shows that no receive is under way.
         arrived = not self.is_waiting(channel)
         return None if arrived or channel.is_over() else peer
 
@@ -156,7 +159,8 @@ class Health:
         return self._memory.state(self._memory.numbers.index(rank)) == at.CLOSED
 
     def all_left(self) -> bool:
-        """Return whether all other ranks have closed the group, and no message is in transit."""
+        """Return whether all other ranks have closed the group; False for a group across hosts."""
+        # Between hosts a closed rank's messages may be in transit.
         peers = [rank for rank in self._memory.numbers if rank != self._memory.number]
         return self._remote is None and bool(peers) and all(map(self.has_left, peers))
 

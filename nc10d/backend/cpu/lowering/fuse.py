@@ -130,7 +130,7 @@ def _runs(lowered: Sequence[LoweredOp], shape: GroupShape) -> list[list[LoweredO
 
 
 def _joined(run: Sequence[LoweredOp], shape: GroupShape) -> Program:
-    """Return a program for the operations of a run, with a single handshake."""
+    """Return a program for the operations of a run, with a shared barrier."""
     if len(run) == 1:
         return run[0].build()
     parts: list[all_reduce.Part] = []

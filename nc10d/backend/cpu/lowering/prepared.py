@@ -188,7 +188,7 @@ class PreparedMessage(Prepared):
         return self.finish_soon(x, y, AT_ONCE) or self.submit(waiter, x, y, timeout, here)
 
     def finish_soon(self, x: Any, tag: int, how_soon: int) -> Work | None:
-        """Send or receive a short message now, or `how_soon`; None: nothing has happened."""
+        """Run a short message here, waiting as `how_soon` allows; None: nothing has happened."""
         if not self.short:
             return None
         try_message = prepared_messages.try_message
@@ -211,6 +211,7 @@ class PreparedMessage(Prepared):
         if self.inbox is None:
             return self._submit(waiter, x, tag, timeout, here)
         with self.inbox.lock, self.inbox:
+            # A message in the unexpected queue may have this tag: Mailbox takes it first.
             return None if self.inbox.unexpected else self._submit(waiter, x, tag, timeout, here)
 
     def _submit(

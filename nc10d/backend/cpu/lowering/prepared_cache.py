@@ -198,7 +198,7 @@ def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:
 def _read(arrays: list[Any]) -> Words | None:
     """Return a table with columns address, dtype, count; None unless arrays are plain and apart.
 
-    They must lie apart because they share a handshake.
+    They must lie apart because they share a barrier.
     """
     table: Words = np.empty((3, len(arrays)), np.int64)
     if (

@@ -93,6 +93,7 @@ class Group:
         """Announce that this rank has left; give back memory and sockets. `health` is closed."""
         for channel in self.channels():
             self.context.channels.retire(channel)
+        # Before the sockets close: a peer whose socket ends looks for this announcement.
         remote = self.remote
         self.control.leave(() if remote is None else remote.hosts.remote_ranks(self.rank))
         if remote is not None:

@@ -56,7 +56,8 @@ class Mailbox:
     ) -> Work | DeferredReceive:
         """Post a message or a receive, and return its Work.
 
-        A receive with dependencies that only Python can carry out is returned deferred.
+        A receive with dependencies is deferred if the engine can't carry it out: its source is any
+        rank, or its message is in the unexpected queue.
         """
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
