@@ -170,9 +170,7 @@ BUGS: dict[str, Bug] = {
     "echo not sent": Bug(f"{_CONSENSUS}._adopt", wrong.instead(wrong.no_echo), _AGREES),
     "old round believed": Bug(f"{_CONSENSUS}._adopt", wrong.keep_old_value, _AGREES),
     "last messages of the dead ignored": Bug(
-        f"{_CONTROL}._ended",
-        wrong.instead(lambda control, rank: rank in control._departed()),
-        _AGREES,
+        f"{_CONTROL}._ended", wrong.instead(lambda control, rank: rank in control._gone()), _AGREES
     ),
     "lost abort": Bug(
         "backend.cpu.failure.cause:publish", wrong.instead(wrong.cause_for_itself), _CAUSES

@@ -83,7 +83,7 @@ def all_reduce(
     found = process_world.default if group is None and not own_worlds else None
     if found is not None and found._batches and not async_op:
         batch = found._batches.get(get_ident())
-        if batch is not None and op is batch.how and batch.plain is type(tensor):
+        if batch is not None and op is batch.reduction and batch.array_type is type(tensor):
             batch.take(tensor)
             return None
     return (found or group_or_default(group)).all_reduce(tensor, op, async_op)

@@ -14,7 +14,7 @@ DEFAULT = "cpu:cpu,cuda:nccl"
 # c10d scripts that ask for gloo mean a backend for the CPU that also takes device arrays.
 _GLOO = {"cpu": "cpu", "cuda": "staged"}
 
-LOOKOUT = "lookout"
+FAILURE_DETECTOR = "failure_detector"
 """The place of a failure detector in a group without a backend for CPU arrays."""
 
 
@@ -28,10 +28,12 @@ class BackendConfig:
         self.asked = (asked or DEFAULT).lower()
         self.devices: Mapping[str, str] = MappingProxyType(_parse(self.asked))
         entries = map(find_backend, self.devices.values())
-        wanted = [entry.lookout for entry in entries if entry.lookout]
-        lookout = {LOOKOUT: wanted[0]} if wanted and "cpu" not in self.devices else {}
+        wanted = [entry.failure_detector for entry in entries if entry.failure_detector]
+        failure_detector = (
+            {FAILURE_DETECTOR: wanted[0]} if wanted and "cpu" not in self.devices else {}
+        )
         # With the failure detector that a backend asks for, unless a CPU backend is there.
-        self.places: Mapping[str, str] = MappingProxyType(lookout | dict(self.devices))
+        self.places: Mapping[str, str] = MappingProxyType(failure_detector | dict(self.devices))
 
     @property
     def first(self) -> str:
@@ -39,9 +41,9 @@ class BackendConfig:
         return "cpu" if "cpu" in self.devices else next(iter(self.devices))
 
     @property
-    def lookout(self) -> str:
+    def failure_detector(self) -> str:
         """The place of the failure detector, if the group has any."""
-        return LOOKOUT if LOOKOUT in self.places else "cpu"
+        return FAILURE_DETECTOR if FAILURE_DETECTOR in self.places else "cpu"
 
     def backend_for(self, device: str) -> str:
         """Return the name of the backend for a device type; ValueError if there is none."""

@@ -20,7 +20,7 @@ class BackendEntry:
     """A registered backend: its factory, its default devices, and its types of options.
 
     `options` are the types that its `pg_options` may have; None, the default, is always accepted.
-    `meet` finds the other ranks by default (None: by the environment). `lookout` names the
+    `meet` finds the other ranks by default (None: by the environment). `failure_detector` names the
     backend that detects dead ranks for it, in groups that have no backend for the CPU.
     """
 
@@ -29,7 +29,7 @@ class BackendEntry:
     devices: tuple[str, ...]
     options: tuple[type[Any], ...] = (object,)
     meet: Meeting | str | None = None
-    lookout: str | None = None
+    failure_detector: str | None = None
 
     def check_options(self, options: Any) -> None:
         """Raise TypeError for options of a type that this backend does not take."""
@@ -49,7 +49,7 @@ def register_backend(
     devices: Sequence[str] = ("cpu",),
     options: tuple[type[Any], ...] = (object,),
     meet: Meeting | str | None = None,
-    lookout: str | None = None,
+    failure_detector: str | None = None,
 ) -> None:
     """Register a backend as `name`; it serves `devices` when it is requested by name alone.
 
@@ -59,8 +59,9 @@ def register_backend(
 
     `meet(rank, size, deadline)`, or its address, finds the other ranks of a job whose only backend
     this is, if init_process_group gets neither a method nor a store; rank and size are -1 if
-    unknown. A backend that can't detect dead peers names a `lookout` ("cpu"), which a group makes
-    beside it. ValueError if the name is taken, is empty, or has a colon, a comma or a space.
+    unknown. A backend that can't detect dead peers names a `failure_detector` ("cpu"), which
+    a group makes beside it. ValueError if the name is taken, is empty, or has a colon, a comma or a
+    space.
     """
     name = name.lower()
     if not name or set(name) & set(":, "):
@@ -69,7 +70,7 @@ def register_backend(
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = BackendEntry(name, factory, tuple(devices), options, meet, lookout)
+    _entries[name] = BackendEntry(name, factory, tuple(devices), options, meet, failure_detector)
 
 
 def unregister_backend(name: str) -> None:
@@ -110,7 +111,7 @@ def _load(entry: BackendEntry, target: object) -> object:
 
 
 register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
-register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], lookout="cpu")
+register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], failure_detector="cpu")
 register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
     "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.store_bootstrap:meet"

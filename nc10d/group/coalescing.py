@@ -22,7 +22,7 @@ from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
 from nc10d.work import Work
 
-_MIXED = object()  # as `how`: the operations have no common reduction; equal to no argument
+_MIXED = object()  # as `reduction`: the operations have no common reduction; equal to no argument
 
 
 class BatchedWork(Work):
@@ -82,11 +82,11 @@ class Batch:
         self.group = group
         self._ops: list[Op] = []
         self._arrays: list[Array] = []
-        self._how: ReduceOp | None = None
+        self._reduction: ReduceOp | None = None
         self.append = self._ops.append
         self.take = self._arrays.append
-        self.plain: type | None = None
-        self.how: object = _MIXED
+        self.array_type: type | None = None
+        self.reduction: object = _MIXED
         self.works: list[BatchedWork] = []
         self.device: str | None = None
         self.timeout = math.inf
@@ -99,12 +99,12 @@ class Batch:
         limit = self.group.timeout if timeout is None else seconds(timeout)
         self.timeout = min(self.timeout, limit)
         self.device = device
-        self.plain = self._kind_of(op) if self.timeout <= self.group.timeout else None
+        self.array_type = self._kind_of(op) if self.timeout <= self.group.timeout else None
         first = not (async_op or len(self) or device == "cpu")
         # Another `op` is an invalid argument, which the launch reports.
         if first and type(op) is AllReduce and isinstance(op.op, ReduceOp):
             # While others have the same reduction, the batch keeps arrays only.
-            self.how = self._how = op.op
+            self.reduction = self._reduction = op.op
             self.append = self._end_uniform
             self.take(op.x)
             return None
@@ -121,12 +121,12 @@ class Batch:
     @property
     def ops(self) -> Sequence[Op]:
         """The operations so far."""
-        return self._ops if self._how is None else AllReduces(self._arrays, self._how)
+        return self._ops if self._reduction is None else AllReduces(self._arrays, self._reduction)
 
     def _end_uniform(self, op: Op) -> None:
         """Take an operation that is no all_reduce by the same reduction."""
         self._ops += self.ops
-        self.how, self._how = _MIXED, None
+        self.reduction, self._reduction = _MIXED, None
         self._arrays.clear()
         self.append = self._ops.append
         self.append(op)
@@ -142,7 +142,7 @@ class Batch:
         """Launch the operations as a single submission; block, or return its Work if `async_op`."""
         if not len(self):
             return None
-        ops = self.ops if self._how is not None else tuple(self._ops)
+        ops = self.ops if self._reduction is not None else tuple(self._ops)
         try:
             whole = self.group.launch(
                 ops, self.device or "cpu", async_op or bool(self.works), self.timeout

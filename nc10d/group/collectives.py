@@ -35,12 +35,13 @@ def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
 class OpenBatch(Protocol):
     """A coalescing block as its group sees it: it takes operations.
 
-    An operation on arrays of the type `plain`, with the group's timeout, may go to `append`. For an
-    all_reduce of such an array by the same object as `how`, the array alone may go to `take`.
+    An operation on arrays of the type `array_type`, with the group's timeout, may go to `append`.
+    For an all_reduce of such an array by the same object as `reduction`, the array alone may go to
+    `take`.
     """
 
-    plain: type | None
-    how: object
+    array_type: type | None
+    reduction: object
     append: Callable[[Op], None]
     take: Callable[[Array], None]
 
@@ -82,8 +83,8 @@ class Collectives(Runner):
         """Replace `tensor` on every rank by the reduction of all ranks' tensors, of equal shape."""
         if self._batches and not async_op and timeout is None:
             batch = self._batches.get(get_ident())
-            if batch is not None and batch.plain is type(tensor):  # the common case in a block
-                if op is not batch.how:
+            if batch is not None and batch.array_type is type(tensor):  # the common case in a block
+                if op is not batch.reduction:
                     batch.append(ops.AllReduce(tensor, op))
                 else:
                     batch.take(tensor)

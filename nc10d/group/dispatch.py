@@ -59,7 +59,7 @@ class Dispatcher(Collectives, PointToPoint):
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
         self._preparing: PreparingBackend | None = None
-        self._watched = get_debug_level() is DebugLevel.DETAIL
+        self._race_check = get_debug_level() is DebugLevel.DETAIL
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
@@ -120,7 +120,12 @@ class Dispatcher(Collectives, PointToPoint):
         The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
         """
         batch = self._batches.get(get_ident()) if self._batches else None
-        if batch is not None and not async_op and timeout is None and batch.plain is type(array):
+        if (
+            batch is not None
+            and not async_op
+            and timeout is None
+            and batch.array_type is type(array)
+        ):
             batch.append(op)
             return None
         if type(array) in (list, tuple) and array:
@@ -162,7 +167,7 @@ class Dispatcher(Collectives, PointToPoint):
         for observe in self._observers:
             observe(self, ops, number)
         limit = self.timeout if timeout is None else seconds(timeout)
-        if self._watched:
+        if self._race_check:
             if async_op:
                 return race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
             wait_for_conflicts(ops)
@@ -183,8 +188,8 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _refresh(self) -> None:
         with self._lock:
-            self._watched = get_debug_level() is DebugLevel.DETAIL
-            free = not (self._observers or self._batches or self._watched)
+            self._race_check = get_debug_level() is DebugLevel.DETAIL
+            free = not (self._observers or self._batches or self._race_check)
             usable = self._ready.get("cpu") if free else None
             self._preparing = None if usable is None else usable.preparing
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.arguments import split_lists
 from nc10d.backend.base import Backend, BackendSetup
-from nc10d.backend.config import LOOKOUT, BackendConfig
+from nc10d.backend.config import FAILURE_DETECTOR, BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level, error_wire
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -31,9 +31,9 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-__all__ = ["AT_ONCE", "Observer", "ProcessGroup"]
+__all__ = ["MADE_WITH_GROUP", "Observer", "ProcessGroup"]
 
-AT_ONCE = ("cpu", LOOKOUT)
+MADE_WITH_GROUP = ("cpu", FAILURE_DETECTOR)
 """The places whose backends are made together with the group, while all its ranks are in the call.
 
 Groups made from it split these backends. A backend of another device is made at the first array of
@@ -80,7 +80,7 @@ class ProcessGroup(Dispatcher, Members):
         options = self.options.get(name)
         parent = self._parent
         # Every rank must decide alike, whichever backends it has made already.
-        there = None if parent is None or device not in AT_ONCE else _place_of(name, parent)
+        there = None if parent is None or device not in MADE_WITH_GROUP else _place_of(name, parent)
         if parent is not None and there is not None:
             if self._survivors is not None:
                 whole = parent.backend(there, deadline).shrinkable
@@ -91,7 +91,7 @@ class ProcessGroup(Dispatcher, Members):
                 relative, self.name, self.store, deadline, options
             )
         factory = load_factory(find_backend(name))
-        bound = None if device in AT_ONCE else self.device_id
+        bound = None if device in MADE_WITH_GROUP else self.device_id
         setup = BackendSetup(
             self.name,
             self.rank,
@@ -109,19 +109,23 @@ class ProcessGroup(Dispatcher, Members):
         return made
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
-        """Make the backends of AT_ONCE, or of all devices with a `device_id`; all ranks call it.
+        """Make the backends of MADE_WITH_GROUP, or of all devices with a `device_id`.
 
         Blocks until all have come or `deadline` (by default, the group's timeout). On an error the
         group is closed.
         """
         try:
             # The backend that detects failures comes first: it reports deaths while others form.
-            for device in sorted(self.config.places, key=lambda place: place not in AT_ONCE):
-                if device in AT_ONCE or self.device_id is not None:
+            for device in sorted(
+                self.config.places, key=lambda place: place not in MADE_WITH_GROUP
+            ):
+                if device in MADE_WITH_GROUP or self.device_id is not None:
                     try:
                         self.backend(device, deadline)
                     except UnsupportedPlatform:
-                        if device != LOOKOUT:  # without it, ranks report failures in the store
+                        if (
+                            device != FAILURE_DETECTOR
+                        ):  # without it, ranks report failures in the store
                             raise
         except BaseException:
             self.close()
@@ -310,7 +314,7 @@ def prefix_store(prefix: str, store: Store) -> Store:
 def _place_of(name: str, group: ProcessGroup) -> str | None:
     """Return where a group has a backend of this name that was made at once, if any."""
     places = group.config.places
-    return next((place for place in AT_ONCE if places.get(place) == name), None)
+    return next((place for place in MADE_WITH_GROUP if places.get(place) == name), None)
 
 
 def terms(

@@ -79,7 +79,7 @@ def shrink_group(
     if not isinstance(old, ProcessGroup):
         raise ValueError("shrink_group: this rank is not in the group")
     old.refuse_in_batch("shrink_group")
-    backend = _failure_detector(old)
+    backend = _shrinkable(old)
     excluded = _excluded(old, ranks_to_exclude)
     new = _shrink(old, backend.control, lambda: backend.gone() | excluded, seconds(timeout))
     world = current_world()
@@ -91,9 +91,9 @@ def shrink_group(
     return new
 
 
-def _failure_detector(group: ProcessGroup) -> Shrinkable:
+def _shrinkable(group: ProcessGroup) -> Shrinkable:
     """Return the backend that detects failures, and over whose connections survivors agree."""
-    place = group.config.lookout
+    place = group.config.failure_detector
     backend = group.backend(place) if place in group.config.places else None
     shrinkable = None if backend is None else backend.shrinkable
     if shrinkable is None:

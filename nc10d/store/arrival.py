@@ -21,7 +21,7 @@ _COUNT_KEY, _OUTCOME_KEY = "come", "verdict"
 
 
 class KeyWaiter(Protocol):
-    """An object that waits for keys: a store, or the control channel of a group."""
+    """An object that waits for keys: a store, or the group control."""
 
     def check(self, keys: Sequence[str], /) -> bool:
         """Return whether all `keys` exist."""
@@ -71,7 +71,7 @@ def arrive(
 
 
 class KeyValueExchange(KeyWaiter, Protocol):
-    """Where ranks publish values for each other: a store, or the control channel of a group."""
+    """Where ranks publish values for each other: a store, or the group control."""
 
     def set(self, key: str, value: str, /) -> None:
         """Publish `value` under `key`."""

@@ -64,7 +64,7 @@ def _connected(
     try:
         remote = formation.reach(spec, memory, exchange)
     except BaseException:
-        formation.withdraw(spec.context, memory)
+        formation.give_back(spec.context, memory)
         raise
     return CpuBackend(Group(spec.context, memory, spec.name, spec.members, remote), detector)
 
@@ -206,7 +206,7 @@ class CpuBackend(Backend):
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
-        return self.group.departed()
+        return self.group.gone()
 
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
@@ -241,7 +241,7 @@ def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
     check_alive(parent.context, name, members)
     parent.health.check()
     for rank, member in enumerate(members):
-        if parent.health.has_left(parent.members.index(member)):
+        if parent.health.has_closed(parent.members.index(member)):
             text = formation.member_text(members, rank)
             message = (
                 f"{text} cannot join the group {name!r}: it has left {parent.name!r}, from which "

@@ -74,7 +74,7 @@ class Context:
             bell = self.arena.allocate(at.FIRST_PAGES)
             assert bell == 0, "everyone's doorbell is at the start of its arena"
             self._probe = AccessProbe(self.arena)
-            self.peers, self.infos = host_peers.gather(
+            self.peers, self.infos = host_peers.map_peers(
                 store, rank, size, self.arena, deadline, host_id
             )
         except BaseException:
@@ -91,8 +91,8 @@ class Context:
         self.waiting = cpu_policy.waiting_policy(oversubscribed=self.oversubscribed)
         self._access = [access_to(peer) for peer in self.peers]
         self._bells: Words = np.array([peer.mapping.base for peer in self.peers], np.int64)
-        self._process: Words = np.zeros(at.RANK_BLOCK_BYTES // 8, np.int64)
-        self.process: int = plain.address(self._process)
+        self._rank_block: Words = np.zeros(at.RANK_BLOCK_BYTES // 8, np.int64)
+        self.rank_block: int = plain.address(self._rank_block)
         self.log = CallLog()
         self.live_groups = LiveGroups()
         self._memories: dict[str, GroupMemory] = {}
@@ -107,7 +107,7 @@ class Context:
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_EVENT_FD, self._events)
         self._set(at.P_LOG, self.log.address)
-        self.channels = Channels(self.arena, self._process, mask([self.rank]), self.waiting)
+        self.channels = Channels(self.arena, self._rank_block, mask([self.rank]), self.waiting)
         self._worker: threading.Thread | None = None
         self._notifier: threading.Thread | None = None
         self._control = _thread("control", self._watch_peers)
@@ -115,7 +115,7 @@ class Context:
         self.remote_hosts: RemoteHosts | None = None
         try:
             if len(self.topology.hosts) > 1:
-                self.remote_hosts = RemoteHosts(rank, self.topology, self.process, store)
+                self.remote_hosts = RemoteHosts(rank, self.topology, self.rank_block, store)
                 wires |= self.remote_hosts.connect(store, deadline)
         except BaseException:
             self._close_descriptors()
@@ -128,7 +128,7 @@ class Context:
         self._control.start()
 
     def _set(self, field: int, value: int) -> None:
-        self._process[field // 8] = value
+        self._rank_block[field // 8] = value
 
     # -- groups ----------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Context:
 
     def ring(self, ranks: int) -> None:
         """Ring the doorbells of ranks of this host (a bit mask), and this rank's own."""
-        entry_points.ring(self.process, ranks)
+        entry_points.ring(self.rank_block, ranks)
 
     # -- threads ---------------------------------------------------------------------------
 
@@ -243,11 +243,11 @@ class Context:
         while True:
             # The worker spins only for a moment: the cores belong to the threads that compute.
             answer = entry_points.work(
-                self.process, policy.spin // 4, policy.yields // 20, WORKER_SLICE_NS
+                self.rank_block, policy.spin // 4, policy.yields // 20, WORKER_SLICE_NS
             )
             if answer == at.DONE:
                 return
-            address = int(self._process[at.P_LATE // 8])
+            address = int(self._rank_block[at.P_LATE // 8])
             for group in self.live_groups.all():
                 group.on_engine_failure(address, answer)
 
@@ -292,7 +292,7 @@ class Context:
                 return
             self._closing = True
         self._set(at.P_STOP, 1)
-        entry_points.ring(self.process, 0)
+        entry_points.ring(self.rank_block, 0)
         if sys.is_finalizing():  # threads can't be joined any more; the kernel frees the rest
             return
         os.eventfd_write(self._wake, 1)
@@ -300,7 +300,7 @@ class Context:
         for thread in (self._worker, self._notifier, self._control):
             if thread is not None and thread is not threading.current_thread():
                 while thread.is_alive():
-                    entry_points.ring(self.process, 0)
+                    entry_points.ring(self.rank_block, 0)
                     thread.join(0.05)
         if self.remote_hosts is not None:
             self.remote_hosts.close()

@@ -60,7 +60,7 @@ class Waiter:
                     self.health.engine_failed(channel, answer)
                 # A wait that ends earlier by itself gets no notice, which would not stay true.
                 elif answer == 0 and until.at >= limit.at:
-                    self._is_stuck(channel, submission)
+                    self._check_deadlock(channel, submission)
                 failure = self.health.check_wait(work.ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
@@ -78,7 +78,7 @@ class Waiter:
         deadline = Deadline.after(max(0.0, timeout - SLICE))
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
-                if self._is_stuck(channel):
+                if self._check_deadlock(channel):
                     break
                 slice_ns = max(1, int(deadline.slice(SLICE / 2) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
@@ -96,7 +96,7 @@ class Waiter:
             failure
         ) from None  # the stored error was never raised: it has no traceback
 
-    def _is_stuck(self, channel: Channel, submission: Submission | None = None) -> bool:
+    def _check_deadlock(self, channel: Channel, submission: Submission | None = None) -> bool:
         """Publish this thread's wait; report and return whether it is part of a deadlock."""
         cycle = self._detector.find_deadlock(self.group, channel, submission)
         if cycle is not None:

@@ -316,7 +316,7 @@ def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
         for work in works:
             work.wait()
         assert all((x == tag).all() for tag, x in xs.items())
-        while not backend.group.health.has_left(1):
+        while not backend.group.health.has_closed(1):
             pass
         # A thread that looks again, because it has not seen that its own has come, is told nothing.
         channel = backend.group.links.inbox(1).channel

@@ -22,7 +22,7 @@ import pytest
 from clocks import soon
 
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.bootstrap.host_peers import gather
+from nc10d.backend.cpu.bootstrap.host_peers import map_peers
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.arena import Arena
@@ -58,7 +58,7 @@ def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[
     arena = Arena(SPAN)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
-        peers, _ = gather(store, rank, size, arena, Deadline.after(timeout))
+        peers, _ = map_peers(store, rank, size, arena, Deadline.after(timeout))
         seen = [int(peer.mapping.words(0, 1)[0]) for peer in peers]
         part(peers)
         return seen

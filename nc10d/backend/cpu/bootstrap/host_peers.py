@@ -23,7 +23,7 @@ from nc10d.backend.cpu.bootstrap.rank_info import (
     RankInfo,
     exchange_infos,
     host_id,
-    patience,
+    socket_timeout,
     version,
 )
 from nc10d.backend.cpu.engine.cpu_policy import own_thresholds, quota
@@ -42,7 +42,7 @@ _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 
 
-def gather(
+def map_peers(
     store: Store, rank: int, size: int, arena: Arena, deadline: Deadline, host: str | None = None
 ) -> tuple[list[HostPeer], list[RankInfo]]:
     """Map the arena of every rank of this host; return them, and the infos of all ranks.
@@ -139,7 +139,7 @@ def _exchange_all(
 
 def _connect(link: socket.socket, info: RankInfo, deadline: Deadline) -> None:
     """Connect to a rank; the timeout of `link` is the time left until the deadline."""
-    link.settimeout(patience(deadline))
+    link.settimeout(socket_timeout(deadline))
     while True:
         try:
             link.connect("\0" + info.socket)
@@ -178,12 +178,12 @@ def _accept(
 ) -> tuple[HostPeer, socket.socket]:
     """Return the next rank that sends a valid hello; turn strangers away."""
     while True:
-        listener.settimeout(patience(deadline))
+        listener.settimeout(socket_timeout(deadline))
         try:
             link, _ = listener.accept()
         except TimeoutError as error:
             raise _no_hello(sorted(waiting)) from error
-        link.settimeout(min(2.0, patience(deadline)))
+        link.settimeout(min(2.0, socket_timeout(deadline)))
         peer = None
         try:
             peer = _read_hello(link, mine, infos, waiting)
@@ -225,7 +225,7 @@ def _no_hello(ranks: list[int]) -> RendezvousError:
 
 
 def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadline) -> HostPeer:
-    link.settimeout(patience(deadline))
+    link.settimeout(socket_timeout(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError as error:

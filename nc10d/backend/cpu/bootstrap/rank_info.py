@@ -72,7 +72,7 @@ def exchange_infos(
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
     store.set(keys[info.rank], json.dumps(asdict(info)))
     try:
-        store.wait(keys, patience(deadline))
+        store.wait(keys, socket_timeout(deadline))
     except StoreTimeout as error:
         missing = [rank for rank in range(size) if not store.check([keys[rank]])]
         raise RendezvousError(f"ranks {missing} did not join the group in time") from error
@@ -85,7 +85,7 @@ def exchange_infos(
     return [RankInfo(**fields) for fields in plain]
 
 
-def patience(deadline: Deadline) -> float:
+def socket_timeout(deadline: Deadline) -> float:
     """Return the seconds left, as a timeout for a socket."""
     # Zero would make a socket non-blocking, and a socket takes no infinite timeout.
     return min(max(deadline.remaining(), 0.001), 10.0 * 365 * 86400)

@@ -8,7 +8,7 @@ A topic on a member:
 | state | next |
 |---|---|
 | unknown | open, when a member proposes a value or a message about the topic arrives |
-| open | decided; meanwhile silent and departed members are dismissed, see below |
+| open | decided; meanwhile silent and gone members are dismissed, see below |
 | decided | announced once through `on_decision`, by the thread that finds it |
 
 An open topic dismisses the members that it waits for:
@@ -59,14 +59,14 @@ class GroupControl:
         members: Sequence[int],
         rank: int,
         control: ControlConnections,
-        departed: Callable[[], Ranks],
+        gone: Callable[[], Ranks],
     ) -> None:
-        """`departed` returns the ranks known to have died, to have left or to be unreachable."""
+        """`gone` returns the ranks that have died, have left or are unreachable."""
         self.members, self.rank = list(members), rank
         self.left: set[int] = set()
         """The ranks that have announced that they leave the group."""
         self.on_decision: Callable[[str, str], None] = ignored
-        self._name, self._control, self._departed = name, control, departed
+        self._name, self._control, self._gone = name, control, gone
         self._others = [other for other in range(len(members)) if other != rank]
         self._topics: dict[str, Consensus] = {}
         self._progress_at: dict[str, float] = {}
@@ -128,7 +128,7 @@ class GroupControl:
         return decision
 
     def overdue(self) -> float | None:
-        """Dismiss departed and silent ranks; return the seconds until the next call, or None.
+        """Dismiss gone and silent ranks; return the seconds until the next call, or None.
 
         The caller first processes all messages that have arrived. Otherwise a rank that was stopped
         itself would take its own pause for silence of the others.
@@ -157,7 +157,7 @@ class GroupControl:
         # A stopped host stops several ranks: it is enough to wait PATIENCE for the first of them.
         stalled = topic in self._stalled
         silent = set(self._others if stalled else suspects(consensus.value)) - consensus.heard
-        return silent | self._departed()
+        return silent | self._gone()
 
     def _consensus(self, topic: str) -> Consensus:
         """Return the consensus on a topic; a new consensus starts without ended ranks."""

@@ -114,7 +114,7 @@ class DeadlockDetector:
             return None
         cycle = wait_graph.find_cycle(me, notices)
         if cycle:
-            text = wait_graph.describe_cycle(cycle, {rank: notices[rank].words for rank in cycle})
+            text = wait_graph.describe_cycle(cycle, {rank: notices[rank].text for rank in cycle})
             for rank in set(cycle) - {me}:
                 message = {"kind": "deadlock", "version": found[rank][0], "text": text}
                 control.send([rank], message | {"group": ""})
@@ -172,7 +172,9 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     if channel.shared.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
         # Ranks of other hosts are always included: their notices show whether they have entered.
-        entered = {n for m, n in enumerate(memory.numbers) if memory.last_record(m)[0] >= number}
+        entered = {
+            n for m, n in enumerate(memory.group_ranks) if memory.last_record(m)[0] >= number
+        }
         for rank, member in enumerate(group.members):
             if rank not in entered:
                 yield Need(key, number, -1, member, key)

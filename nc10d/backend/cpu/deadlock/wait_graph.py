@@ -64,7 +64,7 @@ class ProgressState:
 class WaitNotice:
     """A waiting rank: a description for errors, its needs, and its progress everywhere."""
 
-    words: str
+    text: str
     needs: tuple[Need, ...]
     states: tuple[ProgressState, ...]
 
@@ -82,7 +82,7 @@ class WaitNotice:
 
     def packed(self, most: int) -> bytes | None:
         """Return this notice as bytes; None if they are more than `most`."""
-        words = self.words.encode(errors="replace")
+        words = self.text.encode(errors="replace")
         rows = [_NEED.pack(n.key, n.until, n.seen, n.rank, n.group) for n in self.needs]
         rows += [_STATE.pack(s.key, s.count, s.busy) for s in self.states]
         raw = _HEAD.pack(len(words), len(self.needs), len(self.states)) + words + b"".join(rows)

@@ -33,7 +33,7 @@ _MOST_LINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorText:
+class GroupErrors:
     """Makes the errors of a group on this rank, from what the group has there."""
 
     context: Context
@@ -48,7 +48,7 @@ class ErrorText:
 
         The engine gives a peer of this host by its index, a rank of another host as ~rank.
         """
-        return ~blocked_on if blocked_on < 0 else self.memory.numbers[blocked_on]
+        return ~blocked_on if blocked_on < 0 else self.memory.group_ranks[blocked_on]
 
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
@@ -86,7 +86,7 @@ class ErrorText:
     def last_numbers(self) -> dict[int, int]:
         """Return the number of the last operation that each rank of this host began, by rank."""
         memory = self.memory
-        return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.numbers)}
+        return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.group_ranks)}
 
     def timeout(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None
@@ -106,7 +106,7 @@ class ErrorText:
     def _timeout(
         self, text: str, end: str, peer: int | None, name: str, seq: int
     ) -> CollectiveTimeout:
-        message = f"{text} timed out on rank {self.memory.number}{end}{self.last_operations()}"
+        message = f"{text} timed out on rank {self.memory.group_rank}{end}{self.last_operations()}"
         fields = self._common_fields()
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **fields)
 
@@ -118,7 +118,7 @@ class ErrorText:
             if memory is self.memory:
                 continue
             mine, _ = memory.last_record(memory.rank)
-            for peer, rank in enumerate(memory.numbers):
+            for peer, rank in enumerate(memory.group_ranks):
                 seq, what = memory.last_record(peer)
                 # A peer is ahead there: a sign that the ranks use groups in different orders.
                 if seq > mine:
@@ -134,7 +134,7 @@ class ErrorText:
         """Return the error for a rank that has closed the group while this rank waits for it."""
         name, seq, text = self.own_operation(ops, channel)
         message = (
-            f"rank {peer} has left group {self.name!r}, but rank {self.memory.number} still "
+            f"rank {peer} has left group {self.name!r}, but rank {self.memory.group_rank} still "
             f"waits for it in {text}{self.last_operations()}"
         )
         cause = "it has left the group"
@@ -144,12 +144,12 @@ class ErrorText:
         """Return the error for a peer of this host (`rank` is its index there) that has died."""
         name, seq, _ = self.own_operation(())
         end = f"its last operation was {self._last(rank)}"
-        return self._lost(self.memory.numbers[rank], peer, death(peer), end, name, seq)
+        return self._lost(self.memory.group_ranks[rank], peer, death(peer), end, name, seq)
 
     def unreachable(self, rank: int, info: RankInfo, reason: str) -> PeerLost:
         """Return the error for a rank of another host whose connection has ended."""
         name, seq, text = self.own_operation(())
-        end = f"rank {self.memory.number} was last in {text}"
+        end = f"rank {self.memory.group_rank} was last in {text}"
         return self._lost(rank, info, reason, end, name, seq)
 
     def _lost(
@@ -172,11 +172,12 @@ class ErrorText:
         if ended(process):
             return self.died(peer, process)
         name, seq, text = self.own_operation(())
-        rank = self.memory.numbers[peer]
+        rank = self.memory.group_ranks[peer]
         message = (
             f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
-            f"any more by rank {self.memory.number} in {text} of group {self.name!r}: its kernel "
-            "refuses (has it changed its user, or a limit on ptrace? NC10D_CMA=0 does without)"
+            f"any more by rank {self.memory.group_rank} in {text} of group {self.name!r}: its "
+            "kernel refuses (has it changed its user, or a limit on ptrace? NC10D_CMA=0 does "
+            "without)"
         )
         return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)
 
@@ -196,7 +197,7 @@ class ErrorText:
             theirs = called(memory.record(index, last) or "", memory.site(index, last))
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self.name!r}: "
-            f"rank {self.memory.number} called {ours}, rank {peer} called {theirs}",
+            f"rank {self.memory.group_rank} called {ours}, rank {peer} called {theirs}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,
@@ -213,7 +214,7 @@ class ErrorText:
         """Return the error for a rank that sends other sizes than its peer awaits."""
         if channel.shared.kind == at.RECEIVER:
             return self._message_mismatch(channel)
-        me, seq = self.memory.number, channel.get(at.C_OPS)
+        me, seq = self.memory.group_rank, channel.get(at.C_OPS)
         peer = self.group_rank(channel.get(at.C_BLOCKED_ON))
         op = (self.memory.record(self.memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
@@ -237,7 +238,7 @@ class ErrorText:
         sent = called(f"{nbytes} bytes of {_label(dtype)}", sender_site(channel))
         wanted = called(f"{awaited} bytes of {_label(kind)}", text_in(site))
         return CollectiveMismatch(
-            f"the message with tag {tag} from rank {peer} to rank {self.memory.number} has "
+            f"the message with tag {tag} from rank {peer} to rank {self.memory.group_rank} has "
             f"{sent}, but the receive is for {wanted}",
             rank=peer,
             op="recv",
@@ -246,7 +247,7 @@ class ErrorText:
 
     def _site_of(self, rank: int, seq: int) -> str:
         """Return the source line of a rank's call; "" if it is unknown or on another host."""
-        numbers = self.memory.numbers
+        numbers = self.memory.group_ranks
         return self.memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def last_operations(self) -> str:
@@ -254,7 +255,9 @@ class ErrorText:
         # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
         if self.memory.size > 16:
             return ""
-        last = [f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self.memory.numbers)]
+        last = [
+            f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self.memory.group_ranks)
+        ]
         return f"; last operations: {', '.join(last)}"
 
     def _last(self, rank: int) -> str:
@@ -271,7 +274,7 @@ class ErrorText:
         return f"a message ({', '.join(ends[:_MOST_LINKS])}{more})" if ends else what
 
 
-def named(reason: BaseException) -> DistError:
+def as_dist_error(reason: BaseException) -> DistError:
     """Return a copy of `reason` as a DistError; the caller's object stays unchanged."""
     # Other ranks must be able to decode it: a type of the caller's becomes a type of nc10d.
     own = error_wire.wire_type(reason)(error_wire.message_of(reason))

@@ -26,7 +26,7 @@ from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.cause import AgreedCause
-from nc10d.backend.cpu.failure.error_text import ErrorText, named
+from nc10d.backend.cpu.failure.error_text import GroupErrors, as_dist_error
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.deadline import Deadline
@@ -42,7 +42,7 @@ CONTROL_GRACE = 1.0
 class Health:
     """The state of a group on this rank: working, failed or closed."""
 
-    def __init__(self, text: ErrorText, control: GroupControl) -> None:
+    def __init__(self, text: GroupErrors, control: GroupControl) -> None:
         self._text, self._control = text, control
         self._context, self._name, self._memory = text.context, text.name, text.memory
         self._channel, self._links, self._remote = text.channel, text.links, text.remote
@@ -131,7 +131,7 @@ class Health:
     def _departed_peer(self, channel: Channel) -> int | None:
         """Return the rank that a channel waits for, if it has left without doing its part."""
         peer = self._blocked_on(channel)
-        if peer is None or not self.has_left(peer):
+        if peer is None or not self.has_closed(peer):
             return None
         if self._is_remote(peer):
             return None  # its last data may be in transit: the end of the connection decides
@@ -151,22 +151,22 @@ class Health:
             entry_points.load_word(counter) < channel.get(at.C_BLOCKED_FOR)
         )
 
-    def has_left(self, rank: int) -> bool:
+    def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the group."""
         # Remote ranks announce it in a message; peers of this host show it in group memory.
         if self._is_remote(rank):
             return rank in self._control.left
-        return self._memory.state(self._memory.numbers.index(rank)) == at.CLOSED
+        return self._memory.state(self._memory.group_ranks.index(rank)) == at.CLOSED
 
     def all_left(self) -> bool:
         """Return whether all other ranks have closed the group; False for a group across hosts."""
         # Between hosts a closed rank's messages may be in transit.
-        peers = [rank for rank in self._memory.numbers if rank != self._memory.number]
-        return self._remote is None and bool(peers) and all(map(self.has_left, peers))
+        peers = [rank for rank in self._memory.group_ranks if rank != self._memory.group_rank]
+        return self._remote is None and bool(peers) and all(map(self.has_closed, peers))
 
     def fail_all_left(self, ops: Sequence[Op]) -> DistError:
         """Fail the group: all ranks for which `ops` could wait have left; return the failure."""
-        peer = next(rank for rank in self._memory.numbers if rank != self._memory.number)
+        peer = next(rank for rank in self._memory.group_ranks if rank != self._memory.group_rank)
         return self._fail(self._text.peer_left(peer, ops, None))
 
     def _is_remote(self, rank: int) -> bool:
@@ -177,7 +177,7 @@ class Health:
             return None
         if channel.shared.kind == at.COLLECTIVE:
             peer = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
-            return None if peer == self._memory.number else peer  # a local dependency
+            return None if peer == self._memory.group_rank else peer  # a local dependency
         return self._links.peer_of(channel)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
@@ -192,7 +192,7 @@ class Health:
         Blocks until a cause is agreed, except in the control thread.
         """
         # A copy: the fields below must not change the caller's object.
-        error = named(reason)
+        error = as_dist_error(reason)
         error.group = error.group or self._name
         op, seq, _ = self._text.own_operation(())
         error.op = error.op or op
@@ -225,7 +225,7 @@ class Health:
                 self._agreed.close()
             if self._failure is None:
                 self._stop()
-                message = f"group {self._name!r} has been closed on rank {self._memory.number}"
+                message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
                 self._failure = GroupClosed(message, group=self._name)
         return True
 
@@ -238,7 +238,7 @@ class Health:
         elif answer == at.SIZES:
             self.abort(self._text.size_mismatch(channel))
         elif answer == at.LOST:
-            self._link_failed(channel)
+            self._socket_failed(channel)
         elif answer == at.UNREADABLE:
             self.abort(self._text.memory_unreadable(channel.get(at.C_BLOCKED_ON)))
         else:
@@ -264,27 +264,27 @@ class Health:
     def on_lost(self, rank: int, reason: str) -> None:
         """React to the end of the control connection to a rank on another host."""
         # The announcement of leaving arrives before the end of the connection.
-        if not self.closed and not self.has_left(rank):
+        if not self.closed and not self.has_closed(rank):
             self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
     def _info_of(self, rank: int) -> RankInfo:
         return self._context.infos[self._control.members[rank]]
 
-    def _link_failed(self, channel: Channel) -> None:
+    def _socket_failed(self, channel: Channel) -> None:
         """Fail the group after the end of a connection, with the cause that explains it best."""
         assert self._remote is not None
         rank = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
         control, agreed = self._control, self._agreed
         assert agreed is not None, "the group has a connection to another host"
         control.until(
-            lambda: self.has_left(rank) or control.lost(rank) is not None or agreed.known(),
+            lambda: self.has_closed(rank) or control.lost(rank) is not None or agreed.known(),
             CONTROL_GRACE,
         )
         # The best cause first: the agreed cause, a rank that has left, the end of the control
         # connection, and only then the error of this socket.
         if self.failure() is not None:
             return
-        if self.has_left(rank):
+        if self.has_closed(rank):
             self.abort(self._text.peer_left(rank, (), channel))
             return
         reason = control.lost(rank) or self._remote.error(channel)
@@ -316,6 +316,6 @@ class Health:
         self._failure = ForkedGroupError(
             f"group {self._name!r} belongs to the process that forked this one",
             group=self._name,
-            rank=self._memory.number,
+            rank=self._memory.group_rank,
             pid=os.getpid(),
         )

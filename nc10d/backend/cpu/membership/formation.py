@@ -1,10 +1,10 @@
 """Formation of a group: it exists on all of its members, or on none.
 
 1. Each member allocates its area of group memory and puts the offset into the store.
-2. The last member to arrive writes the decision: the offsets of all areas. The group is formed.
-3. A member that gives up (deadline, death of a member, Ctrl-C) writes an error as the decision.
+2. The last member to arrive writes the outcome: the offsets of all areas. The group is formed.
+3. A member that gives up (deadline, death of a member, Ctrl-C) writes an error as the outcome.
 
-The first decision holds for every member. So all ranks raise the same error, and the areas of a
+The first outcome holds for every member. So all ranks raise the same error, and the areas of a
 group that was not formed can be reused at once: no rank maps them.
 """
 
@@ -64,18 +64,18 @@ def form(spec: GroupSpec) -> GroupMemory:
     offset, slot_bytes = _allocate(spec)
     failure: BaseException | None = None
     try:
-        decision = _arrive(spec, offset, slot_bytes)
+        outcome = _arrive(spec, offset, slot_bytes)
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
         # If this fails as well, the area stays allocated: the other ranks may use it.
-        decision, failure = publish_outcome(store, _encoded(error, spec)), error
+        outcome, failure = publish_outcome(store, _encoded(error, spec)), error
     interrupted = failure if not isinstance(failure, Exception) else None
-    found = json.loads(decision)
+    found = json.loads(outcome)
     if "offsets" not in found:
         context.arena.free(offset)
-        raise interrupted or error_wire.decode_error(decision) from None
+        raise interrupted or error_wire.decode_error(outcome) from None
     memory = _map(spec, found["offsets"], found["slot_bytes"])
     if interrupted is not None:
-        withdraw(context, memory)
+        give_back(context, memory)
         raise interrupted
     return memory
 
@@ -122,7 +122,7 @@ def _map(spec: GroupSpec, offsets: Sequence[int], slot_bytes: int) -> GroupMemor
     return GroupMemory(peers, near.index(spec.rank), [offsets[n] for n in near], slot_bytes, near)
 
 
-def withdraw(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
+def give_back(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
     """Leave a group; its memory, and that of `links` (offsets), is freed when all have left."""
     memory.leave()
     context.ring(memory.bits())
@@ -153,7 +153,7 @@ def _lost(
 
 
 def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
-    """Announce this rank's area, and return the decision; the smallest slot size counts."""
+    """Announce this rank's area, and return the outcome; the smallest slot size counts."""
     store, size = spec.store, len(spec.members)
     keys = [f"area/{rank}" for rank in range(size)]
     store.set(keys[spec.rank], f"{offset} {slot_bytes}")
@@ -204,7 +204,7 @@ def reach(spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange) -> R
         return None
     remote = context.remote_hosts
     assert remote is not None, "there are several hosts"
-    endpoints = EndpointExchange(exchange, remote.address, spec.name, memory.number)
-    peers = hosts.remote_ranks(memory.number)
+    endpoints = EndpointExchange(exchange, remote.address, spec.name, memory.group_rank)
+    peers = hosts.remote_ranks(memory.group_rank)
     sockets = connect(endpoints, peers, PURPOSES, spec.deadline, spec.check)
     return RemoteGroup(remote.poller, sockets, hosts)

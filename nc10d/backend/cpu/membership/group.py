@@ -10,9 +10,9 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
-from nc10d.backend.cpu.failure.error_text import ErrorText
+from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
-from nc10d.backend.cpu.membership.formation import withdraw
+from nc10d.backend.cpu.membership.formation import give_back
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.transport.links import Links
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
@@ -36,13 +36,13 @@ class Group:
         self.context, self.memory, self.remote = context, memory, remote
         self.name = name
         self.members: Sequence[int] = list(members)
-        self.rank, self.size = memory.number, len(members)
+        self.rank, self.size = memory.group_rank, len(members)
         self.channel = context.channels.make(_spec(memory, remote))
         free = context.arena.free
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
-        self.control = GroupControl(name, members, self.rank, wires, _departed_of(self))
-        text = ErrorText(context, name, memory, self.channel, self.links, remote)
+        self.control = GroupControl(name, members, self.rank, wires, _gone_of(self))
+        text = GroupErrors(context, name, memory, self.channel, self.links, remote)
         self.health = Health(text, self.control)
         context.join(self, memory)
 
@@ -50,12 +50,12 @@ class Group:
         """Return the channel of collectives, and those of all links."""
         return [self.channel, *self.links.channels()]
 
-    def departed(self) -> set[int]:
+    def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
         found = set()
         for rank, member in enumerate(self.members):
             lost = self.context.lost([member]) is not None or self.control.lost(rank) is not None
-            if lost or (rank != self.rank and self.health.has_left(rank)):
+            if lost or (rank != self.rank and self.health.has_closed(rank)):
                 found.add(rank)
         return found
 
@@ -98,7 +98,7 @@ class Group:
         self.control.leave(() if remote is None else remote.hosts.remote_ranks(self.rank))
         if remote is not None:
             remote.close()
-        withdraw(self.context, self.memory, self.links.owned)
+        give_back(self.context, self.memory, self.links.owned)
         self.context.leave(self)
 
     def disown(self) -> None:
@@ -130,12 +130,12 @@ def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
     )
 
 
-def _departed_of(group: Group) -> Callable[[], set[int]]:
-    """Return `group.departed` as a function that does not keep the group alive."""
+def _gone_of(group: Group) -> Callable[[], set[int]]:
+    """Return `group.gone` as a function that does not keep the group alive."""
     reference = weakref.ref(group)
 
-    def departed() -> set[int]:
+    def gone() -> set[int]:
         group = reference()
-        return set() if group is None else group.departed()
+        return set() if group is None else group.gone()
 
-    return departed
+    return gone

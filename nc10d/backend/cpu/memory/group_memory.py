@@ -44,8 +44,8 @@ class GroupMemory:
     """The areas of one group on this host, as this process maps them.
 
     `peers` are the members on this host, in the order of their ranks; this rank is `peers[rank]`.
-    Their areas start at `offsets` in their arenas, with staging slots of `slot_bytes`. `numbers`
-    are the peers' ranks in the group: by default 0, 1, ..., as in a group without other hosts.
+    Their areas start at `offsets` in their arenas, with staging slots of `slot_bytes`. The peers'
+    ranks in the group are `group_ranks`: by default 0, 1, ..., as in a group without other hosts.
     Methods take a `rank` as an index into `peers`.
     """
 
@@ -55,9 +55,9 @@ class GroupMemory:
         rank: int,
         offsets: list[int],
         slot_bytes: int,
-        numbers: Sequence[int] | None = None,
+        group_ranks: Sequence[int] | None = None,
     ) -> None:
-        self.numbers = list(range(len(peers)) if numbers is None else numbers)
+        self.group_ranks = list(range(len(peers)) if group_ranks is None else group_ranks)
         self.peers = list(peers)
         self.rank = rank
         self.size = len(peers)
@@ -74,9 +74,9 @@ class GroupMemory:
         return self._offsets[self.rank]
 
     @property
-    def number(self) -> int:
+    def group_rank(self) -> int:
         """This rank's rank in the group."""
-        return self.numbers[self.rank]
+        return self.group_ranks[self.rank]
 
     def address(self, rank: int) -> int:
         """Return the address of a rank's area."""
@@ -161,7 +161,7 @@ class GroupMemory:
 
     def progress(self) -> dict[int, int]:
         """Return the latest sequence number of each rank of this host, by rank in the group."""
-        return {number: self.last_record(rank)[0] for rank, number in enumerate(self.numbers)}
+        return {number: self.last_record(rank)[0] for rank, number in enumerate(self.group_ranks)}
 
     def begun(self, rank: int) -> int:
         """Return when a rank's latest call began, in ns of the monotonic clock; 0: unknown."""

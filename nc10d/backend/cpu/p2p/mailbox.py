@@ -205,7 +205,7 @@ class Mailbox:
         slice_ns = max(1, int(seconds * 1e9))
         bit = mask([context.rank])
         answer = entry_points.wait_any(
-            context.process, bit, plain.address(table), len(rows), slice_ns
+            context.rank_block, bit, plain.address(table), len(rows), slice_ns
         )
         return bool(answer >= 0)
 

@@ -153,7 +153,7 @@ class Links:
         with self._lock:
             found = self._out.get(peer)
             if found is None:
-                found = self._out[peer] = self._connect(self._memory.number, peer)
+                found = self._out[peer] = self._connect(self._memory.group_rank, peer)
             return found
 
     def inbox(self, peer: int) -> Inbox:
@@ -161,7 +161,7 @@ class Links:
         with self._lock:
             found = self._in.get(peer)
             if found is None:
-                found = self._in[peer] = Inbox(self._connect(peer, self._memory.number))
+                found = self._in[peer] = Inbox(self._connect(peer, self._memory.group_rank))
             return found
 
     def program(
@@ -212,7 +212,7 @@ class Links:
 
     def used(self, rank: int) -> list[str]:
         """Return, as texts, the links on which a rank of this host (an index) passed messages."""
-        numbers = self._memory.numbers
+        numbers = self._memory.group_ranks
         sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
         received = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
         return [
@@ -225,14 +225,14 @@ class Links:
         # A link made after `stop` would never be stopped, and could touch arrays of failed calls.
         if self._stopped:
             raise GroupClosed("the group has failed or been closed: no new links")
-        peer = receiver if sender == self._memory.number else sender
+        peer = receiver if sender == self._memory.group_rank else sender
         if self._remote is not None and self._remote.has(peer):
             start = self._memory.address(self._memory.rank)
             # Between hosts there is no shared memory: the engine uses the socket of messages.
             return self._make_channel(
                 self._remote.message_end(peer, start, sending=peer == receiver)
             )
-        numbers = self._memory.numbers
+        numbers = self._memory.group_ranks
         return self._connect_local(numbers.index(sender), numbers.index(receiver))
 
     def _connect_local(self, sender: int, receiver: int) -> Channel:
