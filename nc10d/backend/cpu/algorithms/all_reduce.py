@@ -125,6 +125,8 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
     last = _Window(shape, reduction, root, small, rest, before * whole)
     steps: list[Step] = [do.free(), do.enter()]
     meet = do.meet_all()  # The first barrier compares the ranks' calls.
+    # Rounds are free at tick 3: peers read a window's results in the next round, after its tick 1
+    # (the last window's: after tick 2), so only the signal after that shows that they have left.
     if before:
         first = window(0)
         steps += [*first.publishes(), do.signal(1), meet, *first.folds(), do.end_round(1, 3)]

@@ -23,11 +23,11 @@ DIRECT = 64 * 1024
 PAGE = 4096
 """Bytes of a page. A rank exposes whole pages for writing, so that it can withdraw them."""
 BROADCAST_SHARE = 16
-"""A two-rank broadcast writes from this fraction of `write_from` on: it computes no result."""
+"""A two-rank broadcast writes from `write_from` / BROADCAST_SHARE bytes on: it reduces nothing."""
 WINDOW = 2 << 20
 """Bytes of an array that are reduced and fetched at a time.
 
-A chunk of this size has left its owner's private cache when peers fetch it.
+A chunk of such a window has left its owner's private cache when peers fetch it.
 """
 
 
@@ -134,6 +134,7 @@ class GroupShape:
         if self.hosts is None:
             return self
         ranks = self.hosts.local_ranks(self.rank)
+        # `direct` stays NEVER: hosts_peer_arrays.py adds access in place around the whole program.
         return GroupShape(len(ranks), ranks.index(self.rank), self.staging, self.one_shot)
 
     @property

@@ -1,6 +1,7 @@
 """send and recv: a link leads from a sender to a receiver and has a staging buffer of its own.
 
-On a link the sender is rank 0 and the receiver rank 1. Every round spends TICKS ticks.
+On a link the sender is rank 0 and the receiver rank 1. On a host every round spends TICKS ticks;
+between hosts a message is one round of one tick.
 
 Over the staging buffer: the sender waits until the slot is free, copies the next piece and signals.
 The receiver waits for that tick, copies the piece and signals that the slot is free again. So the
@@ -31,6 +32,8 @@ def send(
     The receiver reads a registered array that begins a page in place from `direct` bytes on, and
     other arrays through the kernel from `read_from` bytes on.
     """
+    # This slot was last used two rounds ago. That round ended TICKS before this one begins, so the
+    # receiver has left it when its counter has come there. (Links have no FREE steps.)
     opening = [do.wait(RECEIVER, -TICKS), do.header()]
     if nbytes >= direct:
         access = READS if nbytes >= read_from else 0

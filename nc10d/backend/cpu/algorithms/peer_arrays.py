@@ -6,8 +6,8 @@ leaves when all peers have finished with its own. If any array cannot be read, a
 rank's fingerprint sends all ranks over the staging buffers.
 
 An all_reduce, a broadcast, and a swap between two ranks also write into their peers' arrays, as
-far as a peer has exposed a window for writing (native/peer_array_steps.py). Its owner withdraws the
-window at the end, when all peers have signalled that they have written.
+far as a peer has exposed its array for writing (native/peer_array_steps.py). The owner withdraws
+the array at the end, when all peers have signalled that they have written.
 
 The kernel copies plain arrays, each algorithm from the size on at which that is faster: see
 `access_for`. It brings contributions to a reduction to the place of the result, or to spare staging
@@ -50,7 +50,7 @@ def _exposed_or_staged(
     `access` is the access that the kernel must give to a plain array, 0 for none. Peers may write
     the first `writable` bytes.
     """
-    # A rank can expose a single window of plain memory for writing, to a single peer.
+    # A rank can expose a single range of plain memory for writing, to a single peer.
     assert shape.size == 2 or not (access and writable), (access, writable)
     exposed = do.expose(shape.rank, mine, access, writable=writable)
     return ways([do.enter(), exposed], direct, staged)
@@ -88,7 +88,7 @@ def fold_peers(
 
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Steps) -> list[Step]:
-    """Each rank reduces its chunk of user array 0 and writes the result into the exposed windows.
+    """Each rank reduces its chunk of user array 0 and writes the result into the exposed arrays.
 
     A rank that could not expose its array for writing fetches the others' chunks. It does so window
     by window, AHEAD windows late, when a chunk has left its owner's private cache.
@@ -111,7 +111,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
     done = ready.stop
     steps += [do.signal(done), do.wait_all(done), do.withdraw(), do.end_round(done, done)]
     # With more than two ranks several peers would write into an array, but an area describes a
-    # single range. The caller ensures this; nc10d_writable does not check it.
+    # single range. This line ensures it; nc10d_writable does not check it.
     access = access_for(shape, nbytes, writes=True) if shape.size == 2 else 0
     return _exposed_or_staged(shape, user(0), steps, staged, access=access, writable=writable)
 
@@ -199,7 +199,7 @@ def all_to_all(
 def _swap(
     shape: GroupShape, mine: At, sizes: tuple[int, int], theirs: At, own: Steps, staged: Steps
 ) -> list[Step]:
-    """Each of two ranks writes `mine` into the window that its peer exposes as `theirs`.
+    """Each of two ranks writes `mine` into the array that its peer exposes as `theirs`.
 
     `sizes` are the bytes of `mine` and `theirs`. A rank fetches the rest. `own` runs in between.
     """
@@ -221,8 +221,8 @@ def _swap(
 def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Steps) -> list[Step]:
     """User array 0 := the root's.
 
-    The ranks share the copying: each exposes the first part of `size` for writing. The root writes
-    that part into all arrays, and each rank fetches the rest.
+    The ranks share the copying: each exposes the first 1/`size` of its array for writing. The root
+    writes that part into all arrays, and each rank fetches the rest.
     """
     writable = nbytes // shape.size // shape.page * shape.page
     if shape.rank == root:

@@ -242,14 +242,14 @@ class Channel:
     def reap(self) -> None:
         """Drop references to the arrays of submissions that have ended.
 
-        Every call that has seen an operation of the channel end calls this, because nothing else
-        does for a Work that the user has dropped.
+        Launches call this while submissions are in flight: nothing else drops the arrays of a Work
+        that the user has dropped.
         """
         # Collectives and sends end in the order of the ring, so the first are enough.
         while (first := self._first_in_flight()) is not None and first.finished():
             self._drop(first)
-        # Receives end in any order. All are looked at once so many calls have come that the scan
-        # costs each of them a few looks.
+        # Receives end in any order. A scan of all waits until there have been enough calls, so that
+        # it costs each of them a few looks.
         self._scan_credit += SCANNED_PER_CALL
         if self.shared.kind == at.RECEIVER and self._scan_credit >= len(self.in_flight):
             self._scan_credit = 0

@@ -104,7 +104,7 @@ class Channels:
 
 def _make_private(arena: Arena, rank_block: Words, offset: int, nbytes: int) -> None:
     """Withdraw a piece of this rank's arena: no other process can write there any more."""
-    rank_block[at.P_FLOOR // 8] = (
-        arena.retire()
-    )  # from here on the engine exposes nothing before this
+    # Before the pages are replaced: from now on the engine exposes nothing below this offset.
+    floor = arena.retire()
+    rank_block[at.P_FLOOR // 8] = floor
     arena.make_private(offset, nbytes)

@@ -28,8 +28,9 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 
 Words = npt.NDArray[np.int64]
-# In the page of a rank's doorbell: the address and the value of a word of its private memory.
-PROBE = 64
+# In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
+# of a word of its private memory.
+PROBE = 128
 MAYBE_COPYING = "RD"
 """States of a thread (proc_pid_stat(5)) in which it may be amid a copy: it runs or is ready to run,
 or it sleeps in the kernel uninterruptibly. A signal stops a thread only before or after a copy."""

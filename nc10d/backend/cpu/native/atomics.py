@@ -2,8 +2,10 @@
 
 `load` and `store` are for memory of a single thread, or that an acquiring load or a lock has made
 visible. A load of a word that other threads write acquires, a store that publishes releases, and
-read-modify-writes are sequentially consistent. C functions are called by name, which the loader
-resolves, so that compiled code can be kept on disk.
+read-modify-writes are sequentially consistent. On x86-64 an acquiring load does not pass an earlier
+read-modify-write: comments call it a full fence, and each "set my word, then look at yours" relies
+on it. C functions are called by name, which the loader resolves, so that compiled code can be kept
+on disk.
 """
 
 from __future__ import annotations

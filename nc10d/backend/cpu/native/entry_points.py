@@ -1,8 +1,8 @@
 """The engine's entry points, each compiled when it is first used or by `prepare`.
 
 A channel (offsets.py) is a queue of programs with a lock. `run` executes a program in the calling
-thread if the channel is free and its ring empty; `submit` and `wait` queue it; `work` is the body
-of the worker thread. No entry blocks for longer than its slice.
+thread if the channel is free and its ring empty; `submit` queues it, and `wait` advances the
+channel until it has ended. `work` is the worker's loop. No other entry waits longer than a slice.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return answer
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
-        # Another thread advances the channel. It rings when a submission ends and when it leaves.
+        # Another thread advances the channel. It rings when a submission ends. If it leaves before,
+        # it rings, or it has set this rank's bit, and the peer that blocks the channel rings.
         tries += 1
         if tries < load(channel + at.C_SPIN):
             atomics.pause()
@@ -190,7 +191,10 @@ def _load_word(address: int) -> int:
 
 @njit(nogil=True)
 def nc10d_first_come(table: int, count: int, bit: int) -> int:
-    """Return the index of the first counter that has come to its value, or -1; set `bit` on all."""
+    """Return the index of the first row (counter's address, value) that has come, or -1.
+
+    Unless it is 0, `bit` is set beside each counter that was looked at.
+    """
     for i in range(count):
         flag = load(table + 16 * i)
         if bit != 0:
@@ -202,7 +206,7 @@ def nc10d_first_come(table: int, count: int, bit: int) -> int:
 
 @on_demand("int64(int64, int64, int64, int64, int64)")
 def _wait_any(rank_block: int, bit: int, table: int, count: int, slice_ns: int) -> int:
-    """Return the index of the first counter to come, or -1 after a slice."""
+    """Return the first row of `table` that comes (nc10d_first_come), or -1 after a slice."""
     began = atomics.nc10d_now()
     until = began + slice_ns
     tries = 0

@@ -15,11 +15,12 @@ that holds the channel's lock may go on where another thread stopped.
                                                                  come to C_BLOCKED_FOR
     negative (a failure)    undefined                            nothing: the channel is broken
 
-Invariants. A rank writes to a slot only after a FREE step, and reads a peer's only after a wait for
-that peer's counter. A step that answers BLOCKED is repeated from its start: it has changed nothing,
-or keeps its own progress (FLOW, in its links). Only FETCH, FOLD_EXPOSED and FILL may block after a
-write, until the group's failure ends the wait. Every rank spends the same ticks for a round, so
-targets need no negotiation.
+Invariants. A rank writes to a slot only once every peer has left the round that used it last: FREE
+waits for that, and where a program has no FREE (links, later rounds) another wait implies it. A
+rank reads a peer's slot only after a wait for that peer's counter. A step that answers BLOCKED is
+repeated from its start: it has changed nothing, or keeps its own progress (FLOW, in its links).
+Only FETCH, FOLD_EXPOSED and FILL may block after a write, until the group's failure ends the wait.
+Every rank spends the same ticks for a round, so targets need no negotiation.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
     copy = load(step + packed.BOTH)
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
-    table = channel - selector + parity  # the selector is rank 0's; the other ranks' rows follow
+    table = channel - selector + parity  # the selector is rank 0's; the other ranks' words follow
     staged = load(step + packed.EXTRA) != 0
     room = atomics.block_on_stack()
     # Blocks keep the partial result in the first cache. Two ranks have none: one pass suffices.

@@ -1,6 +1,6 @@
 """The log: the latest calls and messages of one rank, in all of its groups, in a fixed ring.
 
-An entry belongs to a call from its entry to its end, or to a message that has ended. A writer holds
+An entry describes a call, which may still run, or a message that has ended. A writer holds
 its channel's lock and takes its place in the ring by an atomic add, so channels need no other
 order. A reader trusts an entry only if the entry's stamp is the same before and after the read.
 """

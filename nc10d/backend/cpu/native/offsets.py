@@ -37,7 +37,7 @@ AREA_LINKS = AREA_CAUSE + CAUSE_BYTES  # an int64 per peer: the place of this ra
 OPEN, CLOSED = 1, 2
 READS, WRITES = 1, 2  # access to private memory of peers by the kernel; 0: none
 
-# -- the first pages of an arena: the doorbell, then the rank's wait notice ----------------------
+# -- the first pages of an arena: doorbell, notice version, PROBE (peer_access.py), wait notice ----
 NOTICE_VERSION = 64
 NOTICE_START, NOTICE_BYTES = 4096, 12288
 FIRST_PAGES = NOTICE_START + NOTICE_BYTES
@@ -74,16 +74,16 @@ LINK_TICKS = 8
     C_PEER,  # the first peer that a wait for all has not seen come
     C_BLOCKED_AT,  # the counter that the channel waits for: address, value, rank
     C_BLOCKED_FOR,
-    C_BLOCKED_ON,
-    C_USERS,  # address of the table of users' addresses
+    C_BLOCKED_ON,  # ~rank for a rank of another host, this rank for a gate; its peer on failure
+    C_USERS,  # address of the table with the addresses of the user arrays
     C_DESCRIPTOR,  # the running descriptor, 0 for a program run in the caller
     C_HEAD,
     C_TAIL,
     C_AREA,  # this rank's shared part
     C_FLAGS,  # table of the addresses of all counters
     C_SELF,  # address of this rank's counter
-    C_PARITY,  # bytes from the even table to the odd one, when the round is odd
-    C_PARITY_STEP,
+    C_PARITY,  # added to addresses of table words: 0 in even rounds, C_PARITY_STEP in odd ones
+    C_PARITY_STEP,  # bytes from the rows of even rounds to those of odd rounds
     C_BELL_BIT,
     C_RANK_BLOCK,
     C_ADVANCE,  # address of the compiled interpreter
@@ -132,7 +132,7 @@ def channel_bytes(size: int) -> int:
     return C_TABLES + (TABLE_ROWS * size + 1) * 8  # the last word is the odd rounds' zero
 
 
-# -- reach: the ways by which a channel's ranks read each other's memory --------------------------
+# -- reach: the ways by which a channel's ranks read and write each other's memory ----------------
 R_ACCESS, R_SPAN = range(0, 2 * 8, 8)  # R_ACCESS: the minimum of the ranks' AREA_ACCESS
 R_ARENAS = 2 * 8  # per rank: its arena as mapped here, its process (0: this process), its area
 R_ROW = 3 * 8
@@ -186,7 +186,7 @@ DESCRIPTOR_WORDS = 16
     P_TRACE,  # address of the trace buffer, 0 for none
     P_TRACE_SIZE,
     P_TRACE_NEXT,
-    P_LATE,  # the channel of a descriptor that ran past its deadline
+    P_LATE,  # the channel whose failure (deadline, mismatch, ...) has ended the worker's loop
     P_ROUNDS,
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
@@ -219,7 +219,7 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_COUNT,  # how many links are waited for
     S_WAITING,  # address of a table of them: link, WANT_IN or WANT_OUT
     S_PATIENCE,  # how often to look again before sleeping
-    S_TRIES,  # how often this has been since bytes moved last
+    S_TRIES,  # looks since bytes moved last; -1 once the thread has gone to sleep
     S_LAST,  # S_MOVED at that time
     S_LEFT,  # bytes still to come in the awaited transfer, its later segments included
     S_POLL,  # address of a table for poll(2)

@@ -48,7 +48,7 @@ def nc10d_reach_row(channel: int, rank: int) -> int:
 def nc10d_writable(channel: int) -> bool:
     """Return whether peers may write this rank's private memory: all are other processes.
 
-    Only one peer may write: an area has words for one range.
+    The algorithm ensures that a single peer writes: an area has words for one range.
     """
     if load(load(channel + at.C_REACH) + at.R_ACCESS) != at.WRITES:
         return False
@@ -71,10 +71,10 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     """Expose an array to peers; if they could not read it, ask for the other branch.
 
     Peers write to the arena only from the start of a page on. A registered array that begins inside
-    a page goes by the kernel if it is exposed for writes only.
+    a page goes by the kernel if the step sets no flag (a message, or an array for writes only).
     """
     reach, writable = load(channel + at.C_REACH), load(step + packed.NBYTES)
-    read = load(step + packed.TICK) != 0
+    sets_flag = load(step + packed.TICK) != 0
     address = nc10d_place(channel, users, step + packed.SRC, parity, segment)
     record = nc10d_place(channel, users, step + packed.DST, parity, segment)
     inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
@@ -82,7 +82,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     registered = (
         load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR) <= inside < load(reach + at.R_SPAN)
     )
-    if registered and (read or inside % PAGE == 0):
+    if registered and (sets_flag or inside % PAGE == 0):
         store(record, inside)
         way = BY_ARENA
         if writable != 0 and inside % PAGE == 0:
@@ -100,7 +100,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             pages = (writable // PAGE + pieces - 1) // pieces
             store(load(channel + at.C_AREA) + at.AREA_EXPOSED_BYTES, pages * PAGE)
             way = WRITABLE_BY_KERNEL
-    elif read:
+    elif sets_flag:
         # In the fingerprint, before the signal: every rank sees the flag, so all take one branch.
         slot = load(channel + at.C_SELF) + nc10d_inline_slot(channel)
         store(slot, load(slot) | (1 << at.FLAG_BIT))
@@ -118,7 +118,7 @@ def nc10d_gave_up(area: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
-    """Return an address with some bytes of a peer's exposed array: its own, or `spare`.
+    """Return where some bytes of a peer's exposed array are: in place, or copied to `spare`.
 
     Returns 0 if they can't be read: the peer has died, or the kernel refuses.
     """
@@ -127,7 +127,7 @@ def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, n
     if load(record + 8) in (BY_ARENA, WRITABLE):
         return load(row) + place
     pid = load(row + 8)
-    if pid == 0:  # another thread of this process: no kernel refuses memory that it has freed
+    if pid == 0:  # another thread of this process: a read of memory that it has freed would crash
         if nc10d_gave_up(load(row + 16)):
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
@@ -154,7 +154,7 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
 
 @njit(nogil=True)
 def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int) -> int:
-    """Return UNREADABLE if the kernel refuses a peer's memory; if the peer does, wait for why."""
+    """Return UNREADABLE if the kernel refuses a peer's memory; BLOCKED if the peer has given up."""
     area = load(nc10d_reach_row(channel, peer) + 16)
     writable = load(record + 8) == WRITABLE_BY_KERNEL
     if writable and load_acquire(area + at.AREA_EXPOSED_BYTES) == 0:
@@ -180,7 +180,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
         nc10d_copy(load(step + packed.KERNEL), dst, found, nbytes)
-    # Checked after the copy: whatever a peer did before its abort word was still its operation's.
+    # Checked after the copy: until a peer sets its abort word, it has not reused its array.
     return nc10d_still_valid(channel, step, segment, load(step + packed.EXTRA))
 
 

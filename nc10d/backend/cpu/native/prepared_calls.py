@@ -83,9 +83,10 @@ def _run_prepared(words: object, x: object, y: object) -> int:
 def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
     """Fill in a descriptor and submit it; `deadline` is in ns.
 
-    `words` is zeroed and has room for two addresses; `prepared` is the address of the operation.
-    This thread first advances a short program. Returns DONE; BUSY as above, or if the channel is
-    stopped or its ring full; NEW_SITE as above; or a failure of the channel.
+    `words` is a zeroed array for the descriptor and two addresses; `prepared` is the address of the
+    block that `run_prepared` gets as an array. This thread first advances a short program. Returns
+    DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or a
+    failure of the channel.
     """
     if not nc10d_fits(prepared, as_int(x), as_int(y)):
         return at.BUSY

@@ -31,7 +31,10 @@ A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth 
 SLICE_NS = 50_000_000
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
-"""How long a sender or receiver waits: not at all; for a spin; until the message has passed."""
+"""How long a message waits for the peer: not at all; for a spin; until it has passed.
+
+With WAITS, too, a receive waits only briefly for a message to begin, and then answers BUSY.
+"""
 
 
 @njit(nogil=True)
@@ -168,7 +171,7 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
 
 @on_demand(types.int64(atomics.any_object, atomics.any_object, _WORD))
 def _run_message(words: object, x: object, tag: int) -> int:
-    """Send or receive in this thread, and wait for the peer.
+    """Send or receive in this thread; wait for the peer, but only briefly for a message to begin.
 
     `words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
     with nothing done: x is no such array, the peer has not come, another message is at the head,
@@ -193,7 +196,7 @@ def _submit_message(
 ) -> int:
     """Fill in a descriptor and submit it; `deadline` is in ns.
 
-    `words` is zeroed and has room for an address; the rest is copied from the descriptor `model`.
+    `words` is a zeroed array for the descriptor, copied from that at `model`, and for an address.
     If `spins` is not negative, this thread first advances the channel and spins for the peer up to
     `spins` times. Answers as `submit_prepared` in prepared_calls.py.
     """

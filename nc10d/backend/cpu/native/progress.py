@@ -5,10 +5,10 @@ operation, a thread that waits for a submission, or the worker. Submissions run 
 ring. A link's receiving end is the exception: it first looks for the receive that fits the message
 at its head (ring.py).
 
-    state of a submission     where it is                              changed by
+    state of a submission     where it is                              set by
     appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
     running                   C_DESCRIPTOR, still at C_HEAD            holder of C_LOCK
-    FINISHED                  out of the ring (C_HEAD is past it)      the thread that waits for it
+    FINISHED                  out of the ring (C_HEAD is past it)      holder of C_LOCK
 
     state of a channel        mark                                     ends by
     free                      C_LOCK 0, ring empty                     run or submit
@@ -142,8 +142,7 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
 def nc10d_progress(channel: int) -> int:
     """Run the ring's submissions as far as they go; the caller holds the lock.
 
-    Returns IDLE when the ring is empty, else the answer (BLOCKED or a failure) of the interpreter
-    or of matching a message.
+    Returns IDLE when nothing is left to run, BLOCKED, UNMATCHED (see nc10d_match), or a failure.
     """
     while True:
         if load(channel + at.C_BROKEN) != 0:
@@ -185,7 +184,7 @@ def nc10d_awake(channel: int) -> None:
     That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
     counter too; a gate, which several channels may wait for, keeps its bit.
     """
-    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):
+    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):  # a gate: see nc10d_gate
         return
     sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
     bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_RANK_BLOCK) + at.P_LINK_WAITERS
@@ -239,8 +238,9 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     """Advance one channel without waiting for long.
 
     Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
-    A `sleepy` thread sleeps next if nothing moves, so sockets are armed for it. The thread spins
-    for a peer up to `spins` times; then the peer wakes this rank.
+    A `sleepy` thread looks no more if nothing moves: it sleeps, or leaves the rest to the worker.
+    Sockets are armed before. The thread spins for a peer up to `spins` times; then the peer wakes
+    this rank.
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
@@ -268,7 +268,7 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
         # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
         flag = load(channel + at.C_BLOCKED_AT)
         atomics.set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-        if sleepy:  # arming is a system call, so only a thread that is about to sleep does it
+        if sleepy:  # arming is a system call: a thread that looks again soon saves it
             waiting.nc10d_arm(channel)
         moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
         # Only the submission that runs can be late; those behind it are judged when they run.

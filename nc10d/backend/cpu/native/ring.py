@@ -8,7 +8,8 @@
     take from the head                       C_LOCK
 
 A full ring is replaced by a ring of twice the length and stays allocated: another thread may still
-read it. Invariant: places C_HEAD to C_TAIL - 1 hold the same descriptors in both.
+read it. At that moment places C_HEAD to C_TAIL - 1 hold the same descriptors in both; afterwards
+only the new ring changes.
 
 Submissions run in the order of the ring, but for receives. Messages of one tag arrive in order, as
 MPI's do: the first posted receive with the tag of the message at a link's head gets it.
@@ -74,9 +75,9 @@ def nc10d_append(channel: int, descriptor: int) -> int:
 def nc10d_match(channel: int) -> int:
     """Find the posted receive for the message at the head of a link; make it first in the ring.
 
-    Returns DONE with the receive at the ring's head, IDLE if nothing is posted, BLOCKED if no
-    message has come yet, UNMATCHED if no receive with its tag is posted, SIZES if the sizes differ.
-    The caller holds the channel's lock.
+    Returns DONE with the receive at the ring's head; UNMATCHED if no receive with the message's tag
+    is posted; SIZES if bytes or dtypes differ. Without a message: BLOCKED, or IDLE if no receive is
+    posted either, or LOST. The caller holds the channel's lock.
     """
     head = load(channel + at.C_HEAD)
     tail = load_acquire(channel + at.C_TAIL)

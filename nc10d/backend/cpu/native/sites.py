@@ -1,7 +1,8 @@
 """Call sites: find the line of the user's program that made a call, in some tens of ns.
 
-The function that entered the engine is the innermost frame of its thread. Frames of nc10d itself
-are recognised by their code objects; the first other frame is the user's. Its current instruction
+The function that entered the engine is the innermost frame of its thread. Code objects of nc10d,
+of the standard library and of torch.distributed are in the table as SITE_OURS; the first frame with
+another code object is the user's. Its current instruction
 is looked up in a table from instructions to texts ("train.py:41"), which call_sites.py fills. A
 thread reads only its own frames, which stand still while it is in here.
 """
@@ -14,7 +15,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire
 from nc10d.backend.cpu.native.cpython import FRAME, FRAME_CODE, FRAME_INSTRUCTION, FRAME_OUTER
 
-DEEPEST = 64  # frames of nc10d above the caller's
+DEEPEST = 64  # frames that are looked at, the user's included
 # CPython's C interface: this thread's state, with or without the GIL.
 thread_state = types.ExternalFunction("PyGILState_GetThisThreadState", types.int64())
 

@@ -125,7 +125,10 @@ def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -
 
 
 def _advance_slow_step(channel: int) -> int:
-    """Carry out the step at C_PC: DONE, with C_PC just before the next step, or as `_advance`."""
+    """Carry out the step at C_PC; the next is the step behind C_PC, which a branch moves.
+
+    Returns DONE, BLOCKED or a failure.
+    """
     step = load(channel + at.C_PC)
     segment = load(channel + at.C_SEGMENT)
     users = load(channel + at.C_USERS)

@@ -83,10 +83,10 @@ def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
 def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
     """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly.
 
-    Some kernels copy at half speed to a destination that begins up to 31 bytes further into a page
-    than the source. Bytes that a sender on the same machine (in another container) writes
-    first into an idle socket begin a page; a large NumPy array begins 16 bytes into a page. The
-    place of the sender is unknown: from another machine the second copy is in vain.
+    On some AMD CPUs the kernel copies at half speed to a destination that begins 1 to 31 bytes
+    further into a page than the source. A large NumPy array begins 16 bytes into a page; bytes that
+    a sender on the same machine (in another container) writes into an idle socket begin a page, so
+    the spare place keeps their offset in the page. From another machine the copy is in vain.
     """
     spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
@@ -138,6 +138,7 @@ def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
     if armed & want == 0:
         armed |= want
         store(link + at.L_ARMED, armed)
+        # Level-triggered: a socket that got ready between the try and this call fires at once.
         nc10d_control(epoll, CTL_MOD, load(link + at.L_FD), armed | ONESHOT, link)
     store_release(link + at.L_LOCK, 0)
 
@@ -172,7 +173,7 @@ def nc10d_watch_all(channel: int) -> None:
 def nc10d_ready(rank_block: int, link: int) -> None:
     """Count up the lines of the channels that wait for a link; it was armed and is ready."""
     nc10d_lock_link(link)
-    armed = atomics.exchange(link + at.L_ARMED, 0)  # one-shot: it has fired for both directions
+    armed = atomics.exchange(link + at.L_ARMED, 0)  # one-shot: epoll has disarmed both directions
     inward, outward = load(link + at.L_LINE_IN), load(link + at.L_LINE_OUT)
     store(link + at.L_LINE_IN, 0)
     store(link + at.L_LINE_OUT, 0)

@@ -1,4 +1,4 @@
-"""Waiting for a counter: spin, then yield the core, then sleep on the process's doorbell.
+"""Waiting for a counter: spin, then yield the core, then sleep on the rank's doorbell.
 
     order of a sleeper                     order of a rank that posts (interpreter.py)
     1. count itself in P_SLEEPING          1. change the counter (full fence)
@@ -192,7 +192,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
                 until = now + slice_ns
             elif now >= until:
                 return at.BLOCKED
-        # Sockets have no counter to spin on: looking again is running the step again.
+        # The counter of a socket grows only while the socket is armed: a look runs the step again.
         if nc10d_streaming(channel):
             if nc10d_linger(channel):
                 continue

@@ -12,6 +12,9 @@ two slots, as its inline payload has, which alternate from round to round. A rou
 first tick (counted from the round's start) at which every peer has surely left the round, and
 `free()` waits for that before the same slot is used again. A rank that reads from the round before
 (`earlier`) has left that round when the reads of this round are done.
+
+`end_round` and `loop` can repeat the steps before them. An iteration is called a segment; an
+operand moves on by its stride from segment to segment.
 """
 
 from __future__ import annotations
@@ -170,7 +173,12 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step; its kind decides which fields it uses (see `steps`)."""
+    """A step; its kind decides which fields it uses, and for what (see `steps`).
+
+    Names that do not fit: `arg` is the access of an EXPOSE, the offset of a FETCH, the piece of an
+    AGREE; `tick` the flag of ENTER and EXPOSE, the writable bytes of a FOLD_EXPOSED; `nbytes` the
+    writable bytes of an EXPOSE; `total` and `repeat` offset and block of a FOLD_EXPOSED.
+    """
 
     kind: StepKind
     nbytes: int = 0

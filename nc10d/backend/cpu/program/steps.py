@@ -80,7 +80,10 @@ def free() -> Step:
 
 
 def enter(flag: bool = False) -> Step:
-    """Begin an operation: publish its fingerprint, a flag and its record (after `free()`)."""
+    """Begin an operation, after `free()`: write its fingerprint, a flag and its record.
+
+    The next signal publishes them.
+    """
     return Step(StepKind.ENTER, tick=int(flag))
 
 
@@ -139,7 +142,10 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
 
 
 def fill_exposed(src: At, nbytes: int, offset: int = 0) -> Step:
-    """Write `nbytes` of this rank to every array that a peer exposes for writes at `offset`."""
+    """Write `src` to the start of every array that a peer exposes for writes.
+
+    `offset` is the place of the words that describe that array, as in `expose`.
+    """
     return Step(StepKind.FILL, nbytes, src=staging(0, offset), own=src)
 
 
@@ -201,12 +207,16 @@ def alone(steps: Sequence[Step] = ()) -> list[Step]:
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
-    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each.
+
+    `free_at` is the tick, counted from the round's start, that a peer signals only after it has
+    left the round. It may exceed `ticks`: then a signal of a later round shows it.
+    """
     return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 
 def header() -> Step:
-    """Publish a message's tag, size and dtype from its descriptor, beside the counter."""
+    """Write a message's tag, size and dtype beside the counter; the next signal publishes them."""
     return Step(StepKind.HEADER)
 
 
