@@ -61,7 +61,7 @@ BY_KIND = {
     StepKind.FOLD_EXPOSED: FOLD,
     StepKind.PAIR: FOLD,
     StepKind.FETCH: GET,
-    StepKind.FILL: LEND,
+    StepKind.FILL_EXPOSED: LEND,
     StepKind.GIVE: GIVE,
     StepKind.PUSH: GIVE,
     StepKind.TAKE: TAKE,
@@ -69,13 +69,13 @@ BY_KIND = {
     StepKind.EXPOSE: ASIDE,
     StepKind.WITHDRAW: ASIDE,
     StepKind.CALL_HEADER: ASIDE,
-    StepKind.CHECK: ASIDE,
+    StepKind.CHECK_HEADER: ASIDE,
 }
 
 
 def look(step: Step, place: int) -> Look | None:
     """Return the look of a step of the rank with number `place` on its host; None for no box."""
-    if step.kind not in (StepKind.COPY, StepKind.MAP):
+    if step.kind not in (StepKind.COPY, StepKind.APPLY):
         return BY_KIND.get(step.kind)
     if step.src.space in SHARED and step.src.index != place:
         return GET

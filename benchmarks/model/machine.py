@@ -22,7 +22,7 @@ from nc10d.backend.cpu.program.program import SHARED, At, Space, Step, StepKind
 
 Curve = tuple[tuple[int, float], ...]
 """(reach in bytes, seconds a byte), by increasing reach; log-linear between, flat outside."""
-PUTTING = StepKind.COPY, StepKind.MAP, StepKind.FOLD_STAGED
+PUTTING = StepKind.COPY, StepKind.APPLY, StepKind.FOLD_STAGED
 """Steps that may put bytes into a staging buffer."""
 
 
@@ -123,7 +123,7 @@ class Machine:
         return self.step + nbytes * self._rate(step, rank, size, max(reach, parts * nbytes), uses)
 
     def _rate(self, step: Step, rank: int, size: int, reach: float, uses: Uses) -> float:
-        if step.kind in (StepKind.COPY, StepKind.MAP):
+        if step.kind in (StepKind.COPY, StepKind.APPLY):
             return at_reach(self._copying(step, rank, uses), reach)
         if step.kind is StepKind.FOLD_STAGED:
             # Staged bytes are folded in the first cache, and copied as with `also`.
@@ -136,7 +136,7 @@ class Machine:
             return at_reach(self.pair or self.copy, reach)
         if step.kind is StepKind.FETCH:
             return at_reach(self.kernel or self.get, reach)
-        if step.kind is StepKind.FILL:
+        if step.kind is StepKind.FILL_EXPOSED:
             return at_reach(self.fill or self.kernel or self.get, reach)
         if step.kind is StepKind.FOLD_EXPOSED:
             fetched = at_reach(self.kernel or self.get, reach)

@@ -169,7 +169,7 @@ class Walker:
     def _length(self, step: Step) -> int:
         if step.kind is StepKind.FETCH:  # the peer puts bytes into the exposed array itself
             return step.nbytes - min(step.nbytes, max(0, self._writable - int(step.arg)))
-        if step.kind is StepKind.FILL:
+        if step.kind is StepKind.FILL_EXPOSED:
             mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
             return sum(min(step.nbytes, mate._writable) for mate in mates)
         if step.kind is StepKind.FOLD_EXPOSED or not step.total:  # of a fold it is an offset

@@ -164,7 +164,7 @@ HANDLERS: dict[StepKind, Callable[[SimulatedRank, Step], bool]] = {
     StepKind.JUMP: _jump,
     StepKind.BRANCH_IF_UNREADABLE: _pick,
     StepKind.GATE: _gate,
-    StepKind.OPEN: _open,
+    StepKind.OPEN_GATE: _open,
     StepKind.WITHDRAW: _withdraw,
-    StepKind.FILL: _fill,
+    StepKind.FILL_EXPOSED: _fill,
 }

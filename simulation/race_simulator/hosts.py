@@ -220,8 +220,8 @@ FAR_HANDLERS: dict[StepKind, Handler] = {
     StepKind.ENTER: _enter,
     StepKind.FLOW: _flow,
     StepKind.CALL_HEADER: _show,
-    StepKind.CHECK: _check,
-    StepKind.EXPECT: _expect,
+    StepKind.CHECK_HEADER: _check,
+    StepKind.CHECK_SIZE: _expect,
     StepKind.PAIR: _pair,
     StepKind.LOOP: _loop,
 }

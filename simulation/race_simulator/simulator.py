@@ -272,7 +272,7 @@ def _round(me: SimulatedRank, step: Step) -> bool:
 
 HANDLERS: dict[StepKind, Handler] = {
     StepKind.COPY: _copy,
-    StepKind.MAP: _map,
+    StepKind.APPLY: _map,
     StepKind.FOLD_STAGED: _fold_staged,
     StepKind.SIGNAL: _signal,
     StepKind.WAIT: _wait,
@@ -284,7 +284,7 @@ HANDLERS: dict[StepKind, Handler] = {
     StepKind.AGREE: _agree,
     StepKind.ROUND: _round,
     StepKind.LOOP_AGREED: _round,
-    StepKind.HEADER: _header,
+    StepKind.WRITE_HEADER: _header,
     **exposed_arrays.HANDLERS,
 }
 

@@ -86,7 +86,7 @@ class TimedRank(FarRank):
             moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD_EXPOSED) else nbytes
             if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
                 moved -= min(moved, max(0, self.writable - int(step.arg)))
-            if step.kind is StepKind.FILL:
+            if step.kind is StepKind.FILL_EXPOSED:
                 mates = (mate for mate in self.world.ranks if mate is not self)
                 moved = sum(min(moved, mate.writable) for mate in mates)
             size, arrays = self.world.size, self.world.arrays

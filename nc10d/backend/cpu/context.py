@@ -247,7 +247,7 @@ class Context:
             )
             if answer == at.DONE:
                 return
-            address = int(self._rank_block[at.P_LATE // 8])
+            address = int(self._rank_block[at.P_FAILED // 8])
             for group in self.live_groups.all():
                 group.on_engine_failure(address, answer)
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from nc10d.backend.cpu.memory.arena import PAGE, Arena, ArenaMapping
 
-SPAN = 64 * PAGE
+ARENA_BYTES = 64 * PAGE
 
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    made = Arena(SPAN)
+    made = Arena(ARENA_BYTES)
     yield made
     made.close()
 
@@ -42,7 +42,7 @@ def test_pieces_are_zeroed_even_when_they_were_used_before(arena: Arena) -> None
     )
 )
 def test_pieces_never_overlap_and_all_memory_is_free_again(steps: list[int]) -> None:
-    arena = Arena(SPAN)
+    arena = Arena(ARENA_BYTES)
     mine: list[tuple[int, int]] = []
     for step in steps:
         if step < 0:
@@ -56,13 +56,13 @@ def test_pieces_never_overlap_and_all_memory_is_free_again(steps: list[int]) -> 
         except MemoryError:
             continue
         assert offset % PAGE == 0
-        assert offset + need <= SPAN
+        assert offset + need <= ARENA_BYTES
         assert all(offset + need <= low or low + size <= offset for low, size in mine)
         mine.append((offset, need))
         assert arena.used() == sum(size for _, size in mine)
     for offset, _ in mine:
         arena.free(offset)
-    assert arena.allocate(SPAN) == 0, "the holes have become one again"
+    assert arena.allocate(ARENA_BYTES) == 0, "the holes have become one again"
     arena.close()
 
 
@@ -75,8 +75,8 @@ def test_unallocated_address_space_takes_no_memory() -> None:
 
 def test_allocating_too_much_is_a_memory_error_and_loses_nothing(arena: Arena) -> None:
     with pytest.raises(MemoryError, match="one piece"):
-        arena.allocate(SPAN + 1)
-    assert arena.allocate(SPAN) == 0
+        arena.allocate(ARENA_BYTES + 1)
+    assert arena.allocate(ARENA_BYTES) == 0
 
 
 def test_a_full_memory_file_system_is_a_memory_error_and_not_a_crash_later(
@@ -90,7 +90,7 @@ def test_a_full_memory_file_system_is_a_memory_error_and_not_a_crash_later(
         with pytest.raises(MemoryError, match="No space left"):
             arena.allocate(PAGE)
     assert arena.used() == 0
-    assert arena.allocate(SPAN) == 0
+    assert arena.allocate(ARENA_BYTES) == 0
 
 
 def test_the_memfd_cannot_be_shrunk_and_has_no_name(arena: Arena) -> None:
@@ -103,7 +103,7 @@ def test_the_memfd_cannot_be_shrunk_and_has_no_name(arena: Arena) -> None:
 
 
 def test_mappings_outlive_the_descriptor_and_see_the_same_memory() -> None:
-    arena = Arena(SPAN)
+    arena = Arena(ARENA_BYTES)
     offset = arena.allocate(PAGE)
     other = ArenaMapping(arena.fd)
     arena.close()
@@ -120,7 +120,7 @@ def test_a_mapping_goes_with_its_last_view() -> None:
 
     gc.collect()  # what other tests left
     before = mapped()
-    arena = Arena(SPAN)
+    arena = Arena(ARENA_BYTES)
     view = arena.mapping.words(arena.allocate(8 * PAGE), 4)
     arena.close()
     del arena

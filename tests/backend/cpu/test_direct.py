@@ -249,7 +249,7 @@ def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
             steps: list[Step] = []
             for step in program.steps:
                 if step.kind.name == kind:
-                    steps.append(Step(StepKind.MAP, dst=staging(1), src=staging(1), kernel=REST))
+                    steps.append(Step(StepKind.APPLY, dst=staging(1), src=staging(1), kernel=REST))
                 steps.append(step)
             program = replace(program, steps=tuple(steps))
         return link(program, programs._shape.size, at.C_TABLES, address_of)
@@ -306,7 +306,11 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
 
 @pytest.mark.parametrize(
     ("call", "kind"),
-    [("broadcast from 0", "FETCH"), ("broadcast from 1", "FILL"), ("all_reduce", "FOLD_EXPOSED")],
+    [
+        ("broadcast from 0", "FETCH"),
+        ("broadcast from 1", "FILL_EXPOSED"),
+        ("all_reduce", "FOLD_EXPOSED"),
+    ],
 )
 def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
     monkeypatch: pytest.MonkeyPatch, call: str, kind: str

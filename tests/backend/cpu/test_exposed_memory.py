@@ -31,15 +31,15 @@ from nc10d.ops import AVG, MAX, MIN, SUM
 from nc10d.testing import Ranks, reference
 from nc10d.testing.reference import same_bits
 
-BYTES = at.AREA_EXPOSED_BYTES // 8
+BYTES = at.AREA_WRITABLE_BYTES // 8
 WRITER = at.AREA_WRITER // 8
 ROUNDS = 20
 READ_FROM, WRITE_FROM = DEFAULTS.read_from, DEFAULTS.write_from
 WRITING = {
     "all_reduce": "FOLD_EXPOSED",
-    "broadcast": "FILL",
-    "all_gather": "FILL",
-    "all_to_all": "FILL",
+    "broadcast": "FILL_EXPOSED",
+    "all_gather": "FILL_EXPOSED",
+    "all_to_all": "FILL_EXPOSED",
 }
 """The calls in which a peer writes into an exposed array, and the step that does."""
 

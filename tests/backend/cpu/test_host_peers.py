@@ -33,7 +33,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 from nc10d.store import HashStore
 
-SPAN = 1 << 20
+ARENA_BYTES = 1 << 20
 
 
 def descriptors() -> int:
@@ -55,7 +55,7 @@ def part(peers: list[HostPeer]) -> None:
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:
     """Meet, write my rank into my own arena, and return what I see in everyone's."""
-    arena = Arena(SPAN)
+    arena = Arena(ARENA_BYTES)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
         peers, _ = map_peers(store, rank, size, arena, Deadline.after(timeout))
@@ -186,7 +186,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("called", [False, True])
 def test_a_rank_without_descriptors_says_so_and_blames_nobody(called: bool, left: int) -> None:
-    store, arena, ends = HashStore(), Arena(SPAN), socket.socketpair()
+    store, arena, ends = HashStore(), Arena(ARENA_BYTES), socket.socketpair()
     mine, other = pretend(store, 0), pretend(store, 1)
     with contextlib.closing(arena), ends[0] as here, ends[1] as there, open(os.devnull) as file:
         host_peers._send(there, other, mine.secret, arena, file.fileno())

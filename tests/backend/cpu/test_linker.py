@@ -121,7 +121,7 @@ FETCHED = (StepKind.FETCH, Space.STAGING, Space.USER)
 GOT = (StepKind.COPY, Space.STAGING, Space.USER)
 PUT = (StepKind.COPY, Space.USER, Space.STAGING)
 OWN = (StepKind.COPY, Space.USER, Space.USER)
-FILLED = (StepKind.FILL, Space.STAGING, Space.NONE)
+FILLED = (StepKind.FILL_EXPOSED, Space.STAGING, Space.NONE)
 
 
 @pytest.mark.usefixtures("told")

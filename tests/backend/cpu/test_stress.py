@@ -131,7 +131,7 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
         places.append(len(steps))
         if rng.random() < 0.7:
             here, rest_for = staging(0), rng.choice((50, 500, 1500))
-            steps.append(Step(StepKind.MAP, dst=here, src=here, kernel=PAUSE, arg=rest_for))
+            steps.append(Step(StepKind.APPLY, dst=here, src=here, kernel=PAUSE, arg=rest_for))
         back = len(steps) - places[len(places) - 1 - step.back] if step.back else 0
         steps.append(replace(step, back=back))
     places.append(len(steps))

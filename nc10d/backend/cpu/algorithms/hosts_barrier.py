@@ -58,7 +58,7 @@ class Gathered:
             steps += do.flow(
                 [do.give(to, scratch(self.base), nbytes), do.take(source, came, nbytes)]
             )
-            steps.append(do.check(came, source))
+            steps.append(do.check_header(came, source))
             if self.nbytes and count > 2:
                 place = scratch(self.mine + have * self.nbytes)
                 steps.append(do.copy(place, moved(came, do.HEADER_BYTES), more * self.nbytes))

@@ -125,7 +125,8 @@ def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: in
     sizes = [do.give(r, user(send_counts, first + 8 * i), 8) for i, r in enumerate(away)]
     sizes += [do.take(r, scratch(8 * i), 8) for i, r in enumerate(away)]
     checks = [
-        do.expect(scratch(8 * i), user(recv_counts, first + 8 * i), r) for i, r in enumerate(away)
+        do.check_size(scratch(8 * i), user(recv_counts, first + 8 * i), r)
+        for i, r in enumerate(away)
     ]
     rows = [do.give(r, route.sends[r], route.send_bytes[r]) for r in away]
     rows += [do.take(r, route.recvs[r], route.recv_bytes[r]) for r in away]

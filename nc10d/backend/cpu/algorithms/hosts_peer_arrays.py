@@ -16,7 +16,7 @@ from nc10d.backend.cpu.algorithms.reduction import Reduction, continued
 from nc10d.backend.cpu.program import steps as do
 from nc10d.backend.cpu.program.program import At, Step, Steps, user
 
-THERE = 3
+SHARE_DONE = 3
 """The tick that reports that this rank's share is complete. The barrier uses the ticks before."""
 
 Cut = tuple[int, int]
@@ -41,12 +41,14 @@ def all_reduce(
     steps = meet_hosts(span)
     if length:
         steps += [fold_peers(local, mine, mine, low, length, reduction), *rail]
-    steps.append(do.signal(THERE))
+    steps.append(do.signal(SHARE_DONE))
     for peer in local.peers:
         low, length = cuts[peer]
-        steps += _fetched(peer, THERE, [(user(0, low), length)])
+        steps += _fetched(peer, SHARE_DONE, [(user(0, low), length)])
     access = access_for(span.shape, nbytes)
-    return _ways(_opening(local, [user(0)], access), [*steps, *all_have_read(THERE + 1)], staged)
+    return _ways(
+        _opening(local, [user(0)], access), [*steps, *all_have_read(SHARE_DONE + 1)], staged
+    )
 
 
 def broadcast(
@@ -63,15 +65,15 @@ def broadcast(
     the root and only forwards the array.
     """
     local = span.local
-    done = THERE + len(windows)
+    done = SHARE_DONE + len(windows)
     steps = meet_hosts(span)
     if local.rank != source:
-        for tick, (low, length) in enumerate(windows, THERE):
+        for tick, (low, length) in enumerate(windows, SHARE_DONE):
             steps += _fetched(source, tick, [(user(0, low), length)])
         if not windows:
             steps.append(do.fetch(user(0), source, 0, nbytes))
         return _ways([do.enter()], [*steps, do.signal(done), do.end_round(done, done)], staged)
-    for tick, (low, length) in enumerate(windows, THERE):
+    for tick, (low, length) in enumerate(windows, SHARE_DONE):
         steps += [*passed_on(low, length), do.signal(tick)]
     if not windows:
         steps += passed_on(0, nbytes)
@@ -88,15 +90,15 @@ def all_gather(
     flag.
     """
     local, home = span.local, span.hosts[span.host]
-    steps = [*meet_hosts(span), *own, do.signal(THERE), *crossing, do.signal(THERE + 1)]
+    steps = [*meet_hosts(span), *own, do.signal(SHARE_DONE), *crossing, do.signal(SHARE_DONE + 1)]
     for peer in local.peers:
         rank = home[peer]
-        steps += _fetched(peer, THERE, [(outs[rank], sizes[rank])])
+        steps += _fetched(peer, SHARE_DONE, [(outs[rank], sizes[rank])])
     for peer in local.peers:
         ranks = [r for g in span.away for r in span.hosts[g][peer :: local.size]]
-        steps += _fetched(peer, THERE + 1, [(outs[r], sizes[r]) for r in ranks])
+        steps += _fetched(peer, SHARE_DONE + 1, [(outs[r], sizes[r]) for r in ranks])
     opening = _opening(local, outs, access_for(span.shape, sum(sizes)))
-    return _ways(opening, [*steps, *all_have_read(THERE + 2)], staged)
+    return _ways(opening, [*steps, *all_have_read(SHARE_DONE + 2)], staged)
 
 
 def reduce_scatter(
@@ -118,7 +120,12 @@ def reduce_scatter(
     for to, mine, size in folds:
         if size:
             steps.append(fold_peers(local, to, mine, mine.offset, size, reduction))
-    steps += [do.signal(THERE), *crossing, do.wait_all(THERE), do.end_round(THERE, THERE)]
+    steps += [
+        do.signal(SHARE_DONE),
+        *crossing,
+        do.wait_all(SHARE_DONE),
+        do.end_round(SHARE_DONE, SHARE_DONE),
+    ]
     access = access_for(span.shape, nbytes)
     return _ways(_opening(local, inps, access), steps, staged)
 
@@ -138,7 +145,7 @@ def all_to_all(
         steps.append(do.fetch(recvs[home[peer]], peer, sends[me].offset, nbytes))
     steps += crossing
     opening = _opening(local, sends, access_for(span.shape, nbytes * span.shape.size))
-    return _ways(opening, [*steps, *all_have_read(THERE)], staged)
+    return _ways(opening, [*steps, *all_have_read(SHARE_DONE)], staged)
 
 
 def _ways(opening: Steps, direct: Steps, staged: Steps) -> list[Step]:

@@ -34,7 +34,7 @@ def send(
     """
     # This slot was last used two rounds ago. That round ended TICKS before this one begins, so the
     # receiver has left it when its counter has come there. (Links have no FREE steps.)
-    opening = [do.wait(RECEIVER, -TICKS), do.header()]
+    opening = [do.wait(RECEIVER, -TICKS), do.write_header()]
     if nbytes >= direct:
         access = READS if nbytes >= read_from else 0
         offered = [do.expose(SENDER, user(0), access, flag=False), do.signal(TICKS)]
@@ -92,7 +92,11 @@ def _rounds(body: list[Step], slot: int, nbytes: int) -> list[Step]:
 
 def send_away(nbytes: int) -> list[Step]:
     """Return the steps that send a header and user array 0 to another host."""
-    return [*do.flow([do.head()]), *do.flow([do.give(0, user(0), nbytes)]), do.end_round(1, 1)]
+    return [
+        *do.flow([do.send_header()]),
+        *do.flow([do.give(0, user(0), nbytes)]),
+        do.end_round(1, 1),
+    ]
 
 
 def recv_away(nbytes: int) -> list[Step]:

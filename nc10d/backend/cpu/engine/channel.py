@@ -121,7 +121,7 @@ class Channel:
             at.C_SIZE: shared.size,
             at.C_RANK: shared.rank,
             at.C_AREA: shared.area,
-            at.C_FLAGS: self.address + at.C_TABLES + at.TABLE_COUNTERS * shared.size * 8,
+            at.C_COUNTERS: self.address + at.C_TABLES + at.TABLE_COUNTERS * shared.size * 8,
             at.C_SELF: shared.counters[shared.rank],
             at.C_PARITY_STEP: at.TABLE_OTHER * shared.size * 8,
             at.C_BELL_BIT: bell_bit,
@@ -296,14 +296,14 @@ class Channel:
         # Remembered for a call that another thread repeats after Ctrl-C here: the lock is never
         # free again, so that thread could not take it.
         self._lock_taken = True
-        exposed = self.get(at.C_EXPOSED_BYTES)
+        exposed = self.get(at.C_WRITABLE_BYTES)
         if exposed:
             # A program was cut short while peers could write into its array.
-            if self.get(at.C_EXPOSED) >= 0:  # the array lies in the arena, which peers have mapped
-                self._make_private(self.get(at.C_EXPOSED), exposed)
+            if self.get(at.C_WRITABLE) >= 0:  # the array lies in the arena, which peers have mapped
+                self._make_private(self.get(at.C_WRITABLE), exposed)
             else:  # it lies in private memory, where peers write through the kernel
                 withdraw(self.shared.area, self.shared.peer_processes())
-            self.words[at.C_EXPOSED_BYTES // 8] = 0
+            self.words[at.C_WRITABLE_BYTES // 8] = 0
         self.broken = True
         self.in_flight.clear()
 

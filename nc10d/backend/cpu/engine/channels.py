@@ -68,9 +68,9 @@ class Channels:
             while count and count - 1 not in self._channels:
                 count -= 1
             self._set(at.P_COUNT, count)
-            # After two more rounds the worker holds no address that it read before.
+            # After two more passes the worker holds no address that it read before.
             if self.watched:
-                rounds = self._get(at.P_ROUNDS)
+                rounds = self._get(at.P_PASSES)
                 self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]
                 self._retired.append((rounds, channel))
 

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE = 4096
-SPAN = (1 << 34) + (37 << 21)
+ARENA_BYTES = (1 << 34) + (37 << 21)
 """Address space of an arena in bytes; only allocated pieces take memory.
 
 It is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays of
 peers would have the lower 34 bits of their addresses in common. Some CPUs (AMD's) confuse such
-lines in their first-level cache, and a kernel that reads two such arrays is several times slower.
+lines in their L1 cache, and a kernel that reads two such arrays is several times slower.
 """
 
 PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
@@ -66,7 +66,7 @@ class ArenaMapping:
 class Arena:
     """This rank's own arena: allocates page-aligned, zeroed pieces. Any thread may call."""
 
-    def __init__(self, span: int = SPAN) -> None:
+    def __init__(self, span: int = ARENA_BYTES) -> None:
         self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, span)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)

@@ -76,7 +76,7 @@ def withdraw(area: int, processes: Iterable[int]) -> None:
     which the kernel reads the length of the exposed memory. So this waits for a registered writer
     while its thread runs or is in the kernel; a stopped thread is not amid a write.
     """
-    nbytes = area + at.AREA_EXPOSED_BYTES
+    nbytes = area + at.AREA_WRITABLE_BYTES
     while (seen := entry_points.load_word(nbytes)) != 0:
         entry_points.compare_and_swap(nbytes, seen, 0)
     while (writer := entry_points.load_word(area + at.AREA_WRITER)) != 0:

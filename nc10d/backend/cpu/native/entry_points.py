@@ -113,12 +113,12 @@ def _work(rank_block: int, spin: int, yields: int, slice_ns: int) -> int:
             if channel != 0:
                 answer = nc10d_attend(channel, sleepy, 0)
                 if answer < 0:
-                    store(rank_block + at.P_LATE, channel)
+                    store(rank_block + at.P_FAILED, channel)
                     if sleepy:
                         atomics.add(rank_block + at.P_SLEEPING, -1)
                     return answer
                 moved = moved or answer == at.DONE
-        atomics.add(rank_block + at.P_ROUNDS, 1)
+        atomics.add(rank_block + at.P_PASSES, 1)
         idle = 0 if moved else idle + 1
         if sleepy:
             if not moved and load_acquire(rank_block + at.P_STOP) == 0:
@@ -196,10 +196,10 @@ def nc10d_first_come(table: int, count: int, bit: int) -> int:
     Unless it is 0, `bit` is set beside each counter that was looked at.
     """
     for i in range(count):
-        flag = load(table + 16 * i)
+        counter = load(table + 16 * i)
         if bit != 0:
-            atomics.set_bits(flag + at.LINE_SLEEPERS, bit)
-        if load_acquire(flag) >= load(table + 16 * i + 8):
+            atomics.set_bits(counter + at.LINE_SLEEPERS, bit)
+        if load_acquire(counter) >= load(table + 16 * i + 8):
             return i
     return -1
 

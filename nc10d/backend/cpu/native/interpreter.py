@@ -19,8 +19,8 @@ Invariants. A rank writes to a slot only once every peer has left the round that
 waits for that, and where a program has no FREE (links, later rounds) another wait implies it. A
 rank reads a peer's slot only after a wait for that peer's counter. A step that answers BLOCKED is
 repeated from its start: it has changed nothing, or keeps its own progress (FLOW, in its links).
-Only FETCH, FOLD_EXPOSED and FILL may block after a write, until the group's failure ends the wait.
-Every rank spends the same ticks for a round, so targets need no negotiation.
+Only FETCH, FOLD_EXPOSED and FILL_EXPOSED may block after a write, until the group's failure ends
+the wait. Every rank spends the same ticks for a round, so targets need no negotiation.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def nc10d_ring(rank_block: int, sleepers: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_post(channel: int, flag: int, value: int) -> None:
+def nc10d_post(channel: int, counter: int, value: int) -> None:
     """Publish a new counter value and wake the ranks that sleep on it."""
     # A full fence, not only a release: a sleeper sets its bit and then looks at the counter again,
     # this thread sets the counter and then looks at the bits. At least one sees the other's
     # store. With a release store both could miss it, and the sleeper would wait for its slice.
     # It also releases: all that this rank wrote before is visible to a rank that sees the value.
-    atomics.exchange(flag, value)
-    if load_acquire(flag + at.LINE_SLEEPERS) != 0:
+    atomics.exchange(counter, value)
+    if load_acquire(counter + at.LINE_SLEEPERS) != 0:
         # Taken by an exchange: two posts at the same time ring each bell once.
-        nc10d_ring(load(channel + at.C_RANK_BLOCK), atomics.exchange(flag + at.LINE_SLEEPERS, 0))
+        nc10d_ring(load(channel + at.C_RANK_BLOCK), atomics.exchange(counter + at.LINE_SLEEPERS, 0))
 
 
 @njit(nogil=True)
@@ -78,14 +78,14 @@ def nc10d_everyone(channel: int, step: int, segment: int, target: int) -> int:
         return at.DONE
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
-    flags = load(channel + at.C_FLAGS)
+    counters = load(channel + at.C_COUNTERS)
     first = load(channel + at.C_PEER)
     for peer in range(first, size):
         if peer != me:
-            flag = load(flags + 8 * peer)
-            if load_acquire(flag) < target:
+            counter = load(counters + 8 * peer)
+            if load_acquire(counter) < target:
                 store(channel + at.C_PEER, peer)
-                return nc10d_block(channel, step, segment, flag, target, peer)
+                return nc10d_block(channel, step, segment, counter, target, peer)
     store(channel + at.C_PEER, 0)
     store(channel + at.C_MET, target)
     return at.DONE
@@ -106,9 +106,9 @@ def nc10d_compare(channel: int, first: int, last: int) -> int:
     """
     slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
-    flags = load(channel + at.C_FLAGS)
+    counters = load(channel + at.C_COUNTERS)
     for peer in range(first, last):
-        if load(load(flags + 8 * peer) + slot) != mine:
+        if load(load(counters + 8 * peer) + slot) != mine:
             store(channel + at.C_BLOCKED_ON, peer)
             return at.MISMATCH
     return at.DONE
@@ -130,7 +130,7 @@ def nc10d_write_fingerprint(channel: int, step: int) -> None:
     # Mixed with the tick: a fingerprint that is left from an earlier use of the slot never passes
     # for this round's, not even a fingerprint of the same call.
     slot = nc10d_inline_slot(channel)
-    store(load(channel + at.C_SELF) + slot, load(step + packed.EXTRA) ^ load(channel + at.C_SEQ))
+    store(load(channel + at.C_SELF) + slot, load(step + packed.EXTRA) ^ load(channel + at.C_TICKS))
 
 
 @njit(nogil=True)
@@ -152,7 +152,7 @@ def nc10d_begin_call(channel: int, step: int) -> None:
 def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment: int) -> None:
     """dst = contributions of all ranks folded in rank order, a block at a time.
 
-    A result for the staging buffer is folded in the first cache and copied: a kernel writes vector
+    A result for the staging buffer is folded in the L1 cache and copied: a kernel writes vector
     by vector, and would wait for each cache line that a peer on a distant core has read last.
     """
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
@@ -171,7 +171,7 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
     table = channel - selector + parity  # the selector is rank 0's; the other ranks' words follow
     staged = load(step + packed.EXTRA) != 0
     room = atomics.block_on_stack()
-    # Blocks keep the partial result in the first cache. Two ranks have none: one pass suffices.
+    # Blocks keep the partial result in the L1 cache. Two ranks have none: one pass suffices.
     block = nbytes if size == 2 and not twice and not staged and last == 0 else at.FOLD_BLOCK
     done = 0
     while done < nbytes:
@@ -198,10 +198,10 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
 def nc10d_end_round(channel: int, step: int) -> None:
     """Spend the round's ticks and turn to the other slot."""
     number = load(channel + at.C_ROUND)
-    seq = load(channel + at.C_SEQ)
+    seq = load(channel + at.C_TICKS)
     # The next round that uses this slot waits (FREE) until all peers have left this one.
     store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
-    store(channel + at.C_SEQ, seq + load(step + packed.TICK))
+    store(channel + at.C_TICKS, seq + load(step + packed.TICK))
     store(channel + at.C_ROUND, number + 1)
     # Operands of shared memory go by the slot: one addition turns all of them (nc10d_place).
     odd = (number + 1) & 1
@@ -218,7 +218,7 @@ def _advance(channel: int) -> int:
     segment = load(channel + at.C_SEGMENT)
     users = load(channel + at.C_USERS)
     parity = load(channel + at.C_PARITY)
-    seq = load(channel + at.C_SEQ)
+    seq = load(channel + at.C_TICKS)
     while True:
         kind = load(step)
         if kind == packed.COPY:
@@ -230,11 +230,11 @@ def _advance(channel: int) -> int:
             nc10d_post(channel, load(channel + at.C_SELF), seq + load(step + packed.TICK))
         elif kind in (packed.WAIT, packed.MEET):
             peer = load(step + packed.EXTRA)
-            flag = load(load(channel + at.C_FLAGS) + 8 * peer)
+            counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
             target = seq + load(step + packed.TICK)
             # Acquire: what the peer wrote before its signal is visible from here on.
-            if load_acquire(flag) < target:
-                return nc10d_block(channel, step, segment, flag, target, peer)
+            if load_acquire(counter) < target:
+                return nc10d_block(channel, step, segment, counter, target, peer)
             if kind == packed.MEET and nc10d_compare(channel, peer, peer + 1) != at.DONE:
                 return at.MISMATCH
         elif kind in (packed.WAITALL, packed.MEETALL):
@@ -253,7 +253,7 @@ def _advance(channel: int) -> int:
                 return answer
         elif kind == packed.FOLD_STAGED:
             nc10d_fold_staged(channel, users, step, parity, segment)
-        elif kind == packed.MAP:
+        elif kind == packed.APPLY:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
@@ -263,12 +263,12 @@ def _advance(channel: int) -> int:
         elif kind == packed.ENTER:  # before the signal that makes both visible
             nc10d_write_fingerprint(channel, step)
             nc10d_begin_call(channel, step)
-        elif kind == packed.HEADER:
+        elif kind == packed.WRITE_HEADER:
             counter, slot = load(channel + at.C_SELF), load(channel + at.C_ROUND) & 1
             header = counter + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
             atomics.move(header, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, counter + at.LINK_SITES + at.SITE_BYTES * slot)
-        elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL:
+        elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL_EXPOSED:
             # By address, through a word that stays 0 until a program needs it: a first collective
             # does not wait for this code to be compiled.
             store(channel + at.C_PC, step)
@@ -279,7 +279,7 @@ def _advance(channel: int) -> int:
             step = load(channel + at.C_PC)  # a branch has moved it
         elif kind in (packed.ROUND, packed.LOOP_AGREED):
             nc10d_end_round(channel, step)
-            seq = load(channel + at.C_SEQ)
+            seq = load(channel + at.C_TICKS)
             parity = load(channel + at.C_PARITY)
             segment += 1
             repeat = load(step + packed.KERNEL if kind == packed.ROUND else channel + at.C_AGREED)

@@ -2,7 +2,7 @@
 
 Unless a comment gives another unit, all numbers are byte offsets. Shared offsets are a contract
 between processes of the same version, private offsets between Python and compiled code. Compiled
-code reads them as attributes of this module (`at.C_SEQ`), which Numba takes as constants.
+code reads them as attributes of this module (`at.C_TICKS`), which Numba takes as constants.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ AREA_LEFT = 80  # mask of the host ranks that never touch this area and its link
 AREA_ACCESS = 88  # the rank's access to all members' private memory: 0, READS or WRITES
 # Private memory that is exposed for writes: an iovec, whose address the writing peer sets and whose
 # length (bytes at a time; 0: withdrawn) the owner sets, and the id of the writing thread.
-AREA_EXPOSED = 96
-AREA_EXPOSED_BYTES = 104
+AREA_WRITABLE = 96
+AREA_WRITABLE_BYTES = 104
 AREA_WRITER = 112
 AREA_RECORDS = 128
 RECORD_RING = 16
@@ -62,7 +62,7 @@ LINK_TICKS = 8
     C_KIND,
     C_SIZE,
     C_RANK,
-    C_SEQ,  # ticks spent
+    C_TICKS,  # ticks spent
     C_ROUND,
     C_OPS,  # operations begun
     C_MET,  # ticks that every rank has reached, as far as this rank has looked
@@ -80,7 +80,7 @@ LINK_TICKS = 8
     C_HEAD,
     C_TAIL,
     C_AREA,  # this rank's shared part
-    C_FLAGS,  # table of the addresses of all counters
+    C_COUNTERS,  # table of the addresses of all counters
     C_SELF,  # address of this rank's counter
     C_PARITY,  # added to addresses of table words: 0 in even rounds, C_PARITY_STEP in odd ones
     C_PARITY_STEP,  # bytes from the rows of even rounds to those of odd rounds
@@ -108,8 +108,8 @@ LINK_TICKS = 8
     C_LOGGED,  # the log's entry of the running call and its stamp, 0 for none
     C_STAMP,
     C_BEGUN,  # when the running message began; 0: it is small (prepared_messages), has not waited
-    C_EXPOSED,  # place in this rank's arena (-1: in private memory) that peers may write just now
-    C_EXPOSED_BYTES,  # bytes from there on
+    C_WRITABLE,  # place in this rank's arena (-1: in private memory) that peers may write just now
+    C_WRITABLE_BYTES,  # bytes from there on
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
@@ -133,10 +133,10 @@ def channel_bytes(size: int) -> int:
 
 
 # -- reach: the ways by which a channel's ranks read and write each other's memory ----------------
-R_ACCESS, R_SPAN = range(0, 2 * 8, 8)  # R_ACCESS: the minimum of the ranks' AREA_ACCESS
+R_ACCESS, R_ARENA_BYTES = range(0, 2 * 8, 8)  # R_ACCESS: the minimum of the ranks' AREA_ACCESS
 R_ARENAS = 2 * 8  # per rank: its arena as mapped here, its process (0: this process), its area
 R_ROW = 3 * 8
-# Bytes: folding in such blocks keeps the result in the first cache while parts are added.
+# Bytes: folding in such blocks keeps the result in the L1 cache while parts are added.
 FOLD_BLOCK = 8192
 
 # -- a descriptor: a submission that waits in a channel's ring ----------------------------------
@@ -158,7 +158,7 @@ FOLD_BLOCK = 8192
 ) = range(0, 14 * 8, 8)
 DESCRIPTOR_WORDS = 16
 
-# -- a prepared operation: its program, and the arrays that it needs ------------------------------
+# -- a prepared call: its program, and the arrays that it needs ------------------------------
 (
     K_CHANNEL,  # that runs it
     K_PROGRAM,
@@ -186,8 +186,8 @@ DESCRIPTOR_WORDS = 16
     P_TRACE,  # address of the trace buffer, 0 for none
     P_TRACE_SIZE,
     P_TRACE_NEXT,
-    P_LATE,  # the channel whose failure (deadline, mismatch, ...) has ended the worker's loop
-    P_ROUNDS,
+    P_FAILED,  # the channel whose failure (deadline, mismatch, ...) has ended the worker's loop
+    P_PASSES,
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
     P_FLOOR,  # offset in this rank's arena from which on it is shared
@@ -211,13 +211,13 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 
 # -- streams: a channel's sockets to other hosts --------------------------------------------------
 (
-    S_LINE,  # address of a counter that grows when a socket the channel waits for is ready
+    S_READY,  # address of a counter that grows when a socket the channel waits for is ready
     S_EPOLL,
-    S_LINKS,  # table of links, by rank
+    S_WIRES,  # table of wires, by rank
     S_MOVED,  # grows with every transfer that got on
-    S_ERROR,  # errno of the link that failed, 0 for an orderly end
-    S_COUNT,  # how many links are waited for
-    S_WAITING,  # address of a table of them: link, WANT_IN or WANT_OUT
+    S_ERROR,  # errno of the wire that failed, 0 for an orderly end
+    S_COUNT,  # how many wires are waited for
+    S_WAITING,  # address of a table of them: wire, WANT_IN or WANT_OUT
     S_PATIENCE,  # how often to look again before sleeping
     S_TRIES,  # looks since bytes moved last; -1 once the thread has gone to sleep
     S_LAST,  # S_MOVED at that time
@@ -238,16 +238,16 @@ HEADER_BYTES = 192  # sequence number, fingerprint, text, site; compared between
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 
 (
-    L_FD,
-    L_RANK,
-    L_SENT,  # bytes of the current transfer that have gone
-    L_TAKEN,
-    L_LOCK,  # guards the next three
-    L_ARMED,  # what epoll watches for
-    L_LINE_IN,  # address of the line to count up when it is ready, 0: none
-    L_LINE_OUT,
+    W_FD,
+    W_RANK,
+    W_SENT,  # bytes of the current transfer that have gone
+    W_TAKEN,
+    W_LOCK,  # guards the next three
+    W_ARMED,  # what epoll watches for
+    W_READY_IN,  # address of the ready counter to raise, 0: none
+    W_READY_OUT,
 ) = range(0, 8 * 8, 8)
-LINK_BLOCK_BYTES = 64
+WIRE_BYTES = 64
 WANT_IN, WANT_OUT = 1, 4  # EPOLLIN, EPOLLOUT
 
 # -- answers --------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ there.
     WRITABLE_BY_KERNEL  as BY_KERNEL                 as BY_KERNEL, and by process_vm_writev
 
 Invariant: peers write to exposed memory only from the owner's tick that publishes it until all
-peers have signalled that they are done; C_EXPOSED and C_EXPOSED_BYTES hold the range meanwhile. If
-the operation fails in between, a peer that is only late may still write. So the owner withdraws the
-memory before the caller gets the array back: Arena.make_private, and `withdraw` in
+peers have signalled that they are done; C_WRITABLE and C_WRITABLE_BYTES hold the range meanwhile.
+If the operation fails in between, a peer that is only late may still write. So the owner withdraws
+the memory before the caller gets the array back: Arena.make_private, and `withdraw` in
 memory/peer_access.py for private memory. The kernel reads the place and the length from the owner's
 area as it begins to write, so a length of 0 there forbids it.
 """
@@ -62,8 +62,8 @@ def nc10d_writable(channel: int) -> bool:
 @njit(nogil=True)
 def nc10d_withdraw(channel: int) -> None:
     """End the time in which peers may write this rank's exposed array."""
-    store(channel + at.C_EXPOSED_BYTES, 0)
-    store(load(channel + at.C_AREA) + at.AREA_EXPOSED_BYTES, 0)
+    store(channel + at.C_WRITABLE_BYTES, 0)
+    store(load(channel + at.C_AREA) + at.AREA_WRITABLE_BYTES, 0)
 
 
 @njit(nogil=True)
@@ -80,25 +80,27 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
     way = NOT_AT_ALL
     registered = (
-        load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR) <= inside < load(reach + at.R_SPAN)
+        load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR)
+        <= inside
+        < load(reach + at.R_ARENA_BYTES)
     )
     if registered and (sets_flag or inside % PAGE == 0):
         store(record, inside)
         way = BY_ARENA
         if writable != 0 and inside % PAGE == 0:
-            store(channel + at.C_EXPOSED, inside)
-            store(channel + at.C_EXPOSED_BYTES, writable)
+            store(channel + at.C_WRITABLE, inside)
+            store(channel + at.C_WRITABLE_BYTES, writable)
             way = WRITABLE
     elif load(reach + at.R_ACCESS) >= load(step + packed.ARG) > 0:
         store(record, address)
         way = BY_KERNEL
         if writable != 0 and nc10d_writable(channel):
-            store(channel + at.C_EXPOSED, -1)
-            store(channel + at.C_EXPOSED_BYTES, writable)
+            store(channel + at.C_WRITABLE, -1)
+            store(channel + at.C_WRITABLE_BYTES, writable)
             # Equal pieces: the kernel looks up all pages of a piece before it writes to the first.
             pieces = (writable + AT_A_TIME - 1) // AT_A_TIME
             pages = (writable // PAGE + pieces - 1) // pieces
-            store(load(channel + at.C_AREA) + at.AREA_EXPOSED_BYTES, pages * PAGE)
+            store(load(channel + at.C_AREA) + at.AREA_WRITABLE_BYTES, pages * PAGE)
             way = WRITABLE_BY_KERNEL
     elif sets_flag:
         # In the fingerprint, before the signal: every rank sees the flag, so all take one branch.
@@ -148,8 +150,8 @@ def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
     if not nc10d_gave_up(area):
         return at.DONE
     # Blocks for ever on the peer's counter: the failure, which is on its way, ends the wait.
-    flag = load(load(channel + at.C_FLAGS) + 8 * peer)
-    return nc10d_block(channel, step, segment, flag, NEVER, peer)
+    counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
+    return nc10d_block(channel, step, segment, counter, NEVER, peer)
 
 
 @njit(nogil=True)
@@ -157,9 +159,9 @@ def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int)
     """Return UNREADABLE if the kernel refuses a peer's memory; BLOCKED if the peer has given up."""
     area = load(nc10d_reach_row(channel, peer) + 16)
     writable = load(record + 8) == WRITABLE_BY_KERNEL
-    if writable and load_acquire(area + at.AREA_EXPOSED_BYTES) == 0:
-        flag = load(load(channel + at.C_FLAGS) + 8 * peer)
-        return nc10d_block(channel, step, segment, flag, NEVER, peer)
+    if writable and load_acquire(area + at.AREA_WRITABLE_BYTES) == 0:
+        counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
+        return nc10d_block(channel, step, segment, counter, NEVER, peer)
     held = nc10d_still_valid(channel, step, segment, peer)
     return at.UNREADABLE if held == at.DONE else held
 
@@ -168,7 +170,7 @@ def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int)
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Copy from a peer's exposed array, except the bytes that the peer has written here itself."""
     offset, nbytes = load(step + packed.ARG), load(step + packed.NBYTES)
-    there = min(nbytes, max(0, load(channel + at.C_EXPOSED_BYTES) - offset))
+    there = min(nbytes, max(0, load(channel + at.C_WRITABLE_BYTES) - offset))
     if there == nbytes:
         return at.DONE
     offset, nbytes = offset + there, nbytes - there
@@ -185,7 +187,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 
 
 @njit(nogil=True)
-def nc10d_put(
+def nc10d_fill_peers(
     channel: int, staging: int, place: int, src: int, offset: int, nbytes: int, copy: int
 ) -> int:
     """Write bytes into every peer's array that is exposed for writes, at `offset` in it.
@@ -200,7 +202,7 @@ def nc10d_put(
         way, dst = load(record + 8), load(record) + offset
         if way == WRITABLE:
             nc10d_copy(copy, load(row) + dst, src, nbytes)
-        elif way == WRITABLE_BY_KERNEL and not nc10d_put_by_kernel(row, dst, src, nbytes):
+        elif way == WRITABLE_BY_KERNEL and not nc10d_fill_by_kernel(row, dst, src, nbytes):
             store(channel + at.C_BLOCKED_ON, rank)
             return rank
     return -1
@@ -212,22 +214,22 @@ def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     staging, place = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
     nbytes, copy = load(step + packed.NBYTES), load(step + packed.KERNEL)
-    refused = nc10d_put(channel, staging, place, own, 0, nbytes, copy)
+    refused = nc10d_fill_peers(channel, staging, place, own, 0, nbytes, copy)
     if refused < 0:
         return at.DONE
     return nc10d_refused(channel, step, segment, load(staging + 8 * refused) + place, refused)
 
 
 @njit(nogil=True)
-def nc10d_put_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
+def nc10d_fill_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     """Have the kernel write bytes into a peer's private memory; False if it is not allowed."""
     pid, area = load(row + 8), load(row + 16)
     done = 0
     while done < nbytes:
         # Only the place: the owner keeps the length, which it sets to 0 to withdraw the memory.
-        store(area + at.AREA_EXPOSED, dst + done)
+        store(area + at.AREA_WRITABLE, dst + done)
         most = min(nbytes - done, AT_A_TIME)
-        place, writer = area + at.AREA_EXPOSED, area + at.AREA_WRITER
+        place, writer = area + at.AREA_WRITABLE, area + at.AREA_WRITER
         went = atomics.nc10d_write_process(pid, src + done, most, place, writer)
         if went == 0:
             return False
@@ -315,7 +317,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         writable = min(count, load(step + packed.TICK) - low)
         if refused < 0 < writable:
             # Arrays exposed for writes begin a page: the C library is fast there.
-            refused = nc10d_put(channel, staging, 0, dst + done, low, writable, 0)
+            refused = nc10d_fill_peers(channel, staging, 0, dst + done, low, writable, 0)
         if refused >= 0:
             return nc10d_refused(channel, step, segment, load(staging + 8 * refused), refused)
         done += count

@@ -53,7 +53,7 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 @njit(nogil=True)
 def nc10d_fits(prepared: int, x: int, y: int) -> bool:
-    """Return whether two objects (or the same twice) fit a prepared operation and don't overlap."""
+    """Return whether two objects (or the same twice) fit a prepared call and don't overlap."""
     kind, dtype = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(prepared + at.K_DTYPE)
     if not nc10d_is(x, kind, dtype, load(prepared + at.K_X_COUNT), load(prepared + at.K_X_LENGTH)):
         return False
@@ -67,7 +67,7 @@ def nc10d_fits(prepared: int, x: int, y: int) -> bool:
 
 @on_demand(types.int64(any_object, any_object, any_object))
 def _run_prepared(words: object, x: object, y: object) -> int:
-    """Run a prepared operation in this thread; x and y are any objects.
+    """Run a prepared call in this thread; x and y are any objects.
 
     `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
     entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).

@@ -58,19 +58,19 @@ def nc10d_pulled(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_soon(channel: int, flag: int, target: int, how_soon: int) -> bool:
+def nc10d_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
     """Return whether a counter has come to `target`, waiting as long as `how_soon` allows."""
-    if load_acquire(flag) >= target:
+    if load_acquire(counter) >= target:
         return True
     if how_soon == AT_ONCE:
         return False
     if how_soon == SOON:
-        return waiting.nc10d_spin(channel, flag, target)
+        return waiting.nc10d_spin(channel, counter, target)
     if load(channel + at.C_STREAMS) != 0:
         return nc10d_pulled(channel)
-    if waiting.nc10d_spin(channel, flag, target):
+    if waiting.nc10d_spin(channel, counter, target):
         return True
-    return waiting.nc10d_yield(channel, flag, target, A_FEW)
+    return waiting.nc10d_yield(channel, counter, target, A_FEW)
 
 
 @njit(nogil=True)
@@ -96,10 +96,10 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
 
     If the thread may not wait in the middle of a message, all of the message must be there.
     """
-    sent = load(load(channel + at.C_FLAGS))
+    sent = load(load(channel + at.C_COUNTERS))
     # Tick 1 states that the header is there, the last tick that the whole message is.
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
-    if not nc10d_soon(channel, sent, load(channel + at.C_SEQ) + wanted, how_soon):
+    if not nc10d_soon(channel, sent, load(channel + at.C_TICKS) + wanted, how_soon):
         return False
     header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
     return (

@@ -57,7 +57,7 @@ def nc10d_trace(channel: int, event: int) -> None:
 @njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
-    # C_ROUND, C_SEQ and C_PARITY stay: rounds count through all programs of the channel.
+    # C_ROUND, C_TICKS and C_PARITY stay: rounds count through all programs of the channel.
     store(channel + at.C_PC, program)
     store(channel + at.C_SEGMENT, 0)
     store(channel + at.C_PEER, 0)
@@ -218,7 +218,7 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
                 continue
         elif waiting.nc10d_spin_blocked(channel):
             continue
-        answer = waiting.nc10d_await_flag(channel, until)
+        answer = waiting.nc10d_await_counter(channel, until)
         if answer == at.BLOCKED:
             return 0
         if answer != at.DONE:
@@ -266,11 +266,11 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     if answer == at.BLOCKED:
         # The order matters: set the bit, then look at the counter again. The set is a full fence,
         # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
-        flag = load(channel + at.C_BLOCKED_AT)
-        atomics.set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+        counter = load(channel + at.C_BLOCKED_AT)
+        atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
         if sleepy:  # arming is a system call: a thread that looks again soon saves it
             waiting.nc10d_arm(channel)
-        moved = moved or load_acquire(flag) >= load(channel + at.C_BLOCKED_FOR)
+        moved = moved or load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
         # Only the submission that runs can be late; those behind it are judged when they run.
         descriptor = load(nc10d_ring_word(channel, load(channel + at.C_HEAD)))
         deadline = load(descriptor + at.D_DEADLINE)

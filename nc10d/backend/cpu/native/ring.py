@@ -81,8 +81,8 @@ def nc10d_match(channel: int) -> int:
     """
     head = load(channel + at.C_HEAD)
     tail = load_acquire(channel + at.C_TAIL)
-    sent = load(load(channel + at.C_FLAGS))
-    target = load(channel + at.C_SEQ) + 1
+    sent = load(load(channel + at.C_COUNTERS))
+    target = load(channel + at.C_TICKS) + 1
     if load_acquire(sent) < target and load(channel + at.C_STREAMS) != 0:
         answer = atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_PULL), channel)
         if answer != at.DONE:

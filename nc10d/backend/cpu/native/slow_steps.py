@@ -29,10 +29,10 @@ def nc10d_flagged(channel: int) -> int:
     """Return 1 if a rank's fingerprint has the flag, else 0; MISMATCH if they differ otherwise."""
     slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
-    flags = load(channel + at.C_FLAGS)
+    counters = load(channel + at.C_COUNTERS)
     flagged = mine
     for peer in range(load(channel + at.C_SIZE)):
-        theirs = load(load(flags + 8 * peer) + slot)
+        theirs = load(load(counters + 8 * peer) + slot)
         if (theirs ^ mine) & ((1 << at.FLAG_BIT) - 1) != 0:
             store(channel + at.C_BLOCKED_ON, peer)
             return at.MISMATCH
@@ -100,7 +100,7 @@ def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
 @njit(nogil=True)
 def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     """Wait for all ranks, compare fingerprints, and branch if any rank has set its flag."""
-    target = load(channel + at.C_SEQ) + load(step + packed.TICK)
+    target = load(channel + at.C_TICKS) + load(step + packed.TICK)
     answer = nc10d_everyone(channel, step, segment, target)
     if answer != at.DONE:
         return answer
@@ -118,10 +118,10 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
 @njit(nogil=True)
 def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Return DONE once a gate is open, else BLOCKED on it."""
-    flag = nc10d_place(channel, users, step + packed.DST, parity, segment)
-    if load_acquire(flag) != 0:
+    counter = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    if load_acquire(counter) != 0:
         return at.DONE
-    return nc10d_block(channel, step, segment, flag, 1, load(channel + at.C_RANK))
+    return nc10d_block(channel, step, segment, counter, 1, load(channel + at.C_RANK))
 
 
 def _advance_slow_step(channel: int) -> int:
@@ -140,7 +140,7 @@ def _advance_slow_step(channel: int) -> int:
         return peer_array_steps.nc10d_fetch(channel, users, step, parity, segment)
     if kind == packed.FOLD_EXPOSED:
         return peer_array_steps.nc10d_fold_exposed(channel, users, step, parity, segment)
-    if kind == packed.FILL:
+    if kind == packed.FILL_EXPOSED:
         return peer_array_steps.nc10d_fill(channel, users, step, parity, segment)
     if kind == packed.GATE:
         return nc10d_gate(channel, users, step, parity, segment)
@@ -155,7 +155,7 @@ def _advance_slow_step(channel: int) -> int:
             store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     elif kind == packed.WITHDRAW:
         peer_array_steps.nc10d_withdraw(channel)
-    elif kind == packed.OPEN:
+    elif kind == packed.OPEN_GATE:
         nc10d_post(channel, nc10d_place(channel, users, step + packed.DST, parity, segment), 1)
     else:
         dst = nc10d_place(channel, users, step + packed.DST, parity, segment)

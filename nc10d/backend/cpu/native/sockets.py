@@ -1,16 +1,17 @@
-"""Links to other hosts: sockets that never block, and how a thread arms them before it sleeps.
+"""Wires to other hosts: sockets that never block, and how a thread arms them before it sleeps.
 
-A link is one socket to a rank, with the progress of the current transfer in each direction. A
-channel that is blocked on sockets waits for a counter like any other channel: its line. Before a
-thread sleeps, it arms the links that the channel waits for. The poller thread sleeps in epoll for
-all channels of a rank, and counts a line up when its link is ready. Addresses in, integers out.
+A wire is a socket to a rank, with the progress of the current transfer in each direction. A channel
+that is blocked on sockets waits for a counter like any other channel: its ready counter. Before a
+thread sleeps, it arms the wires that the channel waits for. The poller thread sleeps in epoll for
+all channels of a rank, and raises the ready counter when a wire is ready. Addresses in, integers
+out.
 
-    L_ARMED of a link        epoll watches it for          changed under L_LOCK by
+    W_ARMED of a wire        epoll watches it for          changed under W_LOCK by
     0                        nothing                       the poller thread, when it has fired
     WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
 
-Invariant: a line is read before its sockets are tried, so a socket that gets ready after the try
-counts the line up to the awaited value or past it.
+Invariant: a ready counter is read before its sockets are tried, so a socket that gets ready after
+the try raises it to the awaited value or past it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_ADD, CTL_MOD, ONESHOT = 1, 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
 EVENTS = 64
 # Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
-# call takes longer than bytes that have left the second cache.
+# call takes longer than bytes that have left the L2 cache.
 BURST = 1024 * 1024
 PAGE, SLOW_UP_TO, WORTH_A_COPY = 4096, 31, 32 * 1024
 
@@ -53,25 +54,25 @@ _errno = types.ExternalFunction("__errno_location", _L())
 
 
 @njit(nogil=True)
-def nc10d_transfer(link: int, progress: int, address: int, nbytes: int) -> int:
-    """Send or receive (`progress` is L_SENT or L_TAKEN) as much of `nbytes` as the socket takes.
+def nc10d_transfer(wire: int, progress: int, address: int, nbytes: int) -> int:
+    """Send or receive (`progress` is W_SENT or W_TAKEN) as much of `nbytes` as the socket takes.
 
     Returns the bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is an orderly end.
     """
-    done = load(link + progress)
-    return nc10d_move(link, progress, address + done, min(nbytes - done, BURST))
+    done = load(wire + progress)
+    return nc10d_move(wire, progress, address + done, min(nbytes - done, BURST))
 
 
 @njit(nogil=True)
-def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
+def nc10d_move(wire: int, progress: int, address: int, count: int) -> int:
     """Send from an address or receive there, once; see nc10d_transfer."""
-    fd = np.int32(load(link + at.L_FD))
-    if progress == at.L_SENT:
+    fd = np.int32(load(wire + at.W_FD))
+    if progress == at.W_SENT:
         moved = _send(fd, address, count, np.int32(QUIET))
     else:
         moved = _recv(fd, address, count, np.int32(QUIET))
     if moved > 0:
-        store(link + progress, load(link + progress) + moved)
+        store(wire + progress, load(wire + progress) + moved)
         return moved
     if moved == 0:
         return -1
@@ -80,7 +81,7 @@ def nc10d_move(link: int, progress: int, address: int, count: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
+def nc10d_take(streams: int, wire: int, address: int, nbytes: int) -> int:
     """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly.
 
     On some AMD CPUs the kernel copies at half speed to a destination that begins 1 to 31 bytes
@@ -90,21 +91,21 @@ def nc10d_take(streams: int, link: int, address: int, nbytes: int) -> int:
     """
     spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
-        return nc10d_transfer(link, at.L_TAKEN, address, nbytes)
-    done = load(link + at.L_TAKEN)
+        return nc10d_transfer(wire, at.W_TAKEN, address, nbytes)
+    done = load(wire + at.W_TAKEN)
     place = spare + (done & (PAGE - 1))
-    moved = nc10d_move(link, at.L_TAKEN, place, min(nbytes - done, at.SPARE_BYTES))
+    moved = nc10d_move(wire, at.W_TAKEN, place, min(nbytes - done, at.SPARE_BYTES))
     if moved > 0:
         nc10d_copy(load(streams + at.S_COPY), address + done, place, moved)
     return moved
 
 
 @njit(nogil=True)
-def nc10d_await_link(streams: int, link: int, want: int) -> None:
-    """Record that the channel waits for a link; `nc10d_arm` arms all recorded links."""
+def nc10d_await_wire(streams: int, wire: int, want: int) -> None:
+    """Record that the channel waits for a wire; `nc10d_arm` arms all recorded wires."""
     count = load(streams + at.S_COUNT)
     place = load(streams + at.S_WAITING) + 16 * count
-    store(place, link)
+    store(place, wire)
     store(place + 8, want)
     store(streams + at.S_COUNT, count + 1)
 
@@ -123,29 +124,29 @@ def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -
 
 
 @njit(nogil=True)
-def nc10d_lock_link(link: int) -> None:
-    """Guard a link's arming; held for a few instructions and one system call."""
-    while atomics.swap_if(link + at.L_LOCK, 0, 1) != 0:
+def nc10d_lock_wire(wire: int) -> None:
+    """Guard a wire's arming; held for a few instructions and one system call."""
+    while atomics.swap_if(wire + at.W_LOCK, 0, 1) != 0:
         atomics.yield_core()
 
 
 @njit(nogil=True)
-def nc10d_watch(epoll: int, link: int, want: int, line: int) -> None:
-    """Have the poller thread count `line` up once, as soon as a link is ready."""
-    nc10d_lock_link(link)
-    store(link + (at.L_LINE_IN if want == at.WANT_IN else at.L_LINE_OUT), line)
-    armed = load(link + at.L_ARMED)
+def nc10d_watch(epoll: int, wire: int, want: int, ready: int) -> None:
+    """Have the poller thread raise the counter `ready` once, as soon as a wire is ready."""
+    nc10d_lock_wire(wire)
+    store(wire + (at.W_READY_IN if want == at.WANT_IN else at.W_READY_OUT), ready)
+    armed = load(wire + at.W_ARMED)
     if armed & want == 0:
         armed |= want
-        store(link + at.L_ARMED, armed)
+        store(wire + at.W_ARMED, armed)
         # Level-triggered: a socket that got ready between the try and this call fires at once.
-        nc10d_control(epoll, CTL_MOD, load(link + at.L_FD), armed | ONESHOT, link)
-    store_release(link + at.L_LOCK, 0)
+        nc10d_control(epoll, CTL_MOD, load(wire + at.W_FD), armed | ONESHOT, wire)
+    store_release(wire + at.W_LOCK, 0)
 
 
 @njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
-    """Sleep until a link that a channel waits for is ready; False after the timeout.
+    """Sleep until a wire that a channel waits for is ready; False after the timeout.
 
     For a thread that waits for nothing else: the kernel wakes it directly, not the poller thread.
     """
@@ -154,42 +155,42 @@ def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     count = load(streams + at.S_COUNT)
     for i in range(count):
         # struct pollfd: int fd, short events, short revents
-        link, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
-        store(table + 8 * i, load(link + at.L_FD) | (want << 32))
+        wire, want = load(waiting + 16 * i), load(waiting + 16 * i + 8)
+        store(table + 8 * i, load(wire + at.W_FD) | (want << 32))
     return _poll_sockets(table, count, np.int32(timeout_ms)) > 0
 
 
 @njit(nogil=True)
 def nc10d_watch_all(channel: int) -> None:
-    """Have the poller thread watch every link that a channel blocked on sockets waits for."""
+    """Have the poller thread watch every wire that a channel blocked on sockets waits for."""
     streams = load(channel + at.C_STREAMS)
     table = load(streams + at.S_WAITING)
-    epoll, line = load(streams + at.S_EPOLL), load(streams + at.S_LINE)
+    epoll, ready = load(streams + at.S_EPOLL), load(streams + at.S_READY)
     for i in range(load(streams + at.S_COUNT)):
-        nc10d_watch(epoll, load(table + 16 * i), load(table + 16 * i + 8), line)
+        nc10d_watch(epoll, load(table + 16 * i), load(table + 16 * i + 8), ready)
 
 
 @njit(nogil=True)
-def nc10d_ready(rank_block: int, link: int) -> None:
-    """Count up the lines of the channels that wait for a link; it was armed and is ready."""
-    nc10d_lock_link(link)
-    armed = atomics.exchange(link + at.L_ARMED, 0)  # one-shot: epoll has disarmed both directions
-    inward, outward = load(link + at.L_LINE_IN), load(link + at.L_LINE_OUT)
-    store(link + at.L_LINE_IN, 0)
-    store(link + at.L_LINE_OUT, 0)
-    store_release(link + at.L_LOCK, 0)
+def nc10d_ready(rank_block: int, wire: int) -> None:
+    """Raise the ready counters of the channels that wait for a wire; it was armed and is ready."""
+    nc10d_lock_wire(wire)
+    armed = atomics.exchange(wire + at.W_ARMED, 0)  # one-shot: epoll has disarmed both directions
+    inward, outward = load(wire + at.W_READY_IN), load(wire + at.W_READY_OUT)
+    store(wire + at.W_READY_IN, 0)
+    store(wire + at.W_READY_OUT, 0)
+    store_release(wire + at.W_LOCK, 0)
     if armed != 0:
         nc10d_count_up(rank_block, inward)
         nc10d_count_up(rank_block, outward)
 
 
 @njit(nogil=True)
-def nc10d_count_up(rank_block: int, line: int) -> None:
-    """Count a line up and wake the ranks that sleep on it; 0 is no line."""
-    if line != 0:
-        atomics.add(line, 1)
-        if load_acquire(line + at.LINE_SLEEPERS) != 0:
-            nc10d_ring(rank_block, atomics.exchange(line + at.LINE_SLEEPERS, 0))
+def nc10d_count_up(rank_block: int, ready: int) -> None:
+    """Raise a ready counter and wake the ranks that sleep on it; 0 is no counter."""
+    if ready != 0:
+        atomics.add(ready, 1)
+        if load_acquire(ready + at.LINE_SLEEPERS) != 0:
+            nc10d_ring(rank_block, atomics.exchange(ready + at.LINE_SLEEPERS, 0))
 
 
 @on_demand("int64(int64, int64, int64, int64)")
@@ -199,9 +200,9 @@ def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
         count = _epoll_wait(np.int32(epoll), events, np.int32(EVENTS), np.int32(slice_ms))
         for i in range(count):
             event = events + EVENT_BYTES * i
-            link = load(event + (4 if PACKED else 8))
-            if link != 0:
-                nc10d_ready(rank_block, link)
+            wire = load(event + (4 if PACKED else 8))
+            if wire != 0:
+                nc10d_ready(rank_block, wire)
         if count > 0:
             waiting.nc10d_wake_own(rank_block)
     return 0
@@ -209,14 +210,14 @@ def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
 
 @on_demand("int64(int64, int64, int64, int64)")
 def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
-    """Register a descriptor; `data` is its link's block."""
+    """Register a descriptor; `data` is its wire's block."""
     nc10d_control(epoll, CTL_ADD, fd, events, data)
     return 0
 
 
 @on_demand("int64(int64)")
 def _peek(channel: int) -> int:
-    """Take the header of a link's next message, or arm the link for it."""
+    """Take the header of a wire's next message, or arm the wire for it."""
     if waiting.nc10d_try_lock(channel):
         if load(channel + at.C_DESCRIPTOR) == 0 and load(channel + at.C_BROKEN) == 0:
             nc10d_match(channel)

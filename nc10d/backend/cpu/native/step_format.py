@@ -16,15 +16,32 @@ NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
 KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
 # The kinds of steps, as StepKind in program.py numbers them. The interpreter carries out these:
-END, COPY, SIGNAL, WAIT, WAITALL, FREE, FOLD_STAGED, MAP = 0, 1, 2, 3, 4, 5, 6, 7
-ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, HEADER = 8, 9, 10, 11, 13, 14
+END, COPY, SIGNAL, WAIT, WAITALL, FREE, FOLD_STAGED, APPLY = 0, 1, 2, 3, 4, 5, 6, 7
+ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, WRITE_HEADER = 8, 9, 10, 11, 13, 14
 PAIR, LOOP = 38, 39
-# slow_steps.py carries out these (the interpreter tests for AGREE and the range PACK..FILL):
+# slow_steps.py carries out these (the interpreter tests for AGREE and PACK..FILL_EXPOSED):
 AGREE = 12
-PACK, UNPACK, GATE, OPEN, BRANCH_IF_FLAGGED = 15, 16, 17, 18, 19
-EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL = 20, 21, 22, 23, 24, 25, 26
+PACK, UNPACK, GATE, OPEN_GATE, BRANCH_IF_FLAGGED = 15, 16, 17, 18, 19
+EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL_EXPOSED = (
+    20,
+    21,
+    22,
+    23,
+    24,
+    25,
+    26,
+)
 # tcp_streams.py carries out these (the interpreter tests for FLOW and above):
-FLOW, GIVE, TAKE, HEAD, CALL_HEADER, CHECK, EXPECT, PUSH = 40, 41, 42, 43, 44, 45, 46, 47
+FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZE, PUSH = (
+    40,
+    41,
+    42,
+    43,
+    44,
+    45,
+    46,
+    47,
+)
 
 
 @njit(nogil=True)
@@ -57,11 +74,11 @@ def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_block(channel: int, step: int, segment: int, flag: int, target: int, peer: int) -> int:
+def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int, peer: int) -> int:
     """Record the step to go on with and the counter that it waits for; return BLOCKED."""
     store(channel + at.C_PC, step)
     store(channel + at.C_SEGMENT, segment)
-    store(channel + at.C_BLOCKED_AT, flag)
+    store(channel + at.C_BLOCKED_AT, counter)
     store(channel + at.C_BLOCKED_FOR, target)
     store(channel + at.C_BLOCKED_ON, peer)
     return at.BLOCKED

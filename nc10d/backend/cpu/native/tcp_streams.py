@@ -1,16 +1,16 @@
 """Steps that cross to other hosts: transfers, and checks of received headers.
 
-A FLOW step drives the rows behind it (GIVE to a link, TAKE from a link) together, as far as their
+A FLOW step drives the rows behind it (GIVE to a wire, TAKE from a wire) together, as far as their
 sockets go. It is done when all rows are, so no order of ranks can deadlock on full sockets. A PUSH
-row need not be done: a later row continues it. A link moves bytes in the order of its programs: the
+row need not be done: a later row continues it. A wire moves bytes in the order of its programs: the
 socket is the FIFO and the flow control.
 
     a FLOW         S_COUNT, table          counters
     moves          being rebuilt           S_MOVED grows
-    is blocked     links to wait for       C_BLOCKED_AT is S_LINE, C_BLOCKED_FOR its next value
-    is done        -                       L_SENT, L_TAKEN are 0 again (but for a PUSH)
+    is blocked     wires to wait for       C_BLOCKED_AT is S_READY, C_BLOCKED_FOR its next value
+    is done        -                       W_SENT, W_TAKEN are 0 again (but for a PUSH)
 
-Invariant: progress lives in L_SENT and L_TAKEN, so a FLOW may be repeated by any thread.
+Invariant: progress lives in W_SENT and W_TAKEN, so a FLOW may be repeated by any thread.
 """
 
 from __future__ import annotations
@@ -51,63 +51,63 @@ def nc10d_check(channel: int, step: int, header: int) -> int:
 def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Drive all rows behind `step` as far as their sockets go."""
     streams = load(channel + at.C_STREAMS)
-    links = load(streams + at.S_LINKS)
+    wires = load(streams + at.S_WIRES)
     last = step + packed.STEP * load(step + packed.EXTRA)
     while True:
         # Read before the sockets are tried: a socket that gets ready later counts it up.
-        target = load_acquire(load(streams + at.S_LINE)) + 1
-        store(streams + at.S_COUNT, 0)  # the links to wait for are collected anew
+        target = load_acquire(load(streams + at.S_READY)) + 1
+        store(streams + at.S_COUNT, 0)  # the wires to wait for are collected anew
         moved, left, coming, peer = 0, 0, 0, 0
         row = step
         while row < last:
             row += packed.STEP
-            link = load(links + 8 * load(row + packed.EXTRA))
-            answer = nc10d_row(channel, users, row, parity, segment, link)
+            wire = load(wires + 8 * load(row + packed.EXTRA))
+            answer = nc10d_row(channel, users, row, parity, segment, wire)
             if answer < 0:
                 return answer
             moved += answer
-            if nc10d_left(row, segment, link) > 0:
+            if nc10d_left(row, segment, wire) > 0:
                 if load(row) != packed.PUSH:
                     left += 1
-                    coming = max(coming, nc10d_to_come(row, segment, link))
-                    peer = load(link + at.L_RANK)
+                    coming = max(coming, nc10d_to_come(row, segment, wire))
+                    peer = load(wire + at.W_RANK)
                 want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
-                sockets.nc10d_await_link(streams, link, want)
+                sockets.nc10d_await_wire(streams, wire, want)
         # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
-            nc10d_rewind(links, step, last)
+            nc10d_rewind(wires, step, last)
             return at.DONE
         if moved == 0:
             store(streams + at.S_LEFT, coming)
-            return nc10d_block(channel, step, segment, load(streams + at.S_LINE), target, ~peer)
+            return nc10d_block(channel, step, segment, load(streams + at.S_READY), target, ~peer)
         store(streams + at.S_MOVED, load(streams + at.S_MOVED) + 1)
 
 
 @njit(nogil=True)
-def nc10d_left(row: int, segment: int, link: int) -> int:
+def nc10d_left(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet."""
-    progress = at.L_TAKEN if load(row) == packed.TAKE else at.L_SENT
-    return nc10d_length(row, segment) - load(link + progress)
+    progress = at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT
+    return nc10d_length(row, segment) - load(wire + progress)
 
 
 @njit(nogil=True)
-def nc10d_to_come(row: int, segment: int, link: int) -> int:
+def nc10d_to_come(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet, those of later segments included."""
     nbytes = load(row + packed.NBYTES)
     later = max(load(row + packed.TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
-    return later + nc10d_left(row, segment, link)
+    return later + nc10d_left(row, segment, wire)
 
 
 @njit(nogil=True)
-def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, link: int) -> int:
+def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
     """Move the bytes of a row that its socket takes; return their number, or LOST."""
-    if nc10d_left(row, segment, link) == 0:
+    if nc10d_left(row, segment, wire) == 0:
         return 0
     kind = load(row)
-    if kind == packed.HEAD:
+    if kind == packed.SEND_HEADER:
         address = load(channel + at.C_SELF) + at.LINK_STAGING
         # Written once: a header that has gone in part must not change.
-        if load(link + at.L_SENT) == 0:
+        if load(wire + at.W_SENT) == 0:
             atomics.move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, address + at.LINK_HEADER_BYTES)
     else:
@@ -115,30 +115,30 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, lin
         address = nc10d_place(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
     if kind == packed.TAKE:
-        moved = sockets.nc10d_take(load(channel + at.C_STREAMS), link, address, nbytes)
+        moved = sockets.nc10d_take(load(channel + at.C_STREAMS), wire, address, nbytes)
     else:
-        moved = sockets.nc10d_transfer(link, at.L_SENT, address, nbytes)
-    return moved if moved >= 0 else nc10d_lost(channel, link, moved)
+        moved = sockets.nc10d_transfer(wire, at.W_SENT, address, nbytes)
+    return moved if moved >= 0 else nc10d_lost(channel, wire, moved)
 
 
 @njit(nogil=True)
-def nc10d_lost(channel: int, link: int, answer: int) -> int:
-    """Record the link that has failed and its errno; return LOST."""
+def nc10d_lost(channel: int, wire: int, answer: int) -> int:
+    """Record the wire that has failed and its errno; return LOST."""
     store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
-    store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
+    store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
     return at.LOST
 
 
 @njit(nogil=True)
-def nc10d_rewind(links: int, step: int, last: int) -> None:
-    """Make the links of a FLOW ready for the next one."""
+def nc10d_rewind(wires: int, step: int, last: int) -> None:
+    """Make the wires of a FLOW ready for the next one."""
     row = step
     while row < last:
         row += packed.STEP
         if load(row) == packed.PUSH:
             continue  # its progress belongs to the row that goes on with it
-        link = load(links + 8 * load(row + packed.EXTRA))
-        store(link + (at.L_TAKEN if load(row) == packed.TAKE else at.L_SENT), 0)
+        wire = load(wires + 8 * load(row + packed.EXTRA))
+        store(wire + (at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT), 0)
 
 
 @compiled_callback("int64(int64)")
@@ -156,10 +156,10 @@ def _step(channel: int) -> int:
         nc10d_write_site(channel, header + at.RECORD_SITE)
         return at.DONE
     src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    if kind == packed.CHECK:
+    if kind == packed.CHECK_HEADER:
         return nc10d_check(channel, step, src)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-    # EXPECT: the sizes that another host announces against those that this rank awaits.
+    # CHECK_SIZE: the sizes that another host announces against those that this rank awaits.
     for i in range(load(step + packed.NBYTES) >> 3):
         if load(src + 8 * i) != load(own + 8 * i):
             store(channel + at.C_BLOCKED_ON, ~load(step + packed.EXTRA))
@@ -171,25 +171,25 @@ def _step(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _pull(channel: int) -> int:
-    sent = load(load(channel + at.C_FLAGS))
+    sent = load(load(channel + at.C_COUNTERS))
     header = sent + at.LINK_STAGING
     streams = load(channel + at.C_STREAMS)
-    link = load(load(streams + at.S_LINKS))
-    line = load(streams + at.S_LINE)
-    while load(link + at.L_TAKEN) < at.AWAY_HEADER_BYTES:
-        target = load_acquire(line) + 1
-        moved = sockets.nc10d_transfer(link, at.L_TAKEN, header, at.AWAY_HEADER_BYTES)
+    wire = load(load(streams + at.S_WIRES))
+    ready = load(streams + at.S_READY)
+    while load(wire + at.W_TAKEN) < at.AWAY_HEADER_BYTES:
+        target = load_acquire(ready) + 1
+        moved = sockets.nc10d_transfer(wire, at.W_TAKEN, header, at.AWAY_HEADER_BYTES)
         if moved < 0:
-            return nc10d_lost(channel, link, moved)
+            return nc10d_lost(channel, wire, moved)
         if moved == 0:
             store(streams + at.S_COUNT, 0)
             store(streams + at.S_LEFT, 0)
-            sockets.nc10d_await_link(streams, link, at.WANT_IN)
-            store(channel + at.C_BLOCKED_AT, line)
+            sockets.nc10d_await_wire(streams, wire, at.WANT_IN)
+            store(channel + at.C_BLOCKED_AT, ready)
             store(channel + at.C_BLOCKED_FOR, target)
-            store(channel + at.C_BLOCKED_ON, ~load(link + at.L_RANK))
+            store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
             return at.BLOCKED
-    store(link + at.L_TAKEN, 0)
+    store(wire + at.W_TAKEN, 0)
     # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
     slot = load(channel + at.C_ROUND) & 1
     atomics.move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * slot, header, at.LINK_HEADER_BYTES)
@@ -197,7 +197,7 @@ def _pull(channel: int) -> int:
         sent + at.LINK_SITES + at.SITE_BYTES * slot, header + at.LINK_HEADER_BYTES, at.SITE_BYTES
     )
     # Last: other threads that match look at the counter first.
-    store_release(sent, load(channel + at.C_SEQ) + 1)
+    store_release(sent, load(channel + at.C_TICKS) + 1)
     return at.DONE
 
 
@@ -259,7 +259,7 @@ FUNCTIONS: dict[int, Any] = {
 """Functions that the engine calls by address, so that jobs of one host need not compile them.
 
 Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
-takes the header of a link's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
+takes the header of a wire's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
 at sockets: 0 when it is time to sleep. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED.
 `_arm` has the poller thread watch the sockets.
 """

@@ -63,7 +63,7 @@ def nc10d_sleep(rank_block: int, bell_value: int, until: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_spin(channel: int, flag: int, target: int) -> bool:
+def nc10d_spin(channel: int, counter: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain.
 
     A spin in vain halves the next spin and a good spin doubles it: where another program takes a
@@ -72,7 +72,7 @@ def nc10d_spin(channel: int, flag: int, target: int) -> bool:
     """
     limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
-        if load_acquire(flag) >= target:
+        if load_acquire(counter) >= target:
             store(channel + at.C_SPIN_NOW, min(2 * limit, load(channel + at.C_SPIN)))
             return True
         atomics.pause()
@@ -87,18 +87,18 @@ def nc10d_spin_blocked(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
+def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
     """Yield the core, `most` times, until a counter has come to `target`; False if it has not.
 
     Where other threads want the core, each yield is long; then sleeping is better and no slower.
     """
-    if load_acquire(flag) >= target:
+    if load_acquire(counter) >= target:
         return True
     # Yields are timed: one that comes back late means that other threads use this core.
     began = atomics.nc10d_now()
     for _ in range(most):
         atomics.yield_core()
-        if load_acquire(flag) >= target:
+        if load_acquire(counter) >= target:
             if atomics.nc10d_now() - began < SOON_NS:
                 limit = max(SHORTEST_SPIN, 2 * load(channel + at.C_SPIN_NOW))
                 store(channel + at.C_SPIN_NOW, min(limit, load(channel + at.C_SPIN)))
@@ -112,7 +112,7 @@ def nc10d_yield(channel: int, flag: int, target: int, most: int) -> bool:
 def nc10d_streaming(channel: int) -> bool:
     """Return whether a blocked channel waits for sockets."""
     streams = load(channel + at.C_STREAMS)
-    return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_LINE)
+    return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_READY)
 
 
 @njit(nogil=True)
@@ -137,13 +137,13 @@ def nc10d_linger(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_await_flag(channel: int, until: int) -> int:
+def nc10d_await_counter(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    flag = load(channel + at.C_BLOCKED_AT)
+    counter = load(channel + at.C_BLOCKED_AT)
     target = load(channel + at.C_BLOCKED_FOR)
     if nc10d_streaming(channel):
         return nc10d_await_socket(channel, until)
-    if nc10d_yield(channel, flag, target, load(channel + at.C_YIELD)):
+    if nc10d_yield(channel, counter, target, load(channel + at.C_YIELD)):
         return at.DONE
     rank_block = load(channel + at.C_RANK_BLOCK)
     abort = load(channel + at.C_AREA) + at.AREA_ABORT
@@ -154,8 +154,8 @@ def nc10d_await_flag(channel: int, until: int) -> int:
         # The bell's value is read before the looks below: a ring after any of them changes it, and
         # the futex returns at once. The bit is set anew each time, since a post takes it away.
         bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
-        atomics.set_bits(flag + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-        if load_acquire(flag) >= target:
+        atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+        if load_acquire(counter) >= target:
             answer = at.DONE
         elif load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
             answer = at.ABORTED
@@ -200,6 +200,6 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
             continue
         if until == 0:
             until = atomics.nc10d_now() + slice_ns
-        answer = nc10d_await_flag(channel, until)
+        answer = nc10d_await_counter(channel, until)
         if answer != at.DONE:
             return answer

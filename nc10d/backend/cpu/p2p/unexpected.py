@@ -60,7 +60,7 @@ def arrived(channel: Channel) -> bool:
 
         sockets.peek(channel.address)
     sent = int(channel.words[_SENT])
-    return bool(entry_points.load_word(sent) >= channel.get(at.C_SEQ) + 1)
+    return bool(entry_points.load_word(sent) >= channel.get(at.C_TICKS) + 1)
 
 
 def head(channel: Channel) -> Header:
@@ -76,4 +76,4 @@ def next_message(channel: Channel) -> tuple[int, int]:
     """Return the address of the word that announces a link's next message, and its value then."""
     if is_remote(channel) and not arrived(channel):
         return channel.get(at.C_BLOCKED_AT), channel.get(at.C_BLOCKED_FOR)
-    return int(channel.words[_SENT]), channel.get(at.C_SEQ) + 1
+    return int(channel.words[_SENT]), channel.get(at.C_TICKS) + 1

@@ -36,10 +36,16 @@ OPERANDS = (4, 7, 10)  # offsets of dst, src, own
 KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a FOLD_STAGED
 ABROAD = {*map(StepKind, range(StepKind.GIVE, StepKind.PUSH + 1))} - {StepKind.CALL_HEADER}
 """Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
-SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL + 1))}
+SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL_EXPOSED + 1))}
 """Steps that slow_steps.py carries out."""
-LONG = (StepKind.LOOP_AGREED, StepKind.LOOP, StepKind.FETCH, StepKind.FILL, StepKind.FOLD_EXPOSED)
-COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL, StepKind.FOLD_STAGED)
+LONG = (
+    StepKind.LOOP_AGREED,
+    StepKind.LOOP,
+    StepKind.FETCH,
+    StepKind.FILL_EXPOSED,
+    StepKind.FOLD_EXPOSED,
+)
+COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_STAGED)
 """Steps that copy bytes; the linker chooses the function that does."""
 MANY = 1 << 30
 SHORT = 256 * 1024
@@ -184,9 +190,9 @@ def _copier(step: Step, in_all: int) -> int:
     """Return the copy function of a step if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is StepKind.FOLD_STAGED:  # it copies from the first cache
+    if step.kind is StepKind.FOLD_STAGED:  # it copies from the L1 cache
         in_all = 0
-    elif step.kind is StepKind.FILL:
+    elif step.kind is StepKind.FILL_EXPOSED:
         in_all = step.nbytes
     elif step.dst.space is not Space.USER:
         in_all = 0
@@ -248,7 +254,7 @@ def _pack(
         extra = step.repeat
     elif step.kind is StepKind.CALL_HEADER:
         kernel, extra = record, fingerprint
-    elif step.kind is StepKind.CHECK:
+    elif step.kind is StepKind.CHECK_HEADER:
         row[2], extra = step.peer, fingerprint
     both = address(step.both) if step.both is not None else 0
     if step.kind is StepKind.FOLD_STAGED:

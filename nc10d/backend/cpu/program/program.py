@@ -48,18 +48,18 @@ class StepKind(enum.IntEnum):
     WAITALL = 4
     FREE = 5
     FOLD_STAGED = 6
-    MAP = 7
+    APPLY = 7
     ROUND = 8
     ENTER = 9
     MEET = 10
     MEETALL = 11
     AGREE = 12
     LOOP_AGREED = 13
-    HEADER = 14
+    WRITE_HEADER = 14
     PACK = 15
     UNPACK = 16
     GATE = 17
-    OPEN = 18
+    OPEN_GATE = 18
     BRANCH_IF_FLAGGED = 19
     EXPOSE = 20
     FETCH = 21
@@ -67,16 +67,16 @@ class StepKind(enum.IntEnum):
     JUMP = 23
     BRANCH_IF_UNREADABLE = 24
     WITHDRAW = 25
-    FILL = 26
+    FILL_EXPOSED = 26
     PAIR = 38
     LOOP = 39
     FLOW = 40
     GIVE = 41
     TAKE = 42
-    HEAD = 43
+    SEND_HEADER = 43
     CALL_HEADER = 44
-    CHECK = 45
-    EXPECT = 46
+    CHECK_HEADER = 45
+    CHECK_SIZE = 46
     PUSH = 47
 
 

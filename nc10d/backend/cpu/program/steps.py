@@ -33,7 +33,7 @@ def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
 
 def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: int = 0) -> Step:
     """dst = kernel(src, arg): a copy that scales or divides on the way."""
-    return Step(StepKind.MAP, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
+    return Step(StepKind.APPLY, nbytes, dst=dst, src=src, kernel=kernel, arg=arg, total=total)
 
 
 def fold_staged(
@@ -146,7 +146,7 @@ def fill_exposed(src: At, nbytes: int, offset: int = 0) -> Step:
 
     `offset` is the place of the words that describe that array, as in `expose`.
     """
-    return Step(StepKind.FILL, nbytes, src=staging(0, offset), own=src)
+    return Step(StepKind.FILL_EXPOSED, nbytes, src=staging(0, offset), own=src)
 
 
 def fold_exposed(
@@ -183,7 +183,7 @@ def gate(words: int, number: int) -> Step:
 
 def open_gate(words: int, number: int) -> Step:
     """Open a gate: programs that wait for it go on."""
-    return Step(StepKind.OPEN, dst=user(words, GATE_BYTES * number))
+    return Step(StepKind.OPEN_GATE, dst=user(words, GATE_BYTES * number))
 
 
 def agree(send: int, expect: int, piece: int) -> Step:
@@ -215,9 +215,9 @@ def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
     return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 
-def header() -> Step:
+def write_header() -> Step:
     """Write a message's tag, size and dtype beside the counter; the next signal publishes them."""
-    return Step(StepKind.HEADER)
+    return Step(StepKind.WRITE_HEADER)
 
 
 def pack(flat: int, strided: int, shape: int) -> Step:
@@ -254,15 +254,15 @@ def push(peer: int, src: At, nbytes: int) -> Step:
     return Step(StepKind.PUSH, nbytes, src=src, peer=peer)
 
 
-def head() -> Step:
+def send_header() -> Step:
     """Send a message's header; a row of a `flow`."""
-    return Step(StepKind.HEAD, MESSAGE_BYTES)
+    return Step(StepKind.SEND_HEADER, MESSAGE_BYTES)
 
 
 def flow(rows: Iterable[Step]) -> list[Step]:
     """Run all transfers at the same time; at most a single transfer from, and to, each rank."""
     rows = [row for row in rows if row.nbytes]
-    for kind in ((StepKind.TAKE,), (StepKind.GIVE, StepKind.HEAD, StepKind.PUSH)):
+    for kind in ((StepKind.TAKE,), (StepKind.GIVE, StepKind.SEND_HEADER, StepKind.PUSH)):
         peers = [row.peer for row in rows if row.kind in kind]
         assert len(set(peers)) == len(peers), rows
     return [Step(StepKind.FLOW, repeat=len(rows)), *rows] if rows else []
@@ -273,14 +273,14 @@ def call_header(dst: At) -> Step:
     return Step(StepKind.CALL_HEADER, HEADER_BYTES, dst=dst)
 
 
-def check(src: At, peer: int) -> Step:
+def check_header(src: At, peer: int) -> Step:
     """Compare the header that came from a rank with this call's."""
-    return Step(StepKind.CHECK, HEADER_BYTES, src=src, peer=peer)
+    return Step(StepKind.CHECK_HEADER, HEADER_BYTES, src=src, peer=peer)
 
 
-def expect(src: At, own: At, peer: int) -> Step:
+def check_size(src: At, own: At, peer: int) -> Step:
     """Compare the size that a rank announces with the size that this rank expects from it."""
-    return Step(StepKind.EXPECT, 8, src=src, own=own, peer=peer)
+    return Step(StepKind.CHECK_SIZE, 8, src=src, own=own, peer=peer)
 
 
 def pair(dst: At, a: At, b: At, nbytes: int, kernel: Kernel) -> Step:

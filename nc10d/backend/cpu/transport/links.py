@@ -109,12 +109,12 @@ class Inbox:
         # A direct receive that began before the inbox was held takes the message, or gives up soon.
         while self.receiving and channel.get(at.C_UNMATCHED):
             time.sleep(0)
-        position = channel.get(at.C_SEQ)
+        position = channel.get(at.C_TICKS)
         if self.receiving or not channel.get(at.C_UNMATCHED):
             return None
         first = at.C_MESSAGE_TAG // 8
         tag, nbytes, dtype = (int(word) for word in channel.words[first : first + 3])
-        if self._posted(tag) or channel.get(at.C_SEQ) != position:
+        if self._posted(tag) or channel.get(at.C_TICKS) != position:
             return None
         return tag, nbytes, dtype
 

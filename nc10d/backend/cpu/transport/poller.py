@@ -1,7 +1,7 @@
-"""Links to other hosts as the engine uses them, and the thread that waits for all of them.
+"""Wires to other hosts as the engine uses them, and the thread that waits for all of them.
 
 The engine runs without the GIL and uses plain sockets. When it blocks, the poller's thread waits in
-epoll for all links of the process, and wakes the channels that wait for a ready link.
+epoll for all wires of the process, and wakes the channels that wait for a ready wire.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ class HostSocket:
     """A socket to a rank; `address` is the block of words by which the engine knows it."""
 
     rank: int
-    wire: socket.socket
+    sock: socket.socket
     address: int
 
 
 class Streams:
-    """The links of a channel, by rank, and the block on which its programs wait."""
+    """The wires of a channel, by rank, and the block on which its programs wait."""
 
-    def __init__(self, poller: Poller, links: Mapping[int, HostSocket], size: int) -> None:
-        self.links = links
+    def __init__(self, poller: Poller, wires: Mapping[int, HostSocket], size: int) -> None:
+        self.wires = wires
         self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         """Bytes are received here first where the kernel copies slowly; see nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
-        for rank, link in links.items():
-            self._table[rank] = link.address
+        for rank, wire in wires.items():
+            self._table[rank] = wire.address
         # The arrays belong to this object, and the engine has their addresses: keep them alive.
         self._waiting: Words = np.zeros(4 * size, np.int64)
         self._poll: Words = np.zeros(2 * size, np.int64)
         self._words: Words = np.zeros(at.STREAMS_BYTES // 8, np.int64)
         self.address: int = plain.address(self._words)
         fields = {
-            at.S_LINE: poller.block(),
+            at.S_READY: poller.block(),
             at.S_EPOLL: poller.epoll.fileno(),
-            at.S_LINKS: plain.address(self._table),
+            at.S_WIRES: plain.address(self._table),
             at.S_WAITING: plain.address(self._waiting),
             at.S_POLL: plain.address(self._poll),
         }
@@ -82,20 +82,20 @@ class Streams:
         return raw.tobytes().partition(b"\0")[0].decode(errors="replace")
 
     def error(self) -> str:
-        """Return the reason why a link has failed."""
+        """Return the reason why a wire has failed."""
         number = int(self._words[at.S_ERROR // 8])
         return os.strerror(number) if number else "the connection was closed"
 
 
 class Poller:
-    """All links of a process, and the thread that polls them.
+    """All wires of a process, and the thread that polls them.
 
-    Blocks are never freed: the thread may still read the block of a link that has been closed.
+    Blocks are never freed: the thread may still read the block of a wire that has been closed.
     """
 
     def __init__(self, rank_block: int) -> None:
         self._rank_block = rank_block
-        # An epoll instance for all groups: a single thread sleeps for every link of the process.
+        # An epoll instance for all groups: a single thread sleeps for every wire of the process.
         self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         sockets.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
@@ -107,29 +107,29 @@ class Poller:
         self._thread.start()
 
     def block(self) -> int:
-        """Return the address of a zeroed block for a link or for a channel's wait."""
+        """Return the address of a zeroed block for a wire or for a channel's wait."""
         with self._lock:
             if self._used == PAGE:
                 # Pages never move, since the engine and the thread hold addresses into them.
                 self._pages.append(np.zeros(PAGE, np.int64))
                 self._used = 0
             start = self._used
-            self._used += at.LINK_BLOCK_BYTES // 8
+            self._used += at.WIRE_BYTES // 8
             return int(plain.address(self._pages[-1][start:]))
 
-    def link(self, rank: int, wire: socket.socket) -> HostSocket:
-        """Make a link of a connected, non-blocking socket."""
+    def wire(self, rank: int, sock: socket.socket) -> HostSocket:
+        """Make a wire of a connected, non-blocking socket."""
         address = self.block()
         words = _words(address)
-        words[at.L_FD // 8], words[at.L_RANK // 8] = wire.fileno(), rank
-        # ONESHOT, and disarmed at first: the engine arms a link only while it waits for it. So data
+        words[at.W_FD // 8], words[at.W_RANK // 8] = sock.fileno(), rank
+        # ONESHOT, and disarmed at first: the engine arms a wire only while it waits for it. So data
         # that no program waits for does not wake the thread.
-        sockets.add_to_epoll(self.epoll.fileno(), wire.fileno(), select.EPOLLONESHOT, address)
-        return HostSocket(rank, wire, address)
+        sockets.add_to_epoll(self.epoll.fileno(), sock.fileno(), select.EPOLLONESHOT, address)
+        return HostSocket(rank, sock, address)
 
-    def streams(self, links: Mapping[int, HostSocket], size: int) -> Streams:
+    def streams(self, wires: Mapping[int, HostSocket], size: int) -> Streams:
         """Return the streams of a channel; ranks are below `size`."""
-        return Streams(self, links, size)
+        return Streams(self, wires, size)
 
     def close(self) -> None:
         """Join the thread, which ends when the process's stop word is set; idempotent."""
@@ -151,5 +151,5 @@ class Poller:
 
 
 def _words(address: int) -> Words:
-    kind = ctypes.c_int64 * (at.LINK_BLOCK_BYTES // 8)
+    kind = ctypes.c_int64 * (at.WIRE_BYTES // 8)
     return np.ctypeslib.as_array(kind.from_address(address))

@@ -40,8 +40,8 @@ class RemoteGroup:
         self.hosts = hosts
         self._poller = poller
         self._sockets = sockets
-        links = {rank: poller.link(rank, pair[COLLECTIVES]) for rank, pair in sockets.items()}
-        self._messages = {rank: poller.link(rank, pair[MESSAGES]) for rank, pair in sockets.items()}
+        links = {rank: poller.wire(rank, pair[COLLECTIVES]) for rank, pair in sockets.items()}
+        self._messages = {rank: poller.wire(rank, pair[MESSAGES]) for rank, pair in sockets.items()}
         self.streams = poller.streams(links, hosts.size)
         self._message_streams: list[tuple[Streams, Words]] = []
 
