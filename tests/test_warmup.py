@@ -58,10 +58,12 @@ def to_compile(path):
         if any(map(makes_code, function.decorator_list)):
             yield f"{module}.{name}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and makes_code(node.func):
-            made = node.args[0]
-            if isinstance(made, ast.Name):
-                yield f"{module}.{made.id}" if made.id in functions else module
+        if not isinstance(node, ast.Call):
+            continue
+        if ast.unparse(node.func) == "compile_kernel":
+            yield module
+        elif makes_code(node.func) and isinstance(made := node.args[0], ast.Name):
+            yield f"{module}.{made.id}" if made.id in functions else module
 
 
 def makes_code(node):
@@ -72,7 +74,7 @@ def makes_code(node):
 def test_every_way_to_make_compiled_code_is_seen():
     assert len([*to_compile(PACKAGE / "backend/cpu/native/sockets.py")]) == 3
     pack = "nc10d.kernels.pack"
-    assert sorted(to_compile(PACKAGE / "kernels/pack.py")) == [pack, f"{pack}._move_rows"]
+    assert sorted(to_compile(PACKAGE / "kernels/pack.py")) == [pack, pack, f"{pack}._move_rows"]
     assert [*to_compile(PACKAGE / "kernels/streaming.py")] == ["nc10d.kernels.streaming"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -83,22 +83,39 @@ def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
     return None, None if splits else op.inp, op.out
 
 
-Parts = tuple[Callable[[Any], tuple[Any, Any, Any]], Callable[[Any, Any, Any], Op]]
-PARTS: dict[type[Any], Parts] = {
-    ops.AllReduce: (lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)),
-    ops.Broadcast: (lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)),
-    ops.Reduce: (lambda op: ((op.root, op.op), op.x, op.x), lambda e, x, y: ops.Reduce(x, *e)),
-    ops.AllGather: (lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)),
-    ops.ReduceScatter: (
-        lambda op: (op.op, op.out, op.inp),
-        lambda e, x, y: ops.ReduceScatter(x, y, e),
+class CallParts(NamedTuple):
+    """How an operation is split into (extra, x, y), and made of them again."""
+
+    split: Callable[[Any], tuple[Any, Any, Any]]
+    make: Callable[[Any, Any, Any], Op]
+
+
+PARTS: dict[type[Any], CallParts] = {
+    ops.AllReduce: CallParts(
+        lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)
     ),
-    ops.AllToAll: (_exchanged, lambda extra, x, y: ops.AllToAll(y, x)),
-    ops.Barrier: (lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: ops.Barrier()),
-    ops.Send: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Send(x, peer, tag)),
-    ops.Recv: (lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Recv(x, peer, tag)),
+    ops.Broadcast: CallParts(
+        lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)
+    ),
+    ops.Reduce: CallParts(
+        lambda op: ((op.root, op.op), op.x, op.x), lambda e, x, y: ops.Reduce(x, *e)
+    ),
+    ops.AllGather: CallParts(
+        lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)
+    ),
+    ops.ReduceScatter: CallParts(
+        lambda op: (op.op, op.out, op.inp), lambda e, x, y: ops.ReduceScatter(x, y, e)
+    ),
+    ops.AllToAll: CallParts(_exchanged, lambda extra, x, y: ops.AllToAll(y, x)),
+    ops.Barrier: CallParts(lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: ops.Barrier()),
+    ops.Send: CallParts(
+        lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Send(x, peer, tag)
+    ),
+    ops.Recv: CallParts(
+        lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Recv(x, peer, tag)
+    ),
 }
-"""How an operation is split into (extra, x, y), and made of them again.
+"""By kind of operation.
 
 `extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
 arrays in the order in which cpu/lowering/lower.py numbers them; y is the tag of a message.

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from nc10d import ops
 from nc10d.arrays.arguments import integer
-from nc10d.backend.base import NOTHING
+from nc10d.backend.base import NOTHING, PARTS
 from nc10d.base.deadline import Timeout
 from nc10d.ops import SUM, Array, Op, ReduceOp
 from nc10d.work import Work
@@ -50,7 +50,7 @@ class OpenBatch(Protocol):
 
 
 class Runner:
-    """The base of the method mixins: runs operations. A group overrides all of it."""
+    """The base of the method mixins: runs operations. A group overrides at least `_run`."""
 
     _batches: Mapping[int, OpenBatch] = MappingProxyType({})
     """The open coalescing blocks, by thread."""
@@ -67,7 +67,7 @@ class Runner:
         The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as keys,
         and has checked a tag.
         """
-        raise NotImplementedError
+        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def in_batch(self) -> bool:
         """Return whether a coalescing block of this thread is open on the group."""

@@ -98,7 +98,7 @@ class Dispatcher(Collectives, PointToPoint):
             if done:
                 next(self._launches)
                 return work
-        return self._run(PARTS[kind][1](extra, x, y), x, async_op, timeout)
+        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def try_prepared_messages(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
         """Start a batch of messages if all are prepared; None: nothing has happened."""

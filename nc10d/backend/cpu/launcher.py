@@ -177,7 +177,7 @@ class OpLauncher:
             return
         op = ops[0]
         if type(op) in PARTS:
-            extra, x, y = PARTS[type(op)][0](op)
+            extra, x, y = PARTS[type(op)].split(op)
             plain = type(x) is np.ndarray and type(y) is np.ndarray
             if plain and x.flags.carray and y.flags.carray:
                 call = PreparedCollective(self._channel, linked, type(op), extra, x, y)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.backend.cpu import context
 from nc10d.backend.cpu.algorithms.group_shape import NEVER, Thresholds, one_shot_bytes
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.engine import cpu_policy
@@ -91,7 +90,7 @@ def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
 def test_all_ranks_choose_alike_and_sum_alike(
     crowded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "oversubscribed", lambda _cores, _quotas: crowded)
+    monkeypatch.setattr(cpu_policy, "oversubscribed", lambda _cores, _quotas: crowded)
     with Ranks(4, "threads") as ranks:
         limit = one_shot_bytes(4, oversubscribed=crowded)
         assert ranks.run(_sums) == [(limit, [10.0, 10.0, 10.0])] * 4

@@ -119,7 +119,7 @@ class PreparedCollective(Prepared):
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
-        return (PARTS[self._kind][1](self._extra, x, y),)
+        return (PARTS[self._kind].make(self._extra, x, y),)
 
     def start(
         self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
