@@ -41,8 +41,8 @@ warm: .venv/test.stamp
 	@echo "warming the kernel cache"
 	@time $(BIN)/python -m nc10d.warmup
 
-# Two files of tests at a time: much of what they do is waiting for processes to start and to end.
-JOBS ?= 2
+# Three files of tests at a time: much of what they do is waiting for processes to start and to end.
+JOBS ?= 3
 unit: .venv/test.stamp
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
