@@ -112,7 +112,7 @@ def differences(
     the owner's cache. `most` is that of Passes.of.
     """
     part = line_down(part)
-    room = line_down(timer.backend.shape.staging // 2)
+    room = line_down(timer.backend.shape.slot_bytes // 2)
     through = Passes.of(part, room, most)
     segment, stride = through.segment, through.stride
     x, y = np.ones(part, np.uint8), np.ones(2 * part, np.uint8)
@@ -140,7 +140,7 @@ def rooted(timer: ProgramTimer, reach: int, put: float) -> float:
     while the next is put, all by a single program: a large array bypasses the cache then.
     """
     part = line_down(reach)
-    through = Passes.of(part, timer.backend.shape.staging)
+    through = Passes.of(part, timer.backend.shape.slot_bytes)
     x, place = np.ones(part, np.uint8), user(0, 0, through.stride)
     root_way: Way = [copy(staging(timer.rank), place, through.segment)], []
     peer_way: Way = [], [copy(place, staging(timer.others[0]), through.segment)]
@@ -236,7 +236,7 @@ def folds(timer: ProgramTimer, reach: int) -> Sample:
     low, place = timer.rank * half, user(0, timer.rank * half)
     x = np.ones(2 * half, np.uint8)
     shown = [free(), expose(timer.rank, user(0), codes.WRITES, writable=2 * half)]
-    room, most = staging(timer.rank, LINE), line_down((timer.backend.shape.staging - LINE) // 2)
+    room, most = staging(timer.rank, LINE), line_down((timer.backend.shape.slot_bytes - LINE) // 2)
     fold = fold_exposed(place, place, low, half, COMBINE, room, most, 2 * half)
     return {("writable", reach): per_byte(timer, shown, fold, x)}
 

@@ -83,7 +83,7 @@ def test_clocks_and_the_simulator_tell_the_same_time(
 def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> None:
     hosts = grouped(names)
     collective = Collective(op, 3 << 20, layout_of(hosts))
-    walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.staging)
+    walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.slot_bytes)
     assert walked == pytest.approx(simulated(PLAIN, collective), rel=1e-9)
 
 
@@ -93,9 +93,9 @@ def test_model_and_simulator_agree_on_a_shared_network(op: str, nbytes: int) -> 
     hosts = spread(6, 2)
     narrow = changed(PLAIN, "shared=3e-10")
     collective = Collective(op, nbytes, layout_of(hosts))
-    walked = walk_all(narrow, op, nbytes, hosts, collective.layout.staging)
+    walked = walk_all(narrow, op, nbytes, hosts, collective.layout.slot_bytes)
     assert walked == pytest.approx(simulated(narrow, collective), rel=1e-9)
-    assert walked >= walk_all(PLAIN, op, nbytes, hosts, collective.layout.staging)
+    assert walked >= walk_all(PLAIN, op, nbytes, hosts, collective.layout.slot_bytes)
 
 
 LARGE = [

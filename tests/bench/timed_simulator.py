@@ -220,7 +220,7 @@ def arrays_of(program: Program) -> list[Bytes]:
 
 def simulated(machine: Machine, collective: Collective) -> float:
     """Return the simulated seconds of a call on all ranks."""
-    half = collective.layout.staging
+    half = collective.layout.slot_bytes
     cluster = TimedCluster(collective.hosts, half, machine, collective.arrays)
     for number, rank in enumerate(cluster.ranks):
         assert isinstance(rank, TimedRank)

@@ -119,10 +119,10 @@ class CpuBackend(Backend):
         ]
 
     def _text(self, channel: Channel, entry: LogEntry) -> str:
-        if channel.shared.kind == at.COLLECTIVE:
+        if channel.spec.kind == at.COLLECTIVE:
             return entry.text
         peer = self.group.links.peer_of(channel)
-        return message_in_words(peer, *entry.message, sending=channel.shared.kind == at.SENDER)
+        return message_in_words(peer, *entry.message, sending=channel.spec.kind == at.SENDER)
 
     def waits_for(self) -> int | None:
         """Return the rank that the latest collective waits for now; None if it does not wait."""
@@ -139,7 +139,7 @@ class CpuBackend(Backend):
             peer = self.group.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of a link"
             waits = self.group.health.is_waiting(channel)
-            direction = "to" if channel.shared.kind == at.SENDER else "from"
+            direction = "to" if channel.spec.kind == at.SENDER else "from"
             found.append((direction, peer, channel.get(at.C_OPS), waits))
         return found
 

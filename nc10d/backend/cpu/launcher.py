@@ -68,7 +68,7 @@ class OpLauncher:
         # While another message crosses a socket, a bulky message goes to the worker, which moves
         # them all: a second thread would only compete for the sockets.
         links = self._group.links.channels() if prepared.bulky else []
-        alone = not any(link.shared.streams and not link.idle() for link in links)
+        alone = not any(link.spec.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
             lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
         )

@@ -137,7 +137,7 @@ class Waiter:
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block receives which are only polled."""
         for channel, _ in parts:
-            if channel.shared.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
+            if channel.spec.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
                 receive_unexpected(self.group.links, channel)
 
     def watch(self, work: Work) -> None:

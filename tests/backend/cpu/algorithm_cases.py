@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.algorithms import choose
-from nc10d.backend.cpu.algorithms.all_reduce import Part
+from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
@@ -77,9 +77,9 @@ def reduce(world: list[GroupShape], count: int, seed: int, op: ReduceOp = SUM) -
 
 def fused(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
-    counts = [1 + (seed + i) % max(1, min(count, world[0].staging // 256)) for i in range(3)]
+    counts = [1 + (seed + i) % max(1, min(count, world[0].slot_bytes // 256)) for i in range(3)]
     arrays = [[data(seed + i, r, c) for i, c in enumerate(counts)] for r in range(size)]
-    parts = [Part(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
+    parts = [FusedArray(i, 8 * c, reduction(SUM, size)) for i, c in enumerate(counts)]
     programs = [program("fused", choose.fused(w, parts), len(parts)) for w in world]
     total = [fold([arrays[r][i] for r in range(size)], SUM) for i in range(len(counts))]
     return Case("fused", programs, arrays, [total] * size)
@@ -157,7 +157,7 @@ def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
     rng = np.random.default_rng(seed)
     matrix = rng.integers(0, count + 1, (size, size))
-    slot = line_down(world[0].staging // size)
+    slot = line_down(world[0].slot_bytes // size)
     programs, users, expected = [], [], []
     arrays = [[data(seed + d, r, int(matrix[r, d])) for d in range(size)] for r in range(size)]
     for r, layout in enumerate(world):

@@ -42,7 +42,7 @@ from nc10d.backend.cpu.program.program import (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FusedArray:
     """A small array of a fused all_reduce: user array `index`, its bytes and its reduction."""
 
     index: int
@@ -53,9 +53,9 @@ class Part:
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
     if shape.size == 1:
-        return fused(shape, [Part(0, nbytes, reduction)])
+        return fused(shape, [FusedArray(0, nbytes, reduction)])
     if nbytes <= one_shot_limit(shape):
-        parts = [Part(0, nbytes, reduction)]
+        parts = [FusedArray(0, nbytes, reduction)]
         return fused(shape, parts) if root < 0 else _flat_to_root(shape, parts[0], root)
     staged = _by_windows(shape, nbytes, reduction, root)
     if root >= 0 or nbytes < shape.direct or reduction.scaled:
@@ -65,10 +65,10 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int =
 
 def one_shot_limit(shape: GroupShape) -> int:
     """Return the largest array in bytes that the flat algorithm reduces."""
-    return min(shape.one_shot, shape.staging)
+    return min(shape.one_shot, shape.slot_bytes)
 
 
-def fused(shape: GroupShape, parts: Sequence[Part]) -> list[Step]:
+def fused(shape: GroupShape, parts: Sequence[FusedArray]) -> list[Step]:
     """Return the steps that reduce several small arrays, which share a barrier.
 
     Together they fit into a slot of the staging buffer.
@@ -87,11 +87,11 @@ def fused(shape: GroupShape, parts: Sequence[Part]) -> list[Step]:
         publishes.append(part.reduction.publish(mine, user(part.index), part.nbytes))
         folds.append(_fold(shape, part, first, mine))
         offset += line_up(part.nbytes)
-    assert offset <= shape.staging or small, (offset, shape)
+    assert offset <= shape.slot_bytes or small, (offset, shape)
     return do.single_round(publishes, folds)
 
 
-def _fold(shape: GroupShape, part: Part, first: At, mine: At) -> Step:
+def _fold(shape: GroupShape, part: FusedArray, first: At, mine: At) -> Step:
     # The reduction overwrites the user's array from the first pair on. With two ranks there is no
     # other pair. With more ranks this rank's contribution is read from its staging buffer.
     direct = shape.size == 2 and not part.reduction.scaled
@@ -99,7 +99,7 @@ def _fold(shape: GroupShape, part: Part, first: At, mine: At) -> Step:
     return do.fold_staged(user(part.index), first, own, part.nbytes, part.reduction.how)
 
 
-def _flat_to_root(shape: GroupShape, part: Part, root: int) -> list[Step]:
+def _flat_to_root(shape: GroupShape, part: FusedArray, root: int) -> list[Step]:
     mine = staging(shape.rank)
     publishes = [part.reduction.publish(mine, user(0), part.nbytes)] if part.nbytes else []
     folds = [_fold(shape, part, staging(0), mine)] if part.nbytes and shape.rank == root else []
@@ -112,7 +112,7 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
     # So a rank writes the parts of window k+2 while a peer may still read the result of window k
     # from the same slot. That is safe: the result lies behind the parts, and it is overwritten
     # only after the next barrier.
-    chunk = line_down(shape.staging // (shape.size + 1))
+    chunk = line_down(shape.slot_bytes // (shape.size + 1))
     whole = chunk * shape.size
     before = max(0, -(-nbytes // whole) - 1)
     rest = nbytes - before * whole

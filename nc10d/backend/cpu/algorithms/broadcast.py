@@ -30,11 +30,11 @@ def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
     """Return the steps that copy the root's user array 0 to all ranks."""
     if shape.size == 1:
         return [do.free(), do.enter(), do.end_round(2, 2)]
-    first, rest = min(nbytes, shape.staging), max(0, nbytes - shape.staging)
+    first, rest = min(nbytes, shape.slot_bytes), max(0, nbytes - shape.slot_bytes)
     steps = _first(shape, first, root)
     if rest:
         body = _more(shape, rest, root)
-        rounds = -(-rest // shape.staging)
+        rounds = -(-rest // shape.slot_bytes)
         steps += [do.signal(2), do.end_round(2, 2), *body, do.end_round(2, 2, rounds, len(body))]
     else:
         steps += [do.end_round(1, 2)]
@@ -49,7 +49,7 @@ def _first(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
 
 
 def _more(shape: GroupShape, rest: int, root: int) -> list[Step]:
-    slot = shape.staging
+    slot = shape.slot_bytes
     place = user(0, slot, slot)
     if shape.rank == root:
         return [do.free(), do.copy(staging(root), place, slot, rest), do.signal(2)]

@@ -39,7 +39,7 @@ def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
-    piece = line_down(shape.staging // shape.size)
+    piece = line_down(shape.slot_bytes // shape.size)
     sizes = [nbytes] * shape.size
     route = Route(sends, sizes, recvs, sizes, piece, piece)
     opening = [do.free(), do.enter(), *_transfer(shape, route, 0, opening=True)]

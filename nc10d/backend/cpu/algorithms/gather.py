@@ -25,10 +25,10 @@ def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence
     me = shape.rank
     if shape.size == 1:
         return do.alone([do.copy(outs[me], mine, sizes[me])] if sizes[me] else [])
-    rounds = max(1, -(-max(sizes) // shape.staging))
+    rounds = max(1, -(-max(sizes) // shape.slot_bytes))
     steps = [*_gather_round(shape, sizes, mine, outs, 0), do.end_round(1, 2)]
     if rounds > 1:
-        body = _gather_round(shape, sizes, mine, outs, shape.staging)
+        body = _gather_round(shape, sizes, mine, outs, shape.slot_bytes)
         steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
     if max(sizes) < shape.direct:
         return steps
@@ -38,7 +38,7 @@ def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence
 def _gather_round(
     shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At], base: int
 ) -> list[Step]:
-    me, slot = shape.rank, shape.staging
+    me, slot = shape.rank, shape.slot_bytes
     steps = [] if base else [do.free(), do.enter()]
     if sizes[me] > base:
         steps.append(do.copy(staging(me), moved(mine, base, slot), slot, sizes[me] - base))
@@ -59,7 +59,7 @@ def reduce_scatter(
     """Return the steps of out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     if shape.size == 1:
         return do.alone([reduction.publish(out, inps[0], sizes[0])] if sizes[0] else [])
-    piece = line_down(shape.staging // shape.size)
+    piece = line_down(shape.slot_bytes // shape.size)
     rounds = max(1, -(-max(sizes) // piece))
     steps = [*_scatter_round(shape, sizes, out, inps, reduction, 0), do.end_round(1, 2)]
     if rounds > 1:
@@ -73,7 +73,7 @@ def reduce_scatter(
 def _scatter_round(
     shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], how: Reduction, base: int
 ) -> list[Step]:
-    me, piece = shape.rank, line_down(shape.staging // shape.size)
+    me, piece = shape.rank, line_down(shape.slot_bytes // shape.size)
     # `out` may be this rank's own chunk, which the reduction overwrites before its turn in rank
     # order. So with more than two ranks that contribution goes through the staging buffer, too.
     alone = shape.size == 2 and not how.scaled

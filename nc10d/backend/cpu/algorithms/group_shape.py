@@ -110,7 +110,7 @@ def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
 class GroupShape:
     """A group's shape.
 
-    A rank's staging buffer has two slots of `staging` bytes, which alternate from round to round.
+    A rank's staging buffer has two slots of `slot_bytes` each, which alternate from round to round.
     An all_reduce of up to `one_shot` bytes takes a single round. Peers access registered arrays
     in place from `direct` bytes on, and plain arrays through the kernel from the `thresholds` on.
     In place, an all_reduce proceeds by windows of at least `window` bytes; over staging buffers,
@@ -120,7 +120,7 @@ class GroupShape:
 
     size: int
     rank: int
-    staging: int
+    slot_bytes: int
     one_shot: int
     hosts: Topology | None = None
     direct: int = NEVER
@@ -135,7 +135,7 @@ class GroupShape:
             return self
         ranks = self.hosts.local_ranks(self.rank)
         # `direct` stays NEVER: hosts_peer_arrays.py adds access in place around the whole program.
-        return GroupShape(len(ranks), ranks.index(self.rank), self.staging, self.one_shot)
+        return GroupShape(len(ranks), ranks.index(self.rank), self.slot_bytes, self.one_shot)
 
     @property
     def peers(self) -> list[int]:

@@ -134,7 +134,7 @@ def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: in
 
 
 def _local_route(route: Route, ranks: Sequence[int], shape: GroupShape) -> Route:
-    piece = line_down(shape.staging // len(ranks)) if route.pitch else route.piece
+    piece = line_down(shape.slot_bytes // len(ranks)) if route.pitch else route.piece
     return Route(
         [route.sends[r] for r in ranks],
         [route.send_bytes[r] for r in ranks],

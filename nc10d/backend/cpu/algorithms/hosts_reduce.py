@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from nc10d.backend.cpu.algorithms import broadcast as local
 from nc10d.backend.cpu.algorithms import gather, hosts_peer_arrays
-from nc10d.backend.cpu.algorithms.all_reduce import Part
+from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, opening
 from nc10d.backend.cpu.algorithms.hosts_peer_arrays import Cut
@@ -62,7 +62,7 @@ By the cost model, with the constants of `benchmarks/model/machine.py`.
 def one_shot_limit(shape: GroupShape) -> int:
     """Return the largest array in bytes that travels with the barrier between hosts."""
     assert shape.hosts is not None, shape
-    return min(shape.one_shot, shape.staging, max(LEAST, SMALL_BYTES // len(shape.hosts.hosts)))
+    return min(shape.one_shot, shape.slot_bytes, max(LEAST, SMALL_BYTES // len(shape.hosts.hosts)))
 
 
 def barrier(shape: GroupShape) -> list[Step]:
@@ -73,7 +73,7 @@ def barrier(shape: GroupShape) -> list[Step]:
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
     if nbytes <= one_shot_limit(shape):
-        return fused(shape, [Part(0, nbytes, reduction)], root)
+        return fused(shape, [FusedArray(0, nbytes, reduction)], root)
     span = span_of(shape)
     place, base, copied = user(0), 0, []
     if root not in (-1, shape.rank):  # The array of a rank that is not the root stays unchanged.
@@ -88,7 +88,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int =
     return hosts_peer_arrays.all_reduce(span, nbytes, cuts, within(reduction), rail, staged)
 
 
-def fused(shape: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step]:
+def fused(shape: GroupShape, parts: Sequence[FusedArray], root: int = -1) -> list[Step]:
     """Return the steps that reduce several small arrays, which share a barrier."""
     span = span_of(shape)
     parts = [part for part in parts if part.nbytes]
@@ -112,7 +112,7 @@ def fused(shape: GroupShape, parts: Sequence[Part], root: int = -1) -> list[Step
 
 
 def _fused_alone(
-    gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
+    gathered: Gathered, parts: Sequence[FusedArray], offsets: Sequence[int], wanted: bool
 ) -> list[Step]:
     steps = [do.free(), do.enter()]
     for part, offset in zip(parts, offsets, strict=True):
@@ -125,7 +125,7 @@ def _fused_alone(
 
 
 def _fused_leader(
-    gathered: Gathered, parts: Sequence[Part], offsets: Sequence[int], wanted: bool
+    gathered: Gathered, parts: Sequence[FusedArray], offsets: Sequence[int], wanted: bool
 ) -> list[Step]:
     publishes: list[Step] = []
     folds: list[Step] = []
@@ -143,7 +143,7 @@ def _fused_leader(
     return [*steps, *gathered.steps(), *results, do.signal(2), do.end_round(2, 2)]
 
 
-def _fold_blocks(gathered: Gathered, part: Part, offset: int, dst: At) -> list[Step]:
+def _fold_blocks(gathered: Gathered, part: FusedArray, offset: int, dst: At) -> list[Step]:
     hosts = range(len(gathered.span.hosts))
     blocks = [gathered.block(host, offset) for host in hosts]
     return fold(dst, blocks, part.nbytes, part.reduction, 0, dst)

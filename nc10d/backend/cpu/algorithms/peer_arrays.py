@@ -83,7 +83,7 @@ def fold_peers(
 
     Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
     """
-    room, most = staging(shape.rank, LINE), line_down((shape.staging - LINE) // 2)
+    room, most = staging(shape.rank, LINE), line_down((shape.slot_bytes - LINE) // 2)
     return do.fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, writable)
 
 

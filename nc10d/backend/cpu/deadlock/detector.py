@@ -162,14 +162,14 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
 def _link_key(group: Group, channel: Channel) -> int:
     peer = group.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
-    sending = channel.shared.kind == at.SENDER
+    sending = channel.spec.kind == at.SENDER
     return _key(group.name, (group.rank, peer) if sending else (peer, group.rank))
 
 
 def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     """Yield the needs that must be met before the wait in a channel can end."""
     key = _key(group.name)
-    if channel.shared.kind == at.COLLECTIVE:
+    if channel.spec.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
         # Ranks of other hosts are always included: their notices show whether they have entered.
         entered = {
@@ -192,10 +192,10 @@ def _seen(channel: Channel) -> int | None:
     Links between hosts have no counter. A receiver waits for a message beyond those it has taken. A
     sender waits for room in the socket, which the kernel may still make.
     """
-    sending = channel.shared.kind == at.SENDER
-    if channel.shared.streams:
+    sending = channel.spec.kind == at.SENDER
+    if channel.spec.streams:
         return None if sending else channel.get(at.C_OPS)
-    counter = channel.shared.counters[sending]
+    counter = channel.spec.counters[sending]
     seen = int(entry_points.load_word(counter))
     blocked = channel.get(at.C_BLOCKED_AT) == counter and seen < channel.get(at.C_BLOCKED_FOR)
     return seen if blocked else None
@@ -218,7 +218,7 @@ def _states(group: Group) -> Iterator[ProgressState]:
 
 def _count(link: Channel) -> int:
     """Return the progress of this end of a link: the messages that have passed, or its counter."""
-    if link.shared.streams:
+    if link.spec.streams:
         return link.get(at.C_OPS)
     return int(entry_points.load_word(link.get(at.C_SELF)))
 
@@ -226,10 +226,10 @@ def _count(link: Channel) -> int:
 def _words(number: int, group: Group, channel: Channel) -> str:
     """Return the text in which a deadlock error names this rank's wait."""
     name = f"of group {group.name!r}"
-    if channel.shared.kind == at.COLLECTIVE:
+    if channel.spec.kind == at.COLLECTIVE:
         seq, memory = channel.get(at.C_OPS), group.memory
         what = called(memory.record(memory.rank, seq) or "a call", memory.site(memory.rank, seq))
         return f"rank {number} waits in #{seq} {name}, {what}"
-    call = "send" if channel.shared.kind == at.SENDER else "recv"
+    call = "send" if channel.spec.kind == at.SENDER else "recv"
     what = called(f"{call} #{channel.get(at.C_OPS) + 1} {name}", here())
     return f"rank {number} waits in {what}"

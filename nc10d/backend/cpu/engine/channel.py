@@ -82,7 +82,7 @@ class Channel:
 
     def __init__(
         self,
-        shared: ChannelSpec,
+        spec: ChannelSpec,
         rank_block: int,
         bell_bit: int,
         waiting: WaitPolicy,
@@ -93,12 +93,12 @@ class Channel:
 
         `make_private` (offset, bytes) withdraws a piece of this rank's arena from its peers.
         """
-        self.shared = shared
+        self.spec = spec
         self._make_private = make_private
         self.label = label
         """Marks this channel's entries in the rank's call log."""
-        self.size = shared.size
-        self.words: Words = np.zeros(at.channel_bytes(shared.size) // 8, np.int64)
+        self.size = spec.size
+        self.words: Words = np.zeros(at.channel_bytes(spec.size) // 8, np.int64)
         self.address: int = plain.address(self.words)
         self.broken = False
         """Whether the channel is stopped (or disowned): its arrays are dropped."""
@@ -110,27 +110,25 @@ class Channel:
         self.in_flight: dict[int, Submission] = {}
         self._scan_credit = 0
         self._rings: dict[int, Words] = {}
-        self._fill(shared, rank_block, bell_bit, waiting)
+        self._fill(spec, rank_block, bell_bit, waiting)
 
-    def _fill(
-        self, shared: ChannelSpec, rank_block: int, bell_bit: int, waiting: WaitPolicy
-    ) -> None:
-        peer_access = shared.peer_access
+    def _fill(self, spec: ChannelSpec, rank_block: int, bell_bit: int, waiting: WaitPolicy) -> None:
+        peer_access = spec.peer_access
         fields = {
-            at.C_KIND: shared.kind,
-            at.C_SIZE: shared.size,
-            at.C_RANK: shared.rank,
-            at.C_AREA: shared.area,
-            at.C_COUNTERS: self.address + at.C_TABLES + at.TABLE_COUNTERS * shared.size * 8,
-            at.C_SELF: shared.counters[shared.rank],
-            at.C_PARITY_STEP: at.TABLE_OTHER * shared.size * 8,
+            at.C_KIND: spec.kind,
+            at.C_SIZE: spec.size,
+            at.C_RANK: spec.rank,
+            at.C_AREA: spec.area,
+            at.C_COUNTERS: self.address + at.C_TABLES + at.TABLE_COUNTERS * spec.size * 8,
+            at.C_SELF: spec.counters[spec.rank],
+            at.C_PARITY_STEP: at.TABLE_OTHER * spec.size * 8,
             at.C_BELL_BIT: bell_bit,
             at.C_RANK_BLOCK: rank_block,
             at.C_ADVANCE: interpreter.advance_address(),
             at.C_SPIN: waiting.spin,
             at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
-            at.C_STREAMS: shared.streams,
+            at.C_STREAMS: spec.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
             at.C_SITES: call_sites.SITES.address,
             at.C_LABEL: self.label,
@@ -141,16 +139,16 @@ class Channel:
         for offset, value in fields.items():
             self.words[offset // 8] = value
         first = at.C_TABLES // 8
-        tables = self.words[first : first + at.TABLE_ROWS * shared.size].reshape(-1, shared.size)
+        tables = self.words[first : first + at.TABLE_ROWS * spec.size].reshape(-1, spec.size)
         # Rounds alternate between the two slots, so that a rank may fill one while peers still read
         # the other. A small payload travels inline, in the cache line behind the counter.
         for slot in (0, 1):
             row = at.TABLE_OTHER * slot
-            tables[row] = shared.slots[slot]
+            tables[row] = spec.slots[slot]
             payload = at.LINE_SLOTS + slot * at.SLOT_BYTES + at.SLOT_PAYLOAD
-            tables[row + at.TABLE_INLINE] = [counter + payload for counter in shared.counters]
-        tables[at.TABLE_AGAIN] = shared.slots[0]
-        tables[at.TABLE_COUNTERS] = shared.counters
+            tables[row + at.TABLE_INLINE] = [counter + payload for counter in spec.counters]
+        tables[at.TABLE_AGAIN] = spec.slots[0]
+        tables[at.TABLE_COUNTERS] = spec.counters
 
     def get(self, field: int) -> int:
         """Return a word of the block."""
@@ -251,7 +249,7 @@ class Channel:
         # Receives end in any order. A scan of all waits until there have been enough calls, so that
         # it costs each of them a few looks.
         self._scan_credit += SCANNED_PER_CALL
-        if self.shared.kind == at.RECEIVER and self._scan_credit >= len(self.in_flight):
+        if self.spec.kind == at.RECEIVER and self._scan_credit >= len(self.in_flight):
             self._scan_credit = 0
             for submission in list(self.in_flight.values()):
                 if submission.finished():
@@ -302,7 +300,7 @@ class Channel:
             if self.get(at.C_WRITABLE) >= 0:  # the array lies in the arena, which peers have mapped
                 self._make_private(self.get(at.C_WRITABLE), exposed)
             else:  # it lies in private memory, where peers write through the kernel
-                withdraw(self.shared.area, self.shared.peer_processes())
+                withdraw(self.spec.area, self.spec.peer_processes())
             self.words[at.C_WRITABLE_BYTES // 8] = 0
         self.broken = True
         self.in_flight.clear()
@@ -333,7 +331,7 @@ class Channel:
     def is_over(self) -> bool:
         """Return whether this is a receiving end without a receive under way."""
         receives = not self.idle() or self.get(at.C_RECEIVING) != 0
-        return self.shared.kind == at.RECEIVER and not receives
+        return self.spec.kind == at.RECEIVER and not receives
 
     def busy(self) -> bool:
         """Return whether an operation is under way, or was left unfinished."""

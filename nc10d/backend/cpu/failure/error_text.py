@@ -59,7 +59,7 @@ class GroupErrors:
         """
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
-        elif not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
+        elif not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
             name, seq = _message_name(channel), self._message_number(channel)
         else:
             look = self.memory.last_record if ops else self.memory.latest
@@ -205,14 +205,14 @@ class GroupErrors:
 
     def waiting_call(self, channel: Channel) -> tuple[int, str]:
         """Return the number and the name of the call that waits in a channel."""
-        if channel.shared.kind == at.COLLECTIVE:
+        if channel.spec.kind == at.COLLECTIVE:
             seq, what = self.memory.last_record(self.memory.rank)
             return seq, what.partition("(")[0]
         return channel.get(at.C_OPS) + 1, _message_name(channel)
 
     def size_mismatch(self, channel: Channel) -> CollectiveMismatch:
         """Return the error for a rank that sends other sizes than its peer awaits."""
-        if channel.shared.kind == at.RECEIVER:
+        if channel.spec.kind == at.RECEIVER:
             return self._message_mismatch(channel)
         me, seq = self.memory.group_rank, channel.get(at.C_OPS)
         peer = self.group_rank(channel.get(at.C_BLOCKED_ON))
@@ -284,7 +284,7 @@ def as_dist_error(reason: BaseException) -> DistError:
 
 
 def _message_name(channel: Channel) -> str:
-    return "send" if channel.shared.kind == at.SENDER else "recv"
+    return "send" if channel.spec.kind == at.SENDER else "recv"
 
 
 def _label(code: int) -> str:

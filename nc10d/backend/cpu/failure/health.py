@@ -175,7 +175,7 @@ class Health:
     def _blocked_on(self, channel: Channel) -> int | None:
         if channel.get(at.C_BLOCKED_AT) == 0:
             return None
-        if channel.shared.kind == at.COLLECTIVE:
+        if channel.spec.kind == at.COLLECTIVE:
             peer = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
             return None if peer == self._memory.group_rank else peer  # a local dependency
         return self._links.peer_of(channel)
@@ -247,7 +247,7 @@ class Health:
     def fail_timeout(self, ops: Sequence[Op], channel: Channel | None) -> DistError:
         """Fail the group, since an operation's own deadline has passed; return the failure."""
         peer = None if channel is None else self._blocked_on(channel)
-        if not ops and channel is not None and channel.shared.kind != at.COLLECTIVE:
+        if not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
             return self._fail(self._text.message_timeout(peer, channel))
         return self._fail(self._text.timeout(peer, ops, channel))
 

@@ -118,14 +118,14 @@ def _runs(lowered: Sequence[LoweredOp], shape: GroupShape) -> list[list[LoweredO
     runs: list[list[LoweredOp]] = []
     room = -1  # bytes left for another all_reduce in the last run
     for op in lowered:
-        need = line_up(op.part[0]) if op.part else shape.staging + 1
+        need = line_up(op.part[0]) if op.part else shape.slot_bytes + 1
         small = op.part is not None and op.part[0] <= all_reduce.one_shot_limit(shape)
         if small and need <= room:
             runs[-1].append(op)
             room -= need
         else:
             runs.append([op])
-            room = shape.staging - need if small else -1
+            room = shape.slot_bytes - need if small else -1
     return runs
 
 
@@ -133,13 +133,13 @@ def _joined(run: Sequence[LoweredOp], shape: GroupShape) -> Program:
     """Return a program for the operations of a run, with a shared barrier."""
     if len(run) == 1:
         return run[0].build()
-    parts: list[all_reduce.Part] = []
+    parts: list[all_reduce.FusedArray] = []
     before: list[Step] = []
     after: list[Step] = []
     base = 0
     for op in run:
         assert op.part is not None
-        parts.append(all_reduce.Part(base, *op.part))
+        parts.append(all_reduce.FusedArray(base, *op.part))
         before += packs(op.strided, base)
         after += unpacks(op.strided, base)
         base += len(op.arrays)

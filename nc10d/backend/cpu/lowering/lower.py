@@ -238,7 +238,7 @@ def _sized_exchange(
     """
     # In a gather, a rank's whole staging slot is for the root; else it is cut into a part per rank.
     shared = name != "gather"
-    slot = line_down(shape.staging // shape.size) if shared else shape.staging
+    slot = line_down(shape.slot_bytes // shape.size) if shared else shape.slot_bytes
     pitch = slot if shared else 0
     first = 2 + len(sends.buffers)
 

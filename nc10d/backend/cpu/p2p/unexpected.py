@@ -49,7 +49,7 @@ def post_unexpected(links: Links, inbox: Inbox, header: Header) -> None:
 
 def is_remote(channel: Channel) -> bool:
     """Return whether a link leads to another host."""
-    return channel.shared.streams != 0
+    return channel.spec.streams != 0
 
 
 def arrived(channel: Channel) -> bool:

@@ -54,7 +54,7 @@ class UnexpectedMessage:
 
 def sender_site(channel: Channel) -> str:
     """Return the source line that sent the message at a link's head; "" if it is unknown."""
-    start = channel.shared.counters[0] + at.LINK_SITES
+    start = channel.spec.counters[0] + at.LINK_SITES
     return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
 
 

@@ -74,7 +74,7 @@ class RemoteGroup:
         """Return the reason why a connection of a channel has failed, as text."""
         streams = (streams for streams, _ in self._message_streams)
         by_address = {s.address: s for s in (self.streams, *streams)}
-        return by_address[channel.shared.streams].error()
+        return by_address[channel.spec.streams].error()
 
     def close(self) -> None:
         """Shut the connections down and close them; the channels have been stopped before."""
