@@ -18,8 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from nc10d.kernels.cache_dir import distrust, make_folder
 from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
@@ -39,10 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.share is not None:
         _compile(options.share, options.jobs)
         return 0
+    if options.to is not None:
+        os.environ["NC10D_CACHE_DIR"] = str(options.to)  # for the helpers
     started = time.perf_counter()
     with _helpers(options.jobs) as (helpers, lines), _progress() as show:
         count = _follow(lines, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
+    if options.to is not None:
+        _let_all_read(options.to)
     if not failed:
         print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
     return failed
@@ -52,11 +58,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m nc10d.warmup", description=__doc__)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=min(2, cores), help="processes to use")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="fill DIR, readable by all users, for an image of a container; programs there use it "
+        "with NC10D_CACHE_DIR=DIR, on the same kind of CPU, also where it is read-only",
+    )
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    problem = options.to and (make_folder(options.to) or distrust(options.to))
+    if problem:
+        parser.error(f"--to: {problem}")
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {options.jobs}")
     return options
+
+
+def _let_all_read(folder: Path) -> None:
+    """Let every user read what `folder` holds; only its owner may write."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 # The parent process: it starts the helpers and counts their reports.

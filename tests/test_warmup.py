@@ -71,6 +71,21 @@ def makes_code(node):
     return isinstance(node, ast.Call) and ast.unparse(node.func) in words
 
 
+def test_what_is_made_for_an_image_can_be_read_by_all_and_written_by_nobody_else(tmp_path):
+    (tmp_path / "code").mkdir(mode=0o700)
+    (tmp_path / "code" / "f.code").touch(mode=0o600)
+    warmup._let_all_read(tmp_path)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"code": 0o755, "f.code": 0o644}
+
+
+def test_a_place_for_an_image_that_cannot_be_used_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        warmup.main(["--to", str(tmp_path / "file")])
+    assert "is not a folder" in capsys.readouterr().err
+
+
 def test_every_way_to_make_compiled_code_is_seen():
     assert len([*to_compile(PACKAGE / "backend/cpu/native/sockets.py")]) == 3
     pack = "nc10d.kernels.pack"

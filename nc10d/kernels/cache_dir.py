@@ -1,9 +1,9 @@
 """The folder of compiled code on disk, and the lock that lets a single process compile for all.
 
-Contract: `code_folder` returns an existing folder that only this user can enter, named by a hash of
-the package's sources and of all versions and settings that shape the code. Its files were written
-by this user for exactly these. They are pickles, so no other user may be able to write there.
-Standard library only.
+Contract: `code_folder` returns a folder to which only this user and root can write, named by a hash
+of the package's sources and of all versions and settings that shape the code. Its files were
+written for exactly these. They are pickles: another user that can write there, or swap a folder on
+the way there, could run code as this user. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -33,12 +33,17 @@ LOCK_SECONDS = 120.0
 def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     """Return the folder for these sources (patterns) and `parts` (versions, CPU); made if missing.
 
-    It lies in NC10D_CACHE_DIR, else in nc10d in the user's cache folder. If that is not private or
-    not writable, it lies in this user's folder in /tmp, at worst in a folder for this process.
+    It lies in NC10D_CACHE_DIR, else in nc10d in the user's cache folder. If other users could write
+    there, or if it is read-only and has no such folder, it lies in this user's folder in /tmp, or
+    else in a folder for this process. Where nothing can be written the returned folder is missing.
     """
-    folder = _root() / _digest(sources, parts)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    name = _digest(sources, parts)
+    for root in _roots():
+        with contextlib.suppress(OSError):
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+        if distrust(root / name) is None:
+            return root / name
+    return _throw_away() / name
 
 
 def _digest(sources: tuple[str, ...], parts: tuple[object, ...]) -> str:
@@ -64,17 +69,20 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 @functools.cache
-def _root() -> Path:
-    """Return the first private folder of: NC10D_CACHE_DIR, the user's cache, /tmp."""
+def _roots() -> tuple[Path, ...]:
+    """Return the trusted ones of: NC10D_CACHE_DIR or the user's cache; this user's folder in /tmp.
+
+    A folder may be read-only, as in an image of a container: what it holds is used.
+    """
     asked = os.environ.get("NC10D_CACHE_DIR")
-    wanted = Path(asked) if asked else _user_cache()
-    problem = _make_private(wanted)
-    if problem is None:
-        return wanted
-    if asked:
-        warnings.warn(f"NC10D_CACHE_DIR is not used: {problem}", RuntimeWarning, stacklevel=2)
-    shared = Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}"
-    return shared if _make_private(shared) is None else _throw_away()
+    wanted = [Path(asked) if asked else _user_cache()]
+    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files
+        wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
+    problems = [make_folder(folder) or distrust(folder) for folder in wanted]
+    if asked and problems[0]:
+        warnings.warn(f"NC10D_CACHE_DIR is not used: {problems[0]}", RuntimeWarning, stacklevel=2)
+    # Resolved, so that no link can lead elsewhere afterwards.
+    return tuple(x.resolve() for x, why in zip(wanted, problems, strict=True) if why is None)
 
 
 def _user_cache() -> Path:
@@ -82,34 +90,53 @@ def _user_cache() -> Path:
     return Path(home) / "nc10d"
 
 
+@functools.cache
 def _throw_away() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="nc10d-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nc10d-"))
+    except OSError:
+        return Path("/nonexistent")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _make_private(folder: Path) -> str | None:
-    """Make `folder` if it is missing; return why it can't be trusted or used, or None."""
+def make_folder(folder: Path) -> str | None:
+    """Make `folder` and its parents if they are missing; return why that is impossible, or None."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return _distrust(folder, folder.lstat(), folder.parent.stat())
+        for path in [*reversed(folder.parents), folder]:
+            if not path.exists():
+                path.mkdir(mode=0o700 if path == folder else 0o755, exist_ok=True)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return None
+
+
+def distrust(folder: Path) -> str | None:
+    """Return why another user could have written to `folder`, or None."""
+    real = folder.resolve()
+    try:
+        path = [*reversed(real.parents), real]
+        return weakness([(str(part), part.lstat()) for part in path], os.geteuid())
     except OSError as error:
         return f"{folder}: {error.strerror}"
 
 
-def _distrust(folder: Path, found: os.stat_result, parent: os.stat_result) -> str | None:
-    """Return why other users could have written to `folder`, or this user can't; else None."""
-    if not stat.S_ISDIR(found.st_mode):
-        return f"{folder} is not a folder"
-    if found.st_uid != os.geteuid():
-        return f"{folder} belongs to user {found.st_uid}"
-    if found.st_mode & 0o077:
-        return f"{folder} is open to others (mode {stat.S_IMODE(found.st_mode):o}, not 700)"
-    if parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX:
-        return f"{folder.parent} lets others replace the folders in it"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} is not writable"
+def weakness(path: Sequence[tuple[str, os.stat_result]], user: int) -> str | None:
+    """Return the first part of a path by which others could change what it leads to, or None.
+
+    `path` has the parts from / on. Each must belong to `user` or to root (the owner of /, which has
+    another number in a user namespace). Only those may write to it, but for sticky parts above the
+    last, such as /tmp. Nobody else can swap a part whose parents are like that.
+    """
+    trusted = {user, 0, path[0][1].st_uid}
+    for name, found in path:
+        if not stat.S_ISDIR(found.st_mode):
+            return f"{name} is not a folder"
+        if found.st_uid not in trusted:
+            return f"{name} belongs to user {found.st_uid}"
+        sticky = found.st_mode & stat.S_ISVTX and name != path[-1][0]
+        if found.st_mode & 0o022 and not sticky:
+            return f"{name} lets others write (mode {stat.S_IMODE(found.st_mode):o})"
     return None
 
 

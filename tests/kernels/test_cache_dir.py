@@ -1,24 +1,33 @@
-"""The cache folder is private, or another is taken; the lock excludes, ends and dies well."""
+"""No other user can write to the cache folder in use; the lock excludes, ends and dies well."""
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nc10d.kernels import cache_dir
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
-    cache_dir._root.cache_clear()
+    forget()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir(mode=0o700)
     yield
-    cache_dir._root.cache_clear()
+    forget()
+
+
+def forget():
+    cache_dir._roots.cache_clear()
+    cache_dir._throw_away.cache_clear()
 
 
 def test_the_folder_asked_for_is_made_private(monkeypatch, tmp_path):
@@ -41,44 +50,97 @@ def test_other_parts_and_other_sources_have_other_folders(monkeypatch, tmp_path)
     assert len({cache_dir.code_folder(*each) for each in asked}) == 3
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o770, 0o707])
-def test_a_folder_open_to_others_is_not_used(mode, monkeypatch, tmp_path):
+@pytest.mark.parametrize("mode", [0o775, 0o770, 0o707])
+def test_a_folder_that_others_may_write_to_is_not_used(mode, monkeypatch, tmp_path):
     loose = tmp_path / "loose"
     loose.mkdir()
     loose.chmod(mode)
     monkeypatch.setenv("NC10D_CACHE_DIR", str(loose))
-    with pytest.warns(RuntimeWarning, match="open to others"):
+    with pytest.warns(RuntimeWarning, match="lets others write"):
         made = cache_dir.code_folder((), ())
     assert made.parent == tmp_path / "tmp" / f"nc10d-{os.geteuid()}"
     assert list(loose.iterdir()) == []
 
 
-def test_a_file_or_a_link_in_its_place_is_not_used(monkeypatch, tmp_path):
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
+def test_a_file_in_its_place_is_not_used(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    for name in ("link", "file", "file/below"):
-        cache_dir._root.cache_clear()
+    for name in ("file", "file/below"):
+        forget()
         monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / name))
         with pytest.warns(RuntimeWarning, match="not used"):
             assert cache_dir.code_folder((), ()).is_relative_to(tmp_path / "tmp")
 
 
-def test_a_folder_of_another_user_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path))
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    with pytest.warns(RuntimeWarning, match="belongs to user"):
-        made = cache_dir.code_folder((), ())
-    assert made.parent.parent == tmp_path / "tmp"
+def test_a_link_is_followed_once_to_a_folder_that_is_safe(monkeypatch, tmp_path):
+    (tmp_path / "real").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "link"))
+    assert cache_dir.code_folder((), ()).parent == tmp_path / "real"
 
 
-def test_a_folder_that_others_may_replace_is_not_used(monkeypatch, tmp_path):
-    (tmp_path / "open").mkdir()
+@pytest.mark.parametrize("below", ["code", "between/code"])
+def test_a_folder_below_one_that_others_may_write_to_is_not_used(below, monkeypatch, tmp_path):
+    (tmp_path / "open" / "between").mkdir(parents=True)
     (tmp_path / "open").chmod(0o777)
-    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "open" / "code"))
-    with pytest.warns(RuntimeWarning, match="lets others replace"):
+    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "open" / below))
+    with pytest.warns(RuntimeWarning, match="open lets others write"):
         cache_dir.code_folder((), ())
+
+
+def test_what_a_read_only_folder_holds_is_used_and_the_rest_lies_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "image"))
+    held = cache_dir.code_folder(("ops.py",), ("held",))
+    forget()
+
+    def mkdir(path, *_, **options):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    real = Path.mkdir
+    monkeypatch.setattr(
+        Path, "mkdir", lambda p, *a, **k: (mkdir if "image" in str(p) else real)(p, *a, **k)
+    )
+    assert cache_dir.code_folder(("ops.py",), ("held",)) == held
+    missing = cache_dir.code_folder(("ops.py",), ("missing",))
+    assert missing.parent == tmp_path / "tmp" / f"nc10d-{os.geteuid()}"
+
+
+def test_where_nothing_can_be_written_the_folder_is_missing(monkeypatch):
+    def refuse(*_, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def nowhere():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.delenv("NC10D_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert not cache_dir.code_folder((), ()).exists()
+
+
+ROOT, ME, OTHER = 0, 1000, 1001
+parts = st.tuples(
+    st.sampled_from([ROOT, ME, OTHER]),
+    st.sampled_from([0o700, 0o755, 0o775, 0o707, 0o1777, 0o1755, 0o500]),
+    st.sampled_from([stat.S_IFDIR, stat.S_IFDIR, stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK]),
+)
+
+
+@given(st.lists(parts, max_size=4), st.sampled_from([ROOT, ME]), st.sampled_from([ROOT, 65534]))
+def test_a_path_is_trusted_if_only_this_user_and_root_can_change_it(below, user, owner):
+    path = [(owner, 0o755, stat.S_IFDIR), *below]
+    stats = [
+        (f"part {i}", os.stat_result((kind | mode, 0, 0, 0, uid, 0, 0, 0, 0, 0)))
+        for i, (uid, mode, kind) in enumerate(path)
+    ]
+    safe = all(
+        kind == stat.S_IFDIR
+        and uid in (user, ROOT, owner)
+        and (not mode & 0o022 or (mode & stat.S_ISVTX and i < len(path) - 1))
+        for i, (uid, mode, kind) in enumerate(path)
+    )
+    assert (cache_dir.weakness(stats, user) is None) == safe
 
 
 def test_the_lock_excludes_and_is_given_up_at_its_limit(tmp_path):
