@@ -164,7 +164,7 @@ def test_a_circle_is_reported_to_all_its_ranks_long_before_the_timeout(
         for rank in range(size):
             assert f"rank {rank} waits in" in report["message"]
             assert f"for rank {rank}" in report["message"]
-        assert report["message"].count("test_waiting_circles.py:") == size
+        assert report["message"].count("test_wait_cycles.py:") == size
         if PLAYS[play][0] == "both receive":
             assert (report["op"], report["seq"]) == ("recv", 1)
 
