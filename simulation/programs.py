@@ -21,7 +21,7 @@ from simulation.laws import LawBroken, require
 from simulation.race_simulator.simulator import SimulatedWorld
 from simulation.race_simulator.vector_clocks import Disagreement
 
-_HALF, _SMALL = 2048, 512
+_SLOT, _SMALL = 2048, 512
 Array = npt.NDArray[np.int64]
 
 
@@ -61,8 +61,8 @@ class Collective:
 def programs(sim: Simulation) -> None:
     """Run collectives of all ranks; in some runs the last rank's last call differs."""
     random, size = sim.random, sim.random.randint(2, 5)
-    world = SimulatedWorld(size, _HALF)
-    layouts = [GroupShape(size, rank, _HALF, _SMALL) for rank in range(size)]
+    world = SimulatedWorld(size, _SLOT)
+    layouts = [GroupShape(size, rank, _SLOT, _SMALL) for rank in range(size)]
     calls = [
         Collective(
             random.choice(("all_reduce", "reduce", "broadcast", "broadcast")),

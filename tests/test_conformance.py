@@ -135,9 +135,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "told"), FAULTS, ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.parametrize(("fault", "expected"), FAULTS, ids=lambda x: getattr(x, "__name__", None))
 def test_a_fault_in_what_is_computed_is_named(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[Any]], None], told: str
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[Any]], None], expected: str
 ) -> None:
     right = local_backend.compute
 
@@ -148,7 +148,7 @@ def test_a_fault_in_what_is_computed_is_named(
     monkeypatch.setattr(local_backend, "compute", wrong)
     with pytest.raises(AssertionError, match="checks failed") as caught:
         check()
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 class Careless(LocalBackend):
@@ -195,8 +195,8 @@ BACKENDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "told"), BACKENDS, ids=lambda x: getattr(x, "__name__", None))
-def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str) -> None:
+@pytest.mark.parametrize(("kind", "expected"), BACKENDS, ids=lambda x: getattr(x, "__name__", None))
+def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], expected: str) -> None:
     hubs: defaultdict[int, LocalHub] = defaultdict(LocalHub)
 
     class Split(kind):  # type: ignore[misc, valid-type]
@@ -208,7 +208,7 @@ def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], told: str)
 
     with pytest.raises(AssertionError, match="checks failed") as caught:
         check(make)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.long

@@ -73,9 +73,9 @@ def test_entries_have_times_and_messages_are_among_them() -> None:
         assert [entry.seq for entry in calls] == [*range(1, len(calls) + 1)]
         assert all(a.ended <= b.begun for a, b in itertools.pairwise(calls))
         name, whom = ("recv", "src=0") if rank else ("send", "dst=1")
-        told = f"{name}(dtype=float64, count=3, {whom}, tag=3)"
-        assert [(one.seq, one.call) for one in entries if one.message] == [
-            (number, told) for number in (1, 2, 3)
+        call = f"{name}(dtype=float64, count=3, {whom}, tag=3)"
+        assert [(entry.seq, entry.call) for entry in entries if entry.message] == [
+            (number, call) for number in (1, 2, 3)
         ]
 
 
@@ -153,13 +153,13 @@ def test_each_rank_leaves_a_dump_when_the_group_fails(
 ) -> None:
     monkeypatch.setenv(flight_recorder.FOLDER, str(tmp_path / "dumps"))
     with Ranks(3) as ranks:
-        told = ranks.run(failing)
+        errors = ranks.run(failing)
     files = sorted((tmp_path / "dumps").iterdir())
     assert [file.name for file in files] == [f"world-rank{rank}.json" for rank in range(3)]
     for rank, file in enumerate(files):
         dump = Dump.from_json(file.read_text())
         assert (dump.rank, dump.size, dump.ranks) == (rank, 3, [0, 1, 2])
-        assert dump.why == f"CollectiveMismatch: {told[rank]}"
+        assert dump.why == f"CollectiveMismatch: {errors[rank]}"
         assert dump.entries[-1].seq == 2
         assert dump.entries[-1].state == STARTED
         assert dump.last == {0: 2, 1: 2, 2: 2}
@@ -172,7 +172,7 @@ def test_a_folder_that_can_not_be_written_to_changes_no_error(
     (tmp_path / "file").touch()
     monkeypatch.setenv(flight_recorder.FOLDER, str(tmp_path / "file" / "dumps"))
     with Ranks(3) as ranks:
-        assert all("ranks disagree" in told for told in ranks.run(failing))
+        assert all("ranks disagree" in message for message in ranks.run(failing))
 
 
 SIGNALLED = """

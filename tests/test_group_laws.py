@@ -78,12 +78,12 @@ def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
     groups = mine(lists)
     turned = groups[world.rank :] + groups[: world.rank]
     order = turned if world.rank % 2 else turned[::-1]
-    flying = []
+    in_flight = []
     for members, group in order * 2:
         x, y = np.full(count, 10.0**world.rank), np.full(3, world.rank)
-        flying.append((members, x, group.all_reduce(x, async_op=True)))
-        flying.append((members, y, group.broadcast(y, group.size - 1, async_op=True)))
-    for members, x, work in reversed(flying):
+        in_flight.append((members, x, group.all_reduce(x, async_op=True)))
+        in_flight.append((members, y, group.broadcast(y, group.size - 1, async_op=True)))
+    for members, x, work in reversed(in_flight):
         assert work is not None
         work.wait()
         wanted = members[-1] if x.size == 3 else total(members)
@@ -118,28 +118,28 @@ def test_rows_and_columns_of_a_grid_make_the_whole(ranks: At) -> None:
     ranks(4).run(grid)
 
 
-def halves(world: ProcessGroup) -> None:
+def nested_splits(world: ProcessGroup) -> None:
     """Split a split: at each level this half computes beside the other half."""
     group, members = world, list(range(world.size))
     while group.size > 1:
         middle = group.size // 2
         local = [list(range(middle)), list(range(middle, group.size))]
-        half = dist.split_group(group, local)
-        assert isinstance(half, ProcessGroup)
+        child = dist.split_group(group, local)
+        assert isinstance(child, ProcessGroup)
         members = members[:middle] if group.rank < middle else members[middle:]
-        assert dist.get_process_group_ranks(half) == members
+        assert dist.get_process_group_ranks(child) == members
         x = np.full(7000, 10**world.rank)
-        half.all_reduce(x)
+        child.all_reduce(x)
         assert (x == total(members)).all()
         y = np.full(2, 10**world.rank)
         group.all_reduce(y)
-        group = half
+        group = child
     world.barrier()
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_split_can_be_split(ranks: At, size: int) -> None:
-    ranks(size).run(halves)
+    ranks(size).run(nested_splits)
 
 
 def some_do_not_belong(world: ProcessGroup) -> None:

@@ -71,7 +71,7 @@ def graph() -> dict[str, set[str]]:
     }
 
 
-def circle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the names on a circle of arrows; empty if there is none.
 
     >>> circle({"a": ["b"], "b": ["c"], "c": ["b"]})
@@ -131,14 +131,14 @@ def test_every_part_has_a_place_and_imports_from_above_or_left(kind: str) -> Non
 
 
 def test_there_is_no_circle_between_files() -> None:
-    assert circle(graph()) == []
+    assert cycle(graph()) == []
 
 
 @pytest.mark.parametrize(
     "folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE))
 )
 def test_there_is_no_circle_between_the_parts_of_a_folder(folder: Path) -> None:
-    assert circle(between(folder, len(folder.relative_to(PACKAGE).parts) + 1)) == []
+    assert cycle(between(folder, len(folder.relative_to(PACKAGE).parts) + 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_law_can_fail() -> None:
     inside = "def f():\n    from nc10d.group import dispatch\n"
     typed = "if TYPE_CHECKING:\n    import nc10d.work\n"
     assert sorted(imports(ast.parse(inside + typed))) == ["nc10d.group.dispatch", "nc10d.work"]
-    assert circle({"a": ["b"], "b": ["a"]}) == ["a", "b"]
+    assert cycle({"a": ["b"], "b": ["a"]}) == ["a", "b"]
 
 
 def packages(tree: ast.AST) -> set[str]:

@@ -510,9 +510,9 @@ def err_alone(group: ProcessGroup, offender: int, name: str) -> None:
     # A group's name contains the number of groups made before: ranks must still agree on it.
     again = dist.new_group([0, 1])
     assert isinstance(again, ProcessGroup)
-    half = dist.split_group(group, [[1, 0]])
-    assert isinstance(half, ProcessGroup)
-    for made in (again, half):
+    split = dist.split_group(group, [[1, 0]])
+    assert isinstance(split, ProcessGroup)
+    for made in (again, split):
         x = piece()
         made.all_reduce(x)
         assert (x == 2).all()

@@ -71,9 +71,9 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
                 group.members[rank].die()
         asking = [rank for rank in members if fates[rank] in ("made", "failed")]
         answers = [pool.submit(ask, group.attempt(r), fates[r] == "made") for r in asking]
-        told = [one.result(30) for one in answers]
-        assert [made for made, _ in told] == [set(fates) == {"made"}] * len(asking)
-        assert all(lost == told[0][1] for _, lost in told), "all blame the same ranks"
+        results = [one.result(30) for one in answers]
+        assert [made for made, _ in results] == [set(fates) == {"made"}] * len(asking)
+        assert all(lost == results[0][1] for _, lost in results), "all blame the same ranks"
 
 
 # ---- the group -----------------------------------------------------------------------------------

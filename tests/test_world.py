@@ -60,7 +60,11 @@ def others() -> Iterator[Callable[..., None]]:
 
 
 def ends_on_time(
-    error: type[Exception], told: str, arrange: Callable[[], dict[str, Any]], rank: int, size: int
+    error: type[Exception],
+    expected: str,
+    arrange: Callable[[], dict[str, Any]],
+    rank: int,
+    size: int,
 ) -> None:
     """Require that an init fails with `error` at its timeout, and releases everything.
 
@@ -70,7 +74,7 @@ def ends_on_time(
 
     def attempt() -> None:
         with own_world():
-            with pytest.raises(error, match=told):
+            with pytest.raises(error, match=expected):
                 dist.init_process_group(
                     "cpu", timeout=LIMIT, rank=rank, world_size=size, **arrange()
                 )
@@ -124,8 +128,8 @@ def test_a_rank_that_stops_while_host_mates_meet(silent: int, others: Callable[.
         others(LATE, lambda: open_ends.append(silent_card(store, silent)))
         return {"store": store}
 
-    told = rf"ranks \[{silent}\] came, but did not introduce themselves"
-    ends_on_time(RendezvousError, told, arrange, 1 - silent, 2)
+    expected = rf"ranks \[{silent}\] came, but did not introduce themselves"
+    ends_on_time(RendezvousError, expected, arrange, 1 - silent, 2)
     for end in open_ends:
         end.close()
 
@@ -153,8 +157,8 @@ def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
             others(0.0, come_late, store)
             return {"store": store}
 
-        told = r"ranks \[0\] came, but did not introduce themselves"
-        ends_on_time(RendezvousError, told, arrange, 1, 3)
+        expected = r"ranks \[0\] came, but did not introduce themselves"
+        ends_on_time(RendezvousError, expected, arrange, 1, 3)
 
 
 def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets() -> None:

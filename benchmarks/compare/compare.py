@@ -135,8 +135,8 @@ def table(samples: Samples) -> list[str]:
         result = compare(nbytes, found["nc10d"], peers)
         words = [*map(str, found.values()), f"{result.ratio:.2f}", result.word]
         if copies:
-            quickest = min(copy.median for copy in copies.values())
-            words.append(f"{quickest / found['nc10d'].median:.2f}")
+            fastest = min(copy.median for copy in copies.values())
+            words.append(f"{fastest / found['nc10d'].median:.2f}")
         rows.append(_row([collective, str(nbytes), *words]))
         if result.word == "behind":
             behind.append(f"{collective} {nbytes} ({result.best}, {result.ratio:.2f})")

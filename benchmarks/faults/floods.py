@@ -76,13 +76,13 @@ def _visit(
     ports: Sequence[int], count: int, chance: random.Random, stack: ExitStack
 ) -> list[socket.socket]:
     """Connect and send garbage, huge lengths, partial words or nothing; return the sockets."""
-    greetings = (b"", b"\x00" * 7, b"\xff" * 64, chance.randbytes(300), b"GET / HTTP/1.1\r\n\r\n")
+    openings = (b"", b"\x00" * 7, b"\xff" * 64, chance.randbytes(300), b"GET / HTTP/1.1\r\n\r\n")
     wires = []
     for _ in range(count):
         with suppress(OSError):
             wire = socket.create_connection((HOST, chance.choice(ports)), 5.0)
             wires.append(stack.enter_context(wire))
-            wire.sendall(chance.choice(greetings))
+            wire.sendall(chance.choice(openings))
     return wires
 
 

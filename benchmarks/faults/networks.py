@@ -35,7 +35,7 @@ def cut_off(library: C10dLibrary, count: int) -> Result:
                     named += report["failed"] == 1 - report["rank"]
     except UnsupportedPlatform as error:
         return Result((), f"not played: {error}")
-    return Result(tuple(late), f"{named} of {HOSTS * count} are told who")
+    return Result(tuple(late), f"{named} of {HOSTS * count} name the lost rank")
 
 
 def _go_on(

@@ -17,7 +17,7 @@ from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.store import wire as m
 
 _KILLED = 0
-_HALF = m.STOP_WAITING + m.string(b"value")[:-3]
+_PARTIAL = m.STOP_WAITING + m.string(b"value")[:-3]
 _HELLO = 10
 """Bytes of every client's first request: VALIDATE, and PING with four bytes to be echoed."""
 
@@ -30,7 +30,7 @@ def unanswered(library: C10dLibrary, count: int) -> Result:
     late, kinds = [], []
     for _ in range(count):
         with ExitStack() as stack:
-            hows = (absent, mute, frozen, dead, half)
+            hows = (absent, mute, frozen, dead, partial_answer)
             servers = [(how, stack.enter_context(Mailbox())) for how in hows]
             ranks = ForkedRanks(2 * len(servers))
             played = ranks.play(partial(_meet, library, servers), len(servers), LIMIT)
@@ -106,7 +106,7 @@ def _die(ranks: ForkedRanks) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
+def partial_answer(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
     """Accept a client as a server does, and send half of the first answer."""
     with socket.create_server((HOST, 0)) as listener:
         mailbox.put(listener.getsockname()[1])
@@ -118,5 +118,5 @@ def half(library: C10dLibrary, mailbox: Mailbox, ranks: ForkedRanks) -> None:
             more = hello[_HELLO:]  # nc10d's clients send a further request
             wire.sendall(hello[_HELLO - 4 : _HELLO] + (m.READY if more else b""))
             wire.recv(1000)
-            wire.sendall(_HALF)
+            wire.sendall(_PARTIAL)
             signal.pause()

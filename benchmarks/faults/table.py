@@ -34,7 +34,7 @@ def killed(library: C10dLibrary, count: int) -> Result:
         survivors += drawn.size - 1
         late += [report["late"] for report in played["reports"]]
         named += sum(_names(report, played["pid"]) for report in played["reports"])
-    return Result(tuple(late), f"{named} of {survivors} survivors are told who")
+    return Result(tuple(late), f"{named} of {survivors} survivors name the lost rank")
 
 
 def _names(report: Report, pid: int) -> bool:
@@ -49,7 +49,7 @@ def stopped(library: C10dLibrary, count: int) -> Result:
         late += [report["late"] for report in played.reports]
         named += sum(report["failed"] == 2 for report in played.reports)
         reports += 2
-    return Result(tuple(late), f"{named} of {reports} are told who")
+    return Result(tuple(late), f"{named} of {reports} name the lost rank")
 
 
 def _stand_still(library: C10dLibrary, number: int, ranks: ForkedRanks, rank: int) -> Report:

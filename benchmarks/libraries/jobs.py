@@ -53,10 +53,10 @@ def _open_mpi(ranks: int) -> StartCommand:
     """Return Open MPI's command; NC10D_OPENMPI is its folder, by default beside MPICH."""
     folder = Path(os.environ.get("NC10D_OPENMPI", Path(sys.prefix) / "openmpi"))
     run = [str(folder / "bin" / "mpirun"), "--bind-to", "none", "--oversubscribe"]
-    crowded = ranks > len(os.sched_getaffinity(0))
+    oversubscribed = ranks > len(os.sched_getaffinity(0))
     environment = {
         "MPI4PY_LIBMPI": str(folder / "lib" / "libmpi.so.40"),
-        "OMPI_MCA_mpi_yield_when_idle": str(int(crowded)),
+        "OMPI_MCA_mpi_yield_when_idle": str(int(oversubscribed)),
         # A container's only user may be root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -23,9 +23,9 @@ from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import SUM
 
 ITEM, DTYPE = 4, "float32"
-HALF = 256 * 1024
+SLOT = 256 * 1024
 """Bytes of a slot, half a staging buffer, of the default group."""
-MATES = 8
+LOCAL_SIZE = 8
 """Default number of ranks of a host."""
 
 
@@ -58,7 +58,7 @@ class Collective:
 
 
 def layout_of(
-    hosts: Topology, half: int = HALF, *, thresholds: Thresholds | None = None
+    hosts: Topology, slot: int = SLOT, *, thresholds: Thresholds | None = None
 ) -> GroupShape:
     """Return rank 0's view of the default group on these hosts, as the backend makes it.
 
@@ -68,12 +68,12 @@ def layout_of(
     several = hosts if len(hosts.hosts) > 1 else None
     small = one_shot_bytes(size, oversubscribed=several is not None)
     own = DEFAULTS if several or thresholds is None else thresholds
-    return GroupShape(size, 0, half, small, several, DIRECT, own)
+    return GroupShape(size, 0, slot, small, several, DIRECT, own)
 
 
-def spread(ranks: int, mates: int = MATES) -> Topology:
-    """Return ranks on as few hosts as possible, `mates` to a host and the rest on the last."""
-    return grouped([rank // mates for rank in range(ranks)])
+def spread(ranks: int, local_size: int = LOCAL_SIZE) -> Topology:
+    """Return ranks on as few hosts as possible, `local_size` to a host and the rest on the last."""
+    return grouped([rank // local_size for rank in range(ranks)])
 
 
 def _all_reduce(layout: GroupShape, nbytes: int) -> tuple[list[Step], int]:

@@ -50,18 +50,18 @@ class Look:
 PUT = Look("put into my staging buffer", "#6baed6")
 GET = Look("get from a peer's buffer or array", "#74c476")
 FOLD = Look("fold contributions", "#fd8d3c")
-LEND = Look("put into a peer's exposed array", "#3182bd")
+FILL = Look("put into a peer's exposed array", "#3182bd")
 COPY = Look("copy or scale my own", "#c7c3e3")
 GIVE = Look("send to another host", "#e377c2")
 TAKE = Look("take from another host", "#f7b6d2")
 ASIDE = Look("enter, announce, compare", "#d9d9d9")
-LOOKS = (PUT, LEND, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
+LOOKS = (PUT, FILL, GET, FOLD, COPY, GIVE, TAKE, ASIDE)
 BY_KIND = {
     StepKind.FOLD_STAGED: FOLD,
     StepKind.FOLD_EXPOSED: FOLD,
     StepKind.PAIR: FOLD,
     StepKind.FETCH: GET,
-    StepKind.FILL_EXPOSED: LEND,
+    StepKind.FILL_EXPOSED: FILL,
     StepKind.GIVE: GIVE,
     StepKind.PUSH: GIVE,
     StepKind.TAKE: TAKE,
@@ -87,10 +87,10 @@ def walked(collective: Collective) -> Walk:
     programs = {rank: collective.program(rank) for rank in range(collective.layout.size)}
     steps = [step for program in programs.values() for step in program.steps]
     rate = 1.0 / max(1, *(step.nbytes for step in steps if look(step, -1)))
-    mates = max(map(len, collective.hosts.hosts))
-    move, fold = ((1, rate),), ((1, 2 * rate / max(1, mates - 1)),)
-    boards = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move)
-    machine = replace(boards, kernel=move, fill=move, lent=fold)
+    local_size = max(map(len, collective.hosts.hosts))
+    move, fold = ((1, rate),), ((1, 2 * rate / max(1, local_size - 1)),)
+    staged = Machine({"": 0.0}, MOMENT, WAY, WAY, MOMENT, move, move, fold, move, move)
+    machine = replace(staged, kernel=move, fill=move, written=fold)
     walk = Walk(machine, collective.hosts, programs, collective.arrays, trace=True)
     walk.run()
     return walk
@@ -101,16 +101,16 @@ def draw(collective: Collective, path: Path) -> None:
     walk = walked(collective)
     end = max(ends[-1] for ends in walk.ends.values())
     shown = min(end, LIMIT)
-    lanes = {rank: i for i, rank in enumerate(r for h in collective.hosts.hosts for r in h)}
-    size = (2.2 + INCHES * max(shown, 7), 1.9 + 0.55 * len(lanes))
+    row_of = {rank: i for i, rank in enumerate(r for h in collective.hosts.hosts for r in h)}
+    size = (2.2 + INCHES * max(shown, 7), 1.9 + 0.55 * len(row_of))
     figure = new_figure(size)
     axes: Any = figure.add_subplot()
-    _lanes(axes, collective, lanes, shown)
+    _rows(axes, collective, row_of, shown)
     events = [event for event in walk.events if event.begin < shown]
     for event in events:
-        _event(axes, event, collective, lanes)
+        _event(axes, event, collective, row_of)
     for box in boxes(events, collective.hosts):
-        _box(axes, box, lanes[box.rank])
+        _box(axes, box, row_of[box.rank])
     _legend(figure, collective, events)
     axes.set_title(_title(collective, end, shown), loc="left", fontsize=11)
     figure.savefig(path)
@@ -123,20 +123,20 @@ def _title(collective: Collective, end: float, shown: float) -> str:
     return f"{collective.op} of {bytes_label(collective.nbytes)}, {size} ranks {where}{rest}"
 
 
-def _lanes(axes: Any, collective: Collective, lanes: dict[int, int], shown: float) -> None:
+def _rows(axes: Any, collective: Collective, row_of: dict[int, int], shown: float) -> None:
     several = len(collective.hosts.hosts) > 1
     for number, ranks in enumerate(collective.hosts.hosts):
-        rows = [lanes[rank] for rank in ranks]
+        rows = [row_of[rank] for rank in ranks]
         if several:
             shade = "#f4f4ee" if number % 2 == 0 else "#eaf1f5"
             axes.axhspan(rows[0] - 0.5, rows[-1] + 0.5, color=shade, zorder=0)
             axes.text(
                 shown * 1.005, sum(rows) / len(rows), f"host {number}", va="center", fontsize=9
             )
-    for row in lanes.values():
+    for row in row_of.values():
         axes.axhline(row, color="#bbbbbb", linewidth=0.8, zorder=1)
-    axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes])
-    axes.set_ylim(len(lanes) - 0.5, -0.55)
+    axes.set_yticks(list(row_of.values()), [f"rank {rank}" for rank in row_of])
+    axes.set_ylim(len(row_of) - 0.5, -0.55)
     axes.set_xlim(-0.1, shown * 1.01)
     axes.set_xlabel(
         "simulated time: moving the largest piece takes 1, folding it 2, a signal 0.4", fontsize=9
@@ -146,8 +146,8 @@ def _lanes(axes: Any, collective: Collective, lanes: dict[int, int], shown: floa
         axes.spines[side].set_visible(False)
 
 
-def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int]) -> None:
-    row, hosts = lanes[event.rank], collective.hosts
+def _event(axes: Any, event: Event, collective: Collective, row_of: dict[int, int]) -> None:
+    row, hosts = row_of[event.rank], collective.hosts
     sort = look(event.step, hosts.places[event.rank][1])
     dark: dict[str, Any] = {"color": DARK, "zorder": 3}
     if event.step.kind is StepKind.SIGNAL:
@@ -157,11 +157,11 @@ def _event(axes: Any, event: Event, collective: Collective, lanes: dict[int, int
         if (
             event.end > event.begin + 1.5 * MOMENT
         ):  # shorter waits had their signal before they began
-            _arrows(axes, event, lanes)
+            _arrows(axes, event, row_of)
     elif event.step.kind in (StepKind.ROUND, StepKind.LOOP):
         axes.plot([event.end] * 2, [row - 0.3, row + 0.3], linewidth=1.5, **dark)
     elif sort is TAKE:
-        _arrows(axes, event, lanes)
+        _arrows(axes, event, row_of)
 
 
 @dataclass(slots=True)
@@ -211,16 +211,16 @@ def _box(axes: Any, box: Box, row: int) -> None:
         axes.text(box.begin + width / 2, middle, box.label, **text)
 
 
-def _label(event: Event, sort: Look, mates: Sequence[int]) -> str:
+def _label(event: Event, sort: Look, peers: Sequence[int]) -> str:
     if sort is GET:
         local = event.step.peer if event.step.kind is StepKind.FETCH else event.step.src.index
-        return f"of {mates[local]}"
+        return f"of {peers[local]}"
     if sort in (GIVE, TAKE):
         return f"{'to' if sort is GIVE else 'of'} {event.step.peer}"
     return bytes_label(event.nbytes) if sort is not ASIDE else ""
 
 
-def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
+def _arrows(axes: Any, event: Event, row_of: dict[int, int]) -> None:
     last = max((since for _, since in event.causes), default=0.0)
     crossing = event.step.kind is StepKind.TAKE
     for peer, since in event.causes:
@@ -234,7 +234,7 @@ def _arrows(axes: Any, event: Event, lanes: dict[int, int]) -> None:
             "shrinkB": 1,
         }
         layer = 5 if crossing else 2
-        start, end = (since, lanes[peer]), (event.end, lanes[event.rank])
+        start, end = (since, row_of[peer]), (event.end, row_of[event.rank])
         axes.annotate(
             "", xy=end, xytext=start, arrowprops=style, zorder=layer, annotation_clip=True
         )

@@ -52,13 +52,13 @@ def survey_hosts(cells: Sequence[TimedCall], hosts: int, rounds: int) -> list[Ro
             }
             times = {cell: seconds[CELL, cell.op, cell.nbytes] for cell in cells}
             # The two processes had a core each; all ranks together may have fewer.
-            crowd = max(1.0, hosts / cores())
-            inside = {key: crowd * value for key, value in near.sample.items()}
+            oversubscription = max(1.0, hosts / cores())
+            inside = {key: oversubscription * value for key, value in near.sample.items()}
             # Traffic between hosts is work for the same cores, whichever rank sends.
             shared = {
                 ("shared", reach): value / hosts
                 for (name, reach), value in away.items()
-                if name == "stream" and crowd > 1
+                if name == "stream" and oversubscription > 1
             }
             found.append(Round({**inside, **away, **shared}, times))
     return found

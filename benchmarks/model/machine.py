@@ -65,7 +65,7 @@ class Machine:
     | `pair` | folded from two of the rank's arrays (`copy`) |
     | `kernel` | copied by the kernel from a peer's array (the kernel can't) |
     | `fill` | copied by the kernel into a peer's exposed array (the kernel can't) |
-    | `lent` | folded and written back into a peer's exposed array (the kernel can't) |
+    | `written` | folded and written back into a peer's exposed array (the kernel can't) |
 
     Bytes that the kernel has copied are folded at the price of a copy. Ranks choose
     algorithms by the `thresholds` of their CPU (see cpu_policy.py).
@@ -90,13 +90,13 @@ class Machine:
     pair: Curve = ()
     kernel: Curve = ()
     fill: Curve = ()
-    lent: Curve = ()
+    written: Curve = ()
     thresholds: Thresholds = DEFAULTS
 
     @property
     def access(self) -> int:
         """The kernel's access to a peer's memory: 0, READS or WRITES."""
-        return WRITES if self.lent else READS if self.kernel else 0
+        return WRITES if self.written else READS if self.kernel else 0
 
     def call(self, op: str) -> float:
         """Return the seconds of a call before and after its program."""
@@ -141,8 +141,8 @@ class Machine:
         if step.kind is StepKind.FOLD_EXPOSED:
             fetched = at_reach(self.kernel or self.get, reach)
             folded = fetched + at_reach(self.copy, reach)
-            lent = step.tick and self.access == WRITES
-            return (size - 1) * (at_reach(self.lent, reach) if lent else folded)
+            writes = step.tick and self.access == WRITES
+            return (size - 1) * (at_reach(self.written, reach) if writes else folded)
         return 0.0
 
     def _also(self, reach: float) -> float:
@@ -193,6 +193,7 @@ def load(path: Path) -> Machine:
     """Read constants that `save` has written; ValueError for other contents."""
     try:
         found = json.loads(path.read_text())
+        found.setdefault("written", found.pop("lent", ()))  # the name in files of older versions
         grades = [found.pop(name, 0) for name in ("quick", "boards")]  # in files of older versions
         older = FAST_STAGING if any(grades) else DEFAULTS
         limits = Thresholds(**found.pop("thresholds", asdict(older)))
@@ -207,7 +208,18 @@ def _curve(knots: list[list[float]]) -> Curve:
     return tuple((int(reach), float(rate)) for reach, rate in knots)
 
 
-LATER = ("one_way", "shared", "unread", "rooted", "also", "third", "pair", "kernel", "fill", "lent")
+LATER = (
+    "one_way",
+    "shared",
+    "unread",
+    "rooted",
+    "also",
+    "third",
+    "pair",
+    "kernel",
+    "fill",
+    "written",
+)
 """Curves that may be missing, as in files of older versions."""
 CURVES = ("put", "get", "fold", "copy", "stream", *LATER)
 
@@ -350,7 +362,7 @@ DEVELOPMENT = Machine(
         (8 << 20, 0.1),
         (32 << 20, 0.092),
     ),
-    lent=_nano(
+    written=_nano(
         (32 << 10, 0.27),
         (128 << 10, 0.17),
         (512 << 10, 0.15),

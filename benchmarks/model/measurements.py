@@ -76,7 +76,7 @@ def machine_of(sample: Sample) -> Machine:
         pair=curve("pair"),
         kernel=curve("kernel"),
         fill=curve("fill"),
-        lent=curve("lent"),
+        written=curve("written"),
     )
 
 

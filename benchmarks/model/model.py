@@ -79,16 +79,16 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     if len(hosts.hosts) > 1:
         chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
         name = "chain of hosts" if chain else _across(op, kinds)
-        return f"{name}, mates' arrays" if by_kernel else name
+        return f"{name}, peers' arrays" if by_kernel else name
     if by_kernel:
-        return "mates' arrays, by the kernel"
+        return "peers' arrays, by the kernel"
     if any(at.space is Space.INLINE for step in steps for at in (step.dst, step.src)):
         return "beside the counter"
     chunks = any(
         step.kind is StepKind.FOLD_STAGED and Space.STAGING in (step.dst.space, step.also.space)
         for step in steps
     )
-    way = "boards, a chunk a rank" if chunks else "boards"
+    way = "staging, a chunk a rank" if chunks else "staging"
     return f"{way}, after asking for arrays" if StepKind.BRANCH_IF_FLAGGED in kinds else way
 
 

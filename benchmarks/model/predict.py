@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Line, bytes_label, predictions
-from benchmarks.model.collective_programs import MAKERS, MATES, Collective, layout_of, spread
+from benchmarks.model.collective_programs import LOCAL_SIZE, MAKERS, Collective, layout_of, spread
 from benchmarks.model.draw import draw
 from benchmarks.model.machine import DEVELOPMENT, Machine, changed, load, save
 from benchmarks.model.measurements import Round, TimedCall, constants
@@ -84,18 +84,18 @@ def ranks(text: str) -> list[int]:
 
 def hosts(text: str) -> tuple[int, int]:
     """Read 2x4: hosts and ranks on each."""
-    count, _, mates = text.partition("x")
-    if not (count.isdecimal() and mates.isdecimal() and int(count) and int(mates)):
+    count, _, local_size = text.partition("x")
+    if not (count.isdecimal() and local_size.isdecimal() and int(count) and int(local_size)):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOSTSxRANKS, such as 2x4")
-    return int(count), int(mates)
+    return int(count), int(local_size)
 
 
 def worlds(options: argparse.Namespace) -> list[Topology]:
     """Return the topology of each requested world."""
     if options.hosts is not None:
-        count, mates = options.hosts
-        return [spread(count * mates, mates)]
-    return [spread(size, MATES) for size in options.ranks]
+        count, local_size = options.hosts
+        return [spread(count * local_size, local_size)]
+    return [spread(size, LOCAL_SIZE) for size in options.ranks]
 
 
 def _measured(cells: Sequence[TimedCall], rounds: int, *, far: bool) -> list[Round]:
@@ -155,7 +155,7 @@ def _model(options: argparse.Namespace) -> int:
 
 def predicted(machine: Machine, op: str, world: Topology) -> Line:
     """Return the predicted times of a collective over bytes."""
-    sizes = SIZES if world.size <= FEW * MATES else (*SIZES[::2], SIZES[-1])
+    sizes = SIZES if world.size <= FEW * LOCAL_SIZE else (*SIZES[::2], SIZES[-1])
     times = [seconds(machine, op, nbytes, world) for nbytes in sizes]
     found = list(switches(machine, op, world, (4, *SIZES)))
     return Line(f"{op}, {where(world)}", list(sizes), times, [switch.nbytes for switch in found])

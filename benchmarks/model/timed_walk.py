@@ -170,8 +170,8 @@ class Walker:
         if step.kind is StepKind.FETCH:  # the peer puts bytes into the exposed array itself
             return step.nbytes - min(step.nbytes, max(0, self._writable - int(step.arg)))
         if step.kind is StepKind.FILL_EXPOSED:
-            mates = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
-            return sum(min(step.nbytes, mate._writable) for mate in mates)
+            peers = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
+            return sum(min(step.nbytes, peer._writable) for peer in peers)
         if step.kind is StepKind.FOLD_EXPOSED or not step.total:  # of a fold it is an offset
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
@@ -222,7 +222,7 @@ class Walker:
         self._note(step, begin, self.now, causes=causes if target > 0 else ())
         return None
 
-    def _divert(self, step: Step) -> int | None:
+    def _branch_if_flagged(self, step: Step) -> int | None:
         awaited = self._wait_all(step)
         if awaited is None and self._round in self._host.flagged:
             self._writable = 0
@@ -346,7 +346,7 @@ _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.WAITALL: Walker._wait_all,
     StepKind.MEETALL: Walker._wait_all,
     StepKind.FREE: Walker._free,
-    StepKind.BRANCH_IF_FLAGGED: Walker._divert,
+    StepKind.BRANCH_IF_FLAGGED: Walker._branch_if_flagged,
     StepKind.ENTER: Walker._enter,
     StepKind.EXPOSE: Walker._expose,
     StepKind.WITHDRAW: Walker._recall,

@@ -124,7 +124,7 @@ def _fill(me: SimulatedRank, step: Step) -> bool:
     return True
 
 
-def _divert(me: SimulatedRank, step: Step) -> bool:
+def _branch_if_flagged(me: SimulatedRank, step: Step) -> bool:
     if not me.everyone_reached(me.seq + step.tick):
         return False
     if me.compare(me.others):
@@ -160,7 +160,7 @@ HANDLERS: dict[StepKind, Callable[[SimulatedRank, Step], bool]] = {
     StepKind.EXPOSE: _expose,
     StepKind.FETCH: _fetch,
     StepKind.FOLD_EXPOSED: _fold,
-    StepKind.BRANCH_IF_FLAGGED: _divert,
+    StepKind.BRANCH_IF_FLAGGED: _branch_if_flagged,
     StepKind.JUMP: _jump,
     StepKind.BRANCH_IF_UNREADABLE: _pick,
     StepKind.GATE: _gate,

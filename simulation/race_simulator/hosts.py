@@ -95,7 +95,7 @@ class HostWorld(SimulatedWorld):
     ) -> None:
         self.numbers = numbers
         self.pipes = pipes
-        closed = [mate for mate, rank in enumerate(numbers) if rank in unreadable]
+        closed = [peer for peer, rank in enumerate(numbers) if rank in unreadable]
         super().__init__(len(numbers), slot, closed)
 
     def make_rank(self, rank: int) -> SimulatedRank:

@@ -38,7 +38,7 @@ def test_an_unknown_collective_is_reported(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["tcp", "--hosts", "2"], "needs a library beside nc10d: gloo, or gloo,tcp"),
         (["gloo,tcp"], "tcp copies between hosts: it needs --hosts 2"),
@@ -49,11 +49,11 @@ def test_an_unknown_collective_is_reported(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_what_cannot_be_compared_is_reported(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         compare.parse(words)
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_barrier_has_a_single_cell_and_others_a_cell_for_each_size() -> None:
@@ -226,9 +226,9 @@ def test_a_comparison_that_is_ended_leaves_nothing_but_its_rounds(tmp_path: Path
         assert process.stderr.readline().startswith("# round 1 ")
         process.terminate()
         # The ranks hold the output pipe too: output ends when they end.
-        _, told = process.communicate(timeout=100)
+        _, err = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "Traceback" not in told
+    assert "Traceback" not in err
     assert f"nc10d-{process.pid}-" not in ip("netns", "list")
     assert len(compare.load(out)[2]) >= 1
 

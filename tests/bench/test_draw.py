@@ -15,36 +15,36 @@ from nc10d.backend.cpu.program.program import StepKind
 pytest.importorskip("matplotlib")
 
 
-def collective(op: str, nbytes: int, size: int, mates: int) -> Collective:
-    return Collective(op, nbytes, layout_of(spread(size, mates)))
+def collective(op: str, nbytes: int, size: int, local_size: int) -> Collective:
+    return Collective(op, nbytes, layout_of(spread(size, local_size)))
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
-@pytest.mark.parametrize(("size", "mates"), [(1, 1), (2, 2), (3, 3), (4, 2)])
-def test_every_collective_can_be_drawn(op: str, size: int, mates: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "local_size"), [(1, 1), (2, 2), (3, 3), (4, 2)])
+def test_every_collective_can_be_drawn(op: str, size: int, local_size: int, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
-    draw.draw(collective(op, 1 << 20, size, mates), path)
+    draw.draw(collective(op, 1 << 20, size, local_size), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_every_step_that_moves_bytes_is_a_box(op: str) -> None:
-    for size, mates in ((2, 2), (4, 4), (6, 2)):
-        for event in draw.walked(collective(op, 200_000, size, mates)).events:
+    for size, local_size in ((2, 2), (4, 4), (6, 2)):
+        for event in draw.walked(collective(op, 200_000, size, local_size)).events:
             if event.nbytes:
-                assert draw.look(event.step, event.rank % mates) in draw.LOOKS
+                assert draw.look(event.step, event.rank % local_size) in draw.LOOKS
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
 def test_no_two_boxes_of_a_lane_overlap(op: str) -> None:
-    what = collective(op, 200_000, 6, 2)
-    lanes: dict[tuple[int, bool], list[tuple[float, float]]] = {}
-    for box in draw.boxes(draw.walked(what).events, what.hosts):
+    drawn = collective(op, 200_000, 6, 2)
+    rows: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    for box in draw.boxes(draw.walked(drawn).events, drawn.hosts):
         strip = box.look is draw.GIVE  # of its own
-        lanes.setdefault((box.rank, strip), []).append((box.begin, box.end))
-    assert lanes
-    for spans in lanes.values():
-        for (_, end), (begin, _) in pairwise(sorted(spans)):
+        rows.setdefault((box.rank, strip), []).append((box.begin, box.end))
+    assert rows
+    for intervals in rows.values():
+        for (_, end), (begin, _) in pairwise(sorted(intervals)):
             assert begin >= end - 1e-9
 
 

@@ -45,9 +45,9 @@ PUTS = Uses(frozenset(), puts=True)
 SMALL_SLOT = 4096
 
 
-def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, half: int) -> float:
+def walk_all(machine: Machine, op: str, nbytes: int, hosts: Topology, slot: int) -> float:
     """Return when the last rank has completed its call."""
-    collective = Collective(op, nbytes, layout_of(hosts, half))
+    collective = Collective(op, nbytes, layout_of(hosts, slot))
     programs = {rank: collective.program(rank) for rank in range(hosts.size)}
     walk = Walk(machine, hosts, programs, collective.arrays)
     walk.run()
@@ -161,7 +161,7 @@ def test_what_is_filled_has_a_rate_of_its_own() -> None:
 
 
 def test_large_arrays_of_many_hosts_go_by_rails() -> None:
-    staged = dataclasses.replace(PLAIN, kernel=(), lent=())
+    staged = dataclasses.replace(PLAIN, kernel=(), written=())
     names = [algorithm(staged, "all_reduce", n, spread(128)) for n in (4096, 4 << 20)]
     assert names == ["leaders, in one shot", "rails between hosts"]
 
@@ -169,7 +169,7 @@ def test_large_arrays_of_many_hosts_go_by_rails() -> None:
 def test_plain_arrays_go_over_staging_buffers_up_to_the_thresholds() -> None:
     fast = dataclasses.replace(PLAIN, thresholds=FAST_STAGING)
     kernel = algorithm(PLAIN, "all_reduce", 1 << 20, spread(2))
-    assert kernel == "mates' arrays, by the kernel"
+    assert kernel == "peers' arrays, by the kernel"
     for op, ranks, staged, by_kernel in (
         ("all_reduce", 2, 16 << 20, 32 << 20),
         ("broadcast", 2, 64 << 20, NEVER),
@@ -252,7 +252,7 @@ def test_one_shot_ends_where_the_model_would_have_it(ranks: int) -> None:
     (switch,) = (
         one
         for one in switches(DEVELOPMENT, "all_reduce", hosts, (64, 8192))
-        if one.before == "boards"
+        if one.before == "staging"
     )
     assert 0.8 < switch.below / switch.above < 2.0
 
@@ -327,10 +327,12 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     assert more(changed(PLAIN, "also=2e-9")) == pytest.approx(2e-6)
     unknown = dataclasses.replace(changed(PLAIN, "copy=3e-9"), also=())
     assert more(unknown) == pytest.approx(3e-6)
-    on_board = dataclasses.replace(shown, dst=staging(1, 1000), also=user(0))
+    on_staging = dataclasses.replace(shown, dst=staging(1, 1000), also=user(0))
     dear = changed(PLAIN, "also=2e-9")
-    twice = dear.price(on_board, 1000, 1, 2, 1000, PUTS) - dear.price(shown, 1000, 1, 2, 1000, PUTS)
-    assert twice == pytest.approx(2e-6), "what goes on a board is folded elsewhere first"
+    twice = dear.price(on_staging, 1000, 1, 2, 1000, PUTS) - dear.price(
+        shown, 1000, 1, 2, 1000, PUTS
+    )
+    assert twice == pytest.approx(2e-6), "what goes into a staging buffer is folded elsewhere first"
 
 
 def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
@@ -348,7 +350,9 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
     assert [more(dear, third, size) for size in (2, 4)] == pytest.approx([3e-6, 3e-6])
     assert more(dataclasses.replace(dear, third=()), third, 2) == 0
     no_copies = changed(dear, "also=0")
-    assert more(no_copies, shown, 2) == 0, "what goes on a board is folded elsewhere first"
+    assert more(no_copies, shown, 2) == 0, (
+        "what goes into a staging buffer is folded elsewhere first"
+    )
 
 
 def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() -> None:
@@ -413,8 +417,8 @@ def test_verdicts_hold_each_round_against_itself() -> None:
     rounds = []
     for slower in (1.0, 5.0, 2.0):
         sample = sample_of(PLAIN, slower)
-        told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, spread(2))
-        rounds.append(Round(sample, {cell: told / 1.25}))
+        predicted = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, spread(2))
+        rounds.append(Round(sample, {cell: predicted / 1.25}))
     assert predict.prediction_errors(rounds, [cell])[0].error == pytest.approx(0.25)
 
 
@@ -495,15 +499,15 @@ def test_the_table_names_sizes_times_and_switches(
     assert printed.startswith("# by the constants of the machine nc10d is developed on")
     assert "# all_reduce, 8 ranks" in printed
     assert "16 MiB" in printed
-    assert "bytes: boards, a chunk a rank, before: boards" in printed
+    assert "bytes: staging, a chunk a rank, before: staging" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_far_cells_are_held_against_the_world_they_were_measured_in() -> None:
     cell, three = TimedCall("all_gather", 1 << 20, far=True), spread(3, 1)
     sample = sample_of(PLAIN, 1.0)
-    told = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)
-    rounds = [Round(sample, {cell: told})]
+    predicted = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)
+    rounds = [Round(sample, {cell: predicted})]
     assert predict.prediction_errors(rounds, [cell], three)[0].error == pytest.approx(0)
     assert predict.prediction_errors(rounds, [cell])[0].error < -0.1
 

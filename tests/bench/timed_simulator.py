@@ -87,8 +87,8 @@ class TimedRank(FarRank):
             if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
                 moved -= min(moved, max(0, self.writable - int(step.arg)))
             if step.kind is StepKind.FILL_EXPOSED:
-                mates = (mate for mate in self.world.ranks if mate is not self)
-                moved = sum(min(moved, mate.writable) for mate in mates)
+                peers = (peer for peer in self.world.ranks if peer is not self)
+                moved = sum(min(moved, peer.writable) for peer in peers)
             size, arrays = self.world.size, self.world.arrays
             busy = self.machine.price(step, moved, self.rank, size, arrays, uses(steps))
             for peer, gone in self.pushed.items():
@@ -150,14 +150,14 @@ class TimedHost(HostWorld):
     """A host whose ranks have clocks, and its network; all hosts share `shared`."""
 
     def __init__(
-        self, ranks: Sequence[int], half: int, pipes: Pipes, machine: Machine, arrays: float
+        self, ranks: Sequence[int], slot: int, pipes: Pipes, machine: Machine, arrays: float
     ) -> None:
         self.machine = machine
         self.arrays = arrays
         self.network = 0.0
         self.shared = [0.0]
         self.flights: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
-        super().__init__(ranks, half, pipes)
+        super().__init__(ranks, slot, pipes)
 
     def make_rank(self, rank: int) -> TimedRank:
         return TimedRank(self, rank)
@@ -166,20 +166,21 @@ class TimedHost(HostWorld):
         """Let peers read ordinary arrays in a step, if the kernel grants the access."""
         readable = 0 < step.arg <= self.machine.access
         self.unreadable = frozenset(() if readable else range(self.size))
-        lends = readable and self.machine.access == WRITES
-        self.keeping = frozenset(() if lends else range(self.size))
+        writable = readable and self.machine.access == WRITES
+        self.keeping = frozenset(() if writable else range(self.size))
 
 
 class TimedCluster(Cluster):
     """Ranks with clocks on hosts; the earliest goes first."""
 
-    def __init__(self, hosts: Topology, half: int, machine: Machine, arrays: float) -> None:
+    def __init__(self, hosts: Topology, slot: int, machine: Machine, arrays: float) -> None:
         self.pipes = Pipes(ROOM)
-        worlds = [TimedHost(ranks, half, self.pipes, machine, arrays) for ranks in hosts.hosts]
+        worlds = [TimedHost(ranks, slot, self.pipes, machine, arrays) for ranks in hosts.hosts]
         for world in worlds:
             world.flights, world.shared = worlds[0].flights, worlds[0].shared
         self.ranks = [
-            worlds[host].ranks[mate] for host, mate in (hosts.places[r] for r in range(hosts.size))
+            worlds[host].ranks[local]
+            for host, local in (hosts.places[r] for r in range(hosts.size))
         ]
 
     def last(self) -> float:
@@ -220,8 +221,8 @@ def arrays_of(program: Program) -> list[Bytes]:
 
 def simulated(machine: Machine, collective: Collective) -> float:
     """Return the simulated seconds of a call on all ranks."""
-    half = collective.layout.slot_bytes
-    cluster = TimedCluster(collective.hosts, half, machine, collective.arrays)
+    slot = collective.layout.slot_bytes
+    cluster = TimedCluster(collective.hosts, slot, machine, collective.arrays)
     for number, rank in enumerate(cluster.ranks):
         assert isinstance(rank, TimedRank)
         program = collective.program(number)

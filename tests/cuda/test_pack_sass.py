@@ -91,9 +91,9 @@ def test_a_kernel_moves_words_of_16_bytes_with_few_registers(
     assert found.spilled == 0
     assert found.count("LDL", "STL") == 0
     # Each 16 bytes of a step must be a single load, and a single store.
-    lanes = 16 // min(src.itemsize, dst.itemsize)
-    assert found.count("LDG.E.128") >= lanes * src.itemsize // 16
-    assert found.count("STG.E.128") >= lanes * dst.itemsize // 16
+    values = 16 // min(src.itemsize, dst.itemsize)
+    assert found.count("LDG.E.128") >= values * src.itemsize // 16
+    assert found.count("STG.E.128") >= values * dst.itemsize // 16
     if not scaled:
         assert found.count("LDG.E.128") >= 4
         assert found.count("STG.E.128") >= 4

@@ -28,33 +28,33 @@ def dump(rank: int, size: int = 3, last: int = 7, call: str = CALL, why: str = "
 
 
 def test_ranks_in_step_are_clean() -> None:
-    verdict = diagnose([dump(rank) for rank in range(3)])
-    assert verdict.clean
+    diagnosis = diagnose([dump(rank) for rank in range(3)])
+    assert diagnosis.clean
     assert "in step" in report([dump(rank) for rank in range(3)])
 
 
 @given(size=st.integers(2, 8), data=st.data())
 def test_the_rank_without_a_dump_is_missing(size: int, data: st.DataObject) -> None:
     absent = data.draw(st.integers(0, size - 1))
-    verdict = diagnose([dump(rank, size) for rank in range(size) if rank != absent])
-    assert verdict.missing == [absent]
-    assert not verdict.clean
+    diagnosis = diagnose([dump(rank, size) for rank in range(size) if rank != absent])
+    assert diagnosis.missing == [absent]
+    assert not diagnosis.clean
 
 
 @given(size=st.integers(2, 8), data=st.data())
 def test_the_rank_that_is_behind_is_late(size: int, data: st.DataObject) -> None:
     late = data.draw(st.integers(0, size - 1))
-    verdict = diagnose([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
-    assert (verdict.late, verdict.missing, verdict.different) == ([late], [], None)
+    diagnosis = diagnose([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
+    assert (diagnosis.late, diagnosis.missing, diagnosis.different) == ([late], [], None)
 
 
 @given(size=st.integers(2, 8), data=st.data())
 def test_the_rank_that_called_something_else_is_different(size: int, data: st.DataObject) -> None:
     odd = data.draw(st.integers(0, size - 1))
     calls = ["barrier" if rank == odd else CALL for rank in range(size)]
-    verdict = diagnose([dump(rank, size, call=calls[rank]) for rank in range(size)])
+    diagnosis = diagnose([dump(rank, size, call=calls[rank]) for rank in range(size)])
     others = [rank for rank in range(size) if rank != odd]
-    assert verdict.different == (7, {"barrier": [odd], CALL: others})
+    assert diagnosis.different == (7, {"barrier": [odd], CALL: others})
 
 
 def flooded(rank: int, waits_for: int | None) -> Dump:
@@ -65,9 +65,9 @@ def flooded(rank: int, waits_for: int | None) -> Dump:
 
 def test_a_rank_whose_record_is_overwritten_is_as_far_as_it_knows_itself() -> None:
     dumps = [dump(0), dump(1), flooded(2, 0)]
-    verdict = diagnose(dumps)
-    assert verdict.clean
-    assert verdict.last == dict.fromkeys(range(3), 7)
+    diagnosis = diagnose(dumps)
+    assert diagnosis.clean
+    assert diagnosis.last == dict.fromkeys(range(3), 7)
     assert "#7      a call that the record has no more" in report(dumps)
 
 
@@ -86,11 +86,11 @@ def test_calls_before_the_oldest_in_the_record_have_ended() -> None:
 
 
 def test_the_failed_rank_is_the_first_of_the_missing() -> None:
-    told = [dump(rank, 5) for rank in (0, 3)]
+    dumps = [dump(rank, 5) for rank in (0, 3)]
     lost = Dump(
-        **{**{f: getattr(told[0], f) for f in Dump.__slots__}, "failed": 4, "why": "PeerLost"}
+        **{**{f: getattr(dumps[0], f) for f in Dump.__slots__}, "failed": 4, "why": "PeerLost"}
     )
-    assert diagnose([lost, told[1]]).missing == [4, 1, 2]
+    assert diagnose([lost, dumps[1]]).missing == [4, 1, 2]
 
 
 def test_a_later_dump_of_a_rank_replaces_the_one_before() -> None:

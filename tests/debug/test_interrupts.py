@@ -25,12 +25,12 @@ def waits_for_nobody(group: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"), [(deaf, "RuntimeError 1x"), (waits_for_nobody, "nothing 1x")]
+    ("call", "expected"), [(deaf, "RuntimeError 1x"), (waits_for_nobody, "nothing 1x")]
 )
 def test_a_call_that_no_interrupt_ends_is_reported(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], object], told: str
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], object], expected: str
 ) -> None:
     monkeypatch.setattr(interrupts, "waits", lambda library: {"one": call})
     library = Nc10d()
     library.warm()
-    assert interrupts.interrupted(library, 1).words == f"KeyboardInterrupt 1x, {told}"
+    assert interrupts.interrupted(library, 1).words == f"KeyboardInterrupt 1x, {expected}"

@@ -16,7 +16,7 @@ def test_both_sides_of_a_cut_link_name_the_other() -> None:
     library = Nc10d()
     library.warm()
     cell = networks.cut_off(library, 1)
-    assert cell.words == "2 of 2 are told who"
+    assert cell.words == "2 of 2 name the lost rank"
     assert min(cell.late) > 0
 
 

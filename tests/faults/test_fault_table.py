@@ -25,20 +25,20 @@ def rows(*words: str) -> dict[str, str]:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     cells = re.findall(r"^\| (.+?) \| (.+?) \|$", done.stdout, re.MULTILINE)
-    return {what: said for what, said in cells if what != "what"}
+    return {row: result for row, result in cells if row != "what"}
 
 
 def promised(name: str, n: int) -> str:
     """Return a row's required words for a scenario that is played `n` times."""
     waits = len(interrupts.waits(Nc10d()))
     words = {
-        "kills": f"{3 * n} of {3 * n} survivors are told who",
-        "stops": f"{2 * n} of {2 * n} are told who",
+        "kills": f"{3 * n} of {3 * n} survivors name the lost rank",
+        "stops": f"{2 * n} of {2 * n} name the lost rank",
         "pauses": rf"{n} s, (?P<ranks>\d+) ranks: goes on (?P=ranks)x",
         "interrupts": f"KeyboardInterrupt {n * (waits + 1)}x",
         "mismatches": f"clear {16 * n}",
         "stores": f"StoreTimeout {4 * n}x, StoreError {n}x",
-        "networks": f"{2 * n} of {2 * n} are told who|not played: network namespaces .*",
+        "networks": f"{2 * n} of {2 * n} name the lost rank|not played: network namespaces .*",
         "ends": f"exit code 3 {n}x",
         "forks": f"ForkedGroupError in the child {n}x, the parents go on {n}x",
         "cycles": f"{n} cycles: nothing stays",

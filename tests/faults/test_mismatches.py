@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[Call, Call]] = {
 }
 
 
-def told(group: Any, name: str, odd: int) -> tuple[DistError, float]:
+def mismatch_of(group: Any, name: str, odd: int) -> tuple[DistError, float]:
     group.barrier()
     mine, theirs = KINDS[name]
     start = time.monotonic()
@@ -114,7 +114,7 @@ def told(group: Any, name: str, odd: int) -> tuple[DistError, float]:
 def test_calls_that_differ_are_reported_at_once_with_both_lines(name: str, odd: int) -> None:
     with Ranks(2, timeout=2 * PATIENCE) as ranks:
         ranks.run(lambda group: group.barrier())
-        errors = ranks.run(told, [name] * 2, [odd] * 2)
+        errors = ranks.run(mismatch_of, [name] * 2, [odd] * 2)
     assert len({str(error) for error, _ in errors}) == 1, "one root cause everywhere"
     for error, late in errors:
         assert isinstance(error, CollectiveMismatch), error

@@ -38,12 +38,12 @@ def reduced(group: Any) -> Traffic:
     return x, lambda: group.all_reduce(x)
 
 
-def lent(group: Any) -> Traffic:
+def exposed(group: Any) -> Traffic:
     x = dist.zeros(LARGE)
     return x, lambda: group.all_reduce(x)
 
 
-def sent_round(group: Any) -> Traffic:
+def sent_around(group: Any) -> Traffic:
     x, got = np.ones(LARGE // 4), np.zeros(LARGE // 4)
     after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
 
@@ -54,7 +54,7 @@ def sent_round(group: Any) -> Traffic:
     return got, step
 
 
-KINDS = {"reduced": reduced, "lent": lent, "sent round": sent_round}
+KINDS = {"reduced": reduced, "exposed": exposed, "sent around": sent_around}
 PLAYS = [(kind, hosts) for kind in KINDS for hosts in ("aaa", "aab")]
 """The traffic when a rank stops, and the host (a letter) of each rank."""
 
@@ -83,16 +83,16 @@ def live(
         while True:
             step()
     except DistError as error:
-        told = type(error).__name__
+        raised = type(error).__name__
     x[:] = RESTORED
     try:
         dist.shrink_group(timeout=0.5)
     except Aborted as error:
         ranks.note(AWAKE, 1)
-        return {"told": told, "then": str(error)}
+        return {"raised": raised, "then": str(error)}
     if rank == 0:
         os.kill(int(ranks.noted(PID)), signal.SIGCONT)
-    return {"told": told, "right": goes_right(ranks), "untouched": bool((x == RESTORED).all())}
+    return {"raised": raised, "right": goes_right(ranks), "untouched": bool((x == RESTORED).all())}
 
 
 def goes_right(ranks: ForkedRanks) -> bool:
@@ -115,13 +115,15 @@ def played() -> list[dict[int, Report]]:
     return [{report["rank"]: report for report in reports} for reports in plays]
 
 
-@pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
+@pytest.mark.parametrize(
+    "play", range(len(PLAYS)), ids=["-".join(kind_and_hosts) for kind_and_hosts in PLAYS]
+)
 def test_a_rank_that_wakes_up_late_gets_an_error_and_disturbs_no_other(
     played: list[dict[int, Report]], play: int
 ) -> None:
     reports = played[play]
     assert sorted(reports) == [*range(SIZE)]
-    assert {report["told"] for report in reports.values()} == {"CollectiveTimeout"}
+    assert {report["raised"] for report in reports.values()} == {"CollectiveTimeout"}
     assert f"gone on without rank {LATE}: they are [0, 1]" in reports[LATE]["then"]
     for rank in (0, 1):
         assert reports[rank]["right"]

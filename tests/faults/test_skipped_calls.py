@@ -36,9 +36,11 @@ def test_all_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
         errors = ranks.run(one_fewer, ["call"] * len(hosts))
     assert all(isinstance(error, CollectiveMismatch) for error in errors)
-    (told,) = {str(error) for error in errors}
-    assert f"rank {len(hosts) - 1} called barrier() at " in told or "called barrier() at" in told
-    assert "all_reduce(dtype=float64, count=4, op=SUM) at " in told
+    (message,) = {str(error) for error in errors}
+    assert (
+        f"rank {len(hosts) - 1} called barrier() at " in message or "called barrier() at" in message
+    )
+    assert "all_reduce(dtype=float64, count=4, op=SUM) at " in message
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -66,14 +66,14 @@ class Took:
         assert min(self.late) < SOON, self.late
 
 
-def times_out(call: Callable[[], object], told: str, limit: float = LIMIT) -> float:
+def times_out(call: Callable[[], object], expected: str, limit: float = LIMIT) -> float:
     """Return how long after its `limit` the call raised a timeout with the text `told`."""
     started = time.monotonic()
     with pytest.raises(StoreTimeout) as caught:
         call()
     late = time.monotonic() - started - limit
     assert -0.001 <= late < LATE
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     return late
 
 
@@ -180,8 +180,8 @@ def half_answered(name: str, part: bytes) -> float:
     """Return how late a call's timeout is, if the server answers only `part`."""
     with answering(part) as port, client(port) as store:
         store.set_timeout(LIMIT)
-        told = f"{HOST}:{port}" if name in KEYLESS else "'absent"
-        return times_out(lambda: CALLS[name](store), told)
+        expected = f"{HOST}:{port}" if name in KEYLESS else "'absent"
+        return times_out(lambda: CALLS[name](store), expected)
 
 
 # ---- frozen --------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def test_a_frozen_server_is_a_timeout_and_thawed_it_serves_on(
     with client(port) as store:
         for number in range(TRIES):
             store.set_timeout(LIMIT)
-            told = f"{HOST}:{port}" if name in KEYLESS else "'absent"
+            expected = f"{HOST}:{port}" if name in KEYLESS else "'absent"
             with frozen(child.pid):
-                took.check(times_out(lambda: CALLS[name](store), told))
+                took.check(times_out(lambda: CALLS[name](store), expected))
             store.set_timeout(20)
             store.set("there", str(number))
             assert store.get("there") == str(number).encode()

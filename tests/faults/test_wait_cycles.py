@@ -96,7 +96,7 @@ def waited_in_a_group_that_is_closed(groups: list[Any]) -> None:
         world.send(x(), 0)
 
 
-CIRCLES: dict[str, tuple[list[list[int]], Script]] = {
+CYCLES: dict[str, tuple[list[list[int]], Script]] = {
     "two groups": ([[0, 1]], two_groups),
     "three groups": ([[0, 2], [0, 1], [1, 2]], three_groups),
     "both receive": ([], both_receive),
@@ -109,8 +109,8 @@ OTHERS: dict[str, tuple[list[list[int]], Script]] = {
     "waited before": ([[0, 1]], waited_in_a_group_that_is_closed),
 }
 PLAYS = [
-    *[(name, "aaa" if name == "three groups" else "aa") for name in CIRCLES],
-    *[(name, "ab") for name in CIRCLES if name not in ("three groups", "both send")],
+    *[(name, "aaa" if name == "three groups" else "aa") for name in CYCLES],
+    *[(name, "ab") for name in CYCLES if name not in ("three groups", "both send")],
     *[("three groups", hosts) for hosts in ("aab", "abb", "abc")],
 ]
 """Cycles, and the host (a letter) of each rank."""
@@ -134,7 +134,7 @@ def waits(
 ) -> Report | None:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
     library.join(number, rank, ranks.size, 120.0)
-    others, script = (CIRCLES | OTHERS)[name]
+    others, script = (CYCLES | OTHERS)[name]
     groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
     try:
@@ -151,7 +151,9 @@ def played() -> list[list[Report]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("play", range(len(PLAYS)), ids=["-".join(one) for one in PLAYS])
+@pytest.mark.parametrize(
+    "play", range(len(PLAYS)), ids=["-".join(name_and_hosts) for name_and_hosts in PLAYS]
+)
 def test_a_circle_is_reported_to_all_its_ranks_long_before_the_timeout(
     played: list[list[Report]], play: int
 ) -> None:
@@ -225,8 +227,8 @@ def apart(group: Any) -> str:
 
 def test_a_rank_that_waits_for_something_else_is_late_and_in_no_circle() -> None:
     with Ranks(2, "processes", timeout=60.0) as ranks:
-        told = ranks.run(apart)
-    assert all("timed out on rank 0 waiting for rank 1" in one for one in told)
+        messages = ranks.run(apart)
+    assert all("timed out on rank 0 waiting for rank 1" in message for message in messages)
 
 
 if __name__ == "__main__":

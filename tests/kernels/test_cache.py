@@ -200,7 +200,7 @@ input()
 """
 
 
-def told(tmp_path, *processes):
+def outputs_of(tmp_path, *processes):
     """Start processes that need the same code, each with its argument; return their outputs."""
     script = tmp_path / "teller.py"
     script.write_text(TELLER)
@@ -220,14 +220,14 @@ def told(tmp_path, *processes):
 
 
 def test_one_process_says_that_it_compiles_and_none_where_all_is_ready(tmp_path):
-    (line,) = told(tmp_path, "forward", "backward")
+    (line,) = outputs_of(tmp_path, "forward", "backward")
     assert line.startswith("nc10d: compiling its engine for this machine, once;")
     assert line.count("\n") == 1
-    assert told(tmp_path, "forward", "backward") == []
+    assert outputs_of(tmp_path, "forward", "backward") == []
 
 
 def test_a_program_can_silence_it_by_its_log(tmp_path):
-    assert told(tmp_path, "silent") == []
+    assert outputs_of(tmp_path, "silent") == []
 
 
 def test_a_kernel_is_compiled_without_a_word(tmp_path):

@@ -54,8 +54,8 @@ def test_which_c_libraries_copy_slowly_on_which_cpus(cpu, libc, slow):
 def test_a_copy_is_done_by_what_is_quickest_for_its_size(monkeypatch):
     monkeypatch.setattr(copying, "needed", lambda: True)
     much, some, few = copying.STREAM_BYTES, copying.QUICK, copying.QUICK - 1
-    quick, past = copying.vector_copy_address(), copying.stream_copy_address()
-    assert [copying.copier(n, n) for n in (few, some, much)] == [0, quick, past]
+    vector, past = copying.vector_copy_address(), copying.stream_copy_address()
+    assert [copying.copier(n, n) for n in (few, some, much)] == [0, vector, past]
     assert copying.copier(some, much) == past
     monkeypatch.setattr(copying, "needed", lambda: False)
     assert [copying.copier(n, n) for n in (few, some, much)] == [0, 0, past]

@@ -116,7 +116,7 @@ def idle(sock: socket.socket, chance: random.Random) -> None:
     pass
 
 
-def half(sock: socket.socket, chance: random.Random) -> None:
+def partial_hello(sock: socket.socket, chance: random.Random) -> None:
     hello = HandshakeCaller(TOKEN, STORE_INTRODUCTION).hello
     sock.sendall(hello[: chance.randrange(len(hello))])
 
@@ -133,12 +133,12 @@ def hasty(sock: socket.socket, chance: random.Random) -> None:
     sock.sendall(Sealer(bytes(32)).seal(m.with_u32(m.VALIDATE, m.MAGIC)))
 
 
-def gone(sock: socket.socket, chance: random.Random) -> None:
+def closed(sock: socket.socket, chance: random.Random) -> None:
     sock.close()
 
 
 UNPROVEN: list[Peer] = [
-    garbage, huge_length, torchs, idle, half, no_proof, wrong_proof, hasty, gone,
+    garbage, huge_length, torchs, idle, partial_hello, no_proof, wrong_proof, hasty, closed,
 ]  # fmt: skip
 
 

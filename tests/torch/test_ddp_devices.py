@@ -111,18 +111,18 @@ def test_the_reducer_copies_from_the_memory_of_a_gradient(lay, alike):
     expected = x.grad.clone()
     bucket = torch.zeros(36)
     slot = slots.Moved(x, bucket.reshape(x.shape))
-    lent = slot.take(x)
-    assert (lent is not None) == (x.grad.stride() == x.stride())
-    if lent is not None:
-        assert lent.is_contiguous()
-        assert lent.data_ptr() == x.grad.data_ptr()
-        bucket.copy_(lent.reshape(-1))
+    view = slot.take(x)
+    assert (view is not None) == (x.grad.stride() == x.stride())
+    if view is not None:
+        assert view.is_contiguous()
+        assert view.data_ptr() == x.grad.data_ptr()
+        bucket.copy_(view.reshape(-1))
     assert torch.equal(slot.view, expected)
     bucket *= 2
-    if lent is not None:
-        lent.copy_(bucket.reshape(lent.shape))
+    if view is not None:
+        view.copy_(bucket.reshape(view.shape))
     copy = slot.give(x)
-    assert (copy is None) == (lent is not None)
+    assert (copy is None) == (view is not None)
     if copy is not None:
         copy[0].copy_(copy[1])
     assert torch.equal(x.grad, 2 * expected)

@@ -235,12 +235,12 @@ def fail_and_close(group):
     x = torch.ones(4 + group.rank)
     with contextlib.suppress(DistError):
         group.all_reduce(x)
-    lent = weakref.ref(x)
+    reference = weakref.ref(x)
     del x
-    held = [lent() is not None]
+    held = [reference() is not None]
     group.close()
     gc.collect()
-    return [*held, lent() is not None]
+    return [*held, reference() is not None]
 
 
 def test_a_tensor_of_a_failed_call_is_kept_until_the_group_is_closed():

@@ -36,7 +36,7 @@ def cards(*allowed: list[int], most: float = math.inf) -> list[RankInfo]:
 
 
 @pytest.mark.parametrize(
-    ("peers", "crowded"),
+    ("peers", "is_oversubscribed"),
     [
         (cards([0]), False),
         (cards([0], [1]), False),  # bound to a core each, as launchers do
@@ -49,9 +49,12 @@ def cards(*allowed: list[int], most: float = math.inf) -> list[RankInfo]:
     ],
 )
 def test_a_host_is_oversubscribed_if_it_has_fewer_cores_than_ranks(
-    peers: list[RankInfo], crowded: bool
+    peers: list[RankInfo], is_oversubscribed: bool
 ) -> None:
-    assert oversubscribed([info.cores for info in peers], [info.quota for info in peers]) == crowded
+    assert (
+        oversubscribed([info.cores for info in peers], [info.quota for info in peers])
+        == is_oversubscribed
+    )
 
 
 def test_the_smallest_quota_counts() -> None:
@@ -73,7 +76,9 @@ def test_without_cgroups_there_is_no_quota(tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_a_core_do_not_spin() -> None:
-    alone, sharing = (waiting_policy(oversubscribed=crowded) for crowded in (False, True))
+    alone, sharing = (
+        waiting_policy(oversubscribed=is_oversubscribed) for is_oversubscribed in (False, True)
+    )
     assert alone.spin > sharing.spin == 0
 
 
@@ -86,13 +91,13 @@ def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
     return limit, [value for x in arrays for value in set(x.tolist())]
 
 
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("is_oversubscribed", [False, True])
 def test_all_ranks_choose_alike_and_sum_alike(
-    crowded: bool, monkeypatch: pytest.MonkeyPatch
+    is_oversubscribed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_policy, "oversubscribed", lambda _cores, _quotas: crowded)
+    monkeypatch.setattr(cpu_policy, "oversubscribed", lambda _cores, _quotas: is_oversubscribed)
     with Ranks(4, "threads") as ranks:
-        limit = one_shot_bytes(4, oversubscribed=crowded)
+        limit = one_shot_bytes(4, oversubscribed=is_oversubscribed)
         assert ranks.run(_sums) == [(limit, [10.0, 10.0, 10.0])] * 4
 
 

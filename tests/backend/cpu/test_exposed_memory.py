@@ -188,22 +188,22 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
     if group.rank == 0:
 
         def abort() -> None:
-            assert told(folder / "reading")
+            assert announced(folder / "reading")
             other.abort("enough")
 
         threading.Thread(target=abort, daemon=True).start()
         with pytest.raises(Aborted):
             exposed_by_first(other, name, x)
         x[...] = 666
-        tell(folder / "released")
-        assert told(folder / "left")
+        announce(folder / "released")
+        assert announced(folder / "left")
         assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
         return
 
     def rest() -> None:
         assert reading.wait(30)
-        tell(folder / "reading")
-        assert told(folder / "released")
+        announce(folder / "reading")
+        assert announced(folder / "released")
         released.set()
 
     reading.clear()
@@ -215,14 +215,14 @@ def gives_up(group: ProcessGroup, name: str, folder: Path) -> None:
         with pytest.raises(Aborted):
             exposed_by_first(other, name, x)
     resting.join()
-    tell(folder / "left")
+    announce(folder / "left")
 
 
-def tell(fifo: Path) -> None:
+def announce(fifo: Path) -> None:
     fifo.write_text("now")
 
 
-def told(fifo: Path) -> bool:
+def announced(fifo: Path) -> bool:
     return fifo.read_text() == "now"
 
 

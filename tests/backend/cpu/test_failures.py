@@ -275,9 +275,9 @@ def receive(group: Any, x: Any) -> None:
 
 def be_called_back(group: Any, x: Any) -> None:
     """Receive without waiting: somebody else tells of the end."""
-    told: queue.Queue[dist.Work] = queue.Queue()
-    group.irecv(x, None).add_done_callback(told.put)
-    told.get(timeout=30).wait()
+    ended: queue.Queue[dist.Work] = queue.Queue()
+    group.irecv(x, None).add_done_callback(ended.put)
+    ended.get(timeout=30).wait()
 
 
 @pytest.mark.parametrize("take", [receive, be_called_back])
@@ -405,8 +405,8 @@ def aborted_later(group: Any) -> list[str]:
 
 
 def test_an_abort_of_what_has_failed_changes_no_words() -> None:
-    (told,) = {one for words in run_ranks(aborted_later, 2) for one in words}
-    assert "disagree on operation #1" in told
+    (message,) = {message for words in run_ranks(aborted_later, 2) for message in words}
+    assert "disagree on operation #1" in message
 
 
 def begun_again(group: Any) -> tuple[list[int], int]:

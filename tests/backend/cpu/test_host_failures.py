@@ -47,10 +47,10 @@ def sends_another(group: Any, taken_aside: bool, count: int) -> DistError:
 def test_messages_of_other_sizes_are_told_with_both_lines(taken_aside: bool, count: int) -> None:
     with ranks_on("ab") as ranks:
         errors = ranks.run(sends_another, [taken_aside] * 2, [count] * 2)
-    told = str(same_on_all(errors, CollectiveMismatch))
+    message = str(same_on_all(errors, CollectiveMismatch))
     line = re.escape(text_at(__file__, 0).removesuffix(":0")) + r":\d+"
-    assert re.search(rf"{8 * count} bytes of float64.* at {line}", told)
-    assert re.search(rf"{4 * count} bytes of int32.* at {line}", told)
+    assert re.search(rf"{8 * count} bytes of float64.* at {line}", message)
+    assert re.search(rf"{4 * count} bytes of int32.* at {line}", message)
 
 
 SHAPES = ["ab", "aab", "aabb", "abc", "abca"]
@@ -169,9 +169,9 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) ->
             assert rank.line() == "ready"
         start = time.monotonic()
         ranks[-1].kill()
-        told = {rank.line() for rank in ranks[:-1]}
+        messages = {rank.line() for rank in ranks[:-1]}
         assert time.monotonic() - start < 30.0, "it is not the group's timeout"
-    (text,) = told
+    (text,) = messages
     assert text.startswith(f"PeerLost {len(names) - 1} "), text
     assert f"pid {ranks[-1].pid}" in text
 

@@ -118,8 +118,8 @@ def outlives(group: ProcessGroup, seed: int) -> None:
 def test_a_peer_that_dies_while_it_is_read_is_told(seed: int) -> None:
     with pytest.raises(RuntimeError, match="code -9") as caught:
         run_ranks(outlives, 2, "processes", [seed, seed])
-    told = getattr(caught.value, "__notes__", [])
-    assert not any("rank 0" in note for note in told), told
+    notes = getattr(caught.value, "__notes__", [])
+    assert not any("rank 0" in note for note in notes), notes
 
 
 FIRST_OF_A_CONTAINER = """

@@ -91,13 +91,13 @@ def test_calls_that_differ_anywhere_have_different_fingerprints() -> None:
     assert len({call.fingerprint() for call in calls}) == len(calls)
 
 
-LIBRARY, QUICK, PAST = 0, 1, 2
+LIBRARY, VECTOR, PAST = 0, 1, 2
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_copiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The C library copies slowly; functions of nc10d's have these numbers for addresses."""
-    monkeypatch.setattr(copying, "quick_copy_address", lambda: QUICK)
+    monkeypatch.setattr(copying, "quick_copy_address", lambda: VECTOR)
     monkeypatch.setattr(copying, "stream_copy_address", lambda: PAST)
 
 
@@ -115,8 +115,8 @@ def copies(steps: list[Step], users: int) -> set[tuple[StepKind, Space, Space, i
     }
 
 
-MUCH, HALF = copying.STREAM_BYTES, 256 * 1024
-SHAPE = GroupShape(2, 0, HALF, 64 * 1024, direct=64 * 1024)
+MUCH, SLOT = copying.STREAM_BYTES, 256 * 1024
+SHAPE = GroupShape(2, 0, SLOT, 64 * 1024, direct=64 * 1024)
 FETCHED = (StepKind.FETCH, Space.STAGING, Space.USER)
 GOT = (StepKind.COPY, Space.STAGING, Space.USER)
 PUT = (StepKind.COPY, Space.USER, Space.STAGING)
@@ -124,51 +124,51 @@ OWN = (StepKind.COPY, Space.USER, Space.USER)
 FILLED = (StepKind.FILL_EXPOSED, Space.STAGING, Space.NONE)
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("fake_copiers")
 def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() -> None:
     got = copies(broadcast.broadcast(SHAPE, MUCH, 1), 1)
     assert got == {(*FETCHED, PAST), (*GOT, PAST)}
     sent = copies(broadcast.broadcast(SHAPE, MUCH, 0), 1)
-    assert sent == {(*FILLED, QUICK), (*PUT, QUICK)}
+    assert sent == {(*FILLED, VECTOR), (*PUT, VECTOR)}
     folded = copies(all_reduce(SHAPE, 4 * MUCH, Reduction(SUM, "float32", 2)), 1)
     assert PAST not in {copier for *_, copier in folded}
 
 
-@pytest.mark.usefixtures("told")
-@pytest.mark.parametrize(("each", "kept"), [(MUCH // 2, PAST), (MUCH // 2 - 64, QUICK)])
+@pytest.mark.usefixtures("fake_copiers")
+@pytest.mark.parametrize(("each", "kept"), [(MUCH // 2, PAST), (MUCH // 2 - 64, VECTOR)])
 def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
     outs = [user(1), user(1, each)]
     # The kernel fetches its half of a swap as a whole, over staging buffers it comes in pieces.
     assert copies(gather.all_gather(SHAPE, [each, each], user(0), outs), 2) == {
-        (*FILLED, QUICK),
-        (*FETCHED, QUICK),
+        (*FILLED, VECTOR),
+        (*FETCHED, VECTOR),
         (*OWN, kept),
-        (*PUT, QUICK),
+        (*PUT, VECTOR),
         (*GOT, kept),
     }
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("fake_copiers")
 def test_how_much_goes_into_an_array_counts_in_all_rounds_and_segments() -> None:
-    piece = copy(user(0), staging(1), HALF)
-    rounds = -(-MUCH // HALF)
+    piece = copy(user(0), staging(1), SLOT)
+    rounds = -(-MUCH // SLOT)
     loop, shorter = (Step(StepKind.ROUND, repeat=count, back=1) for count in (rounds, rounds - 1))
     agreed = Step(StepKind.LOOP_AGREED, back=1)
     assert chosen([piece, loop], 1) == [PAST, LIBRARY]
-    assert chosen([piece, shorter], 1) == [QUICK, LIBRARY]
-    for total, copier in ((MUCH, PAST), (MUCH - 1, QUICK)):
-        once = copy(user(0), staging(1), HALF, total=total)
-        assert chosen([once], 1) == [QUICK], "one piece is not the whole"
+    assert chosen([piece, shorter], 1) == [VECTOR, LIBRARY]
+    for total, copier in ((MUCH, PAST), (MUCH - 1, VECTOR)):
+        once = copy(user(0), staging(1), SLOT, total=total)
+        assert chosen([once], 1) == [VECTOR], "one piece is not the whole"
         assert chosen([once, loop], 1) == [copier, LIBRARY]
         assert chosen([once, agreed], 1) == [copier, LIBRARY]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("fake_copiers")
 def test_little_is_copied_by_the_c_library() -> None:
     small = copying.QUICK - 1
     steps = [
         copy(user(0), staging(1), small),
-        copy(user(0), staging(1), HALF, total=small),
+        copy(user(0), staging(1), SLOT, total=small),
         signal(1),
     ]
     assert chosen(steps, 1) == [LIBRARY] * 3

@@ -387,12 +387,12 @@ def a_message_and_then_none(group: Any, passed: threading.Barrier) -> str:
     elif group.rank == 1:
         group.recv(x, 0)
     passed.wait()
-    with pytest.raises(CollectiveTimeout) as told:
+    with pytest.raises(CollectiveTimeout) as caught:
         group.recv(x, (group.rank + 1) % 3, timeout=0.1)
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_of_a_rank_that_has_exchanged_messages_alone_an_error_tells_with_whom() -> None:
     last = "last operations: rank 0 a message (to rank 1), rank 1 a message (from rank 0), "
-    for told in run_ranks(a_message_and_then_none, 3, "threads", [threading.Barrier(3)] * 3):
-        assert f"{last}rank 2 nothing yet" in told
+    for message in run_ranks(a_message_and_then_none, 3, "threads", [threading.Barrier(3)] * 3):
+        assert f"{last}rank 2 nothing yet" in message

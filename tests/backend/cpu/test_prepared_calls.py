@@ -238,9 +238,9 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
             group.send(x, 0) if group.rank else group.recv(x, 1)
         group.barrier()
         if group.rank == 0:
-            with pytest.raises(Aborted) as told:
+            with pytest.raises(Aborted) as aborted:
                 group.barrier()
-            return str(told.value)
+            return str(aborted.value)
         channel = group.backend("cpu").group.links.to(0)
         way = "submit_message" if times else "submit"
         submit = getattr(channel, way)

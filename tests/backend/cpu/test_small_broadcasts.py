@@ -115,7 +115,7 @@ def test_two_roots_of_one_broadcast_of_8_bytes_are_an_error_of_that_call_on_ever
         assert len(set(ranks.run(two_roots))) == 1
 
 
-def in_a_circle(group: Any) -> DistError:
+def in_a_cycle(group: Any) -> DistError:
     """Rank 1 waits for root 0, which waits for a message that rank 1 would send afterwards."""
     x = small(group.rank)
     try:
@@ -132,7 +132,7 @@ def in_a_circle(group: Any) -> DistError:
 
 def test_a_rank_that_waits_for_a_root_that_waits_for_it_gets_an_error() -> None:
     with Ranks(2, kind="processes", timeout=40.0) as ranks:
-        errors = ranks.run(in_a_circle)
+        errors = ranks.run(in_a_cycle)
     assert len({str(error) for error in errors}) == 1
     assert isinstance(errors[0], CollectiveMismatch), errors[0]
     assert "wait for each other in a circle" in str(errors[0])

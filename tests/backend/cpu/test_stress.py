@@ -50,7 +50,7 @@ def campaign(group: Any, seed: int, steps: int, waiting: str) -> None:
 
 
 @pytest.fixture(scope="module", params=[("threads", 2), ("threads", 3), ("processes", 4)])
-def crowd(request: Any) -> Iterator[Ranks]:
+def stressed(request: Any) -> Iterator[Ranks]:
     kind, size = request.param
     with Ranks(size, kind) as ranks:
         yield ranks
@@ -58,9 +58,9 @@ def crowd(request: Any) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("waiting", WAITING)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_mixed_traffic_is_right_in_every_element(crowd: Ranks, seed: int, waiting: str) -> None:
-    size = crowd.world_size
-    crowd.run(campaign, [seed] * size, [150] * size, [waiting] * size)
+def test_mixed_traffic_is_right_in_every_element(stressed: Ranks, seed: int, waiting: str) -> None:
+    size = stressed.world_size
+    stressed.run(campaign, [seed] * size, [150] * size, [waiting] * size)
 
 
 def one_of_each(group: Any) -> None:

@@ -489,7 +489,7 @@ def test_more_receives_than_a_ring_holds_may_be_posted_in_any_order(two: Ranks) 
     two.run(backwards, [1200] * 2)
 
 
-def crowded(group: Any) -> None:
+def fills_the_ring(group: Any) -> None:
     """A synchronous block of more messages than a ring holds at first, and nobody receives."""
     if group.rank == 1:
         while group.backend("cpu").failure() is None:
@@ -504,7 +504,7 @@ def crowded(group: Any) -> None:
 
 def test_a_crowded_ring_does_not_outlast_the_timeout() -> None:
     with Ranks(2, timeout=1.0) as ranks:
-        ranks.run(crowded)
+        ranks.run(fills_the_ring)
 
 
 def past_a_posted_receive(group: Any) -> None:
@@ -527,7 +527,7 @@ def test_a_receive_from_anyone_sees_past_posted_receives(two: Ranks) -> None:
     two.run(past_a_posted_receive)
 
 
-def told(group: Any, source: int | None) -> None:
+def callback_of_a_receive(group: Any, source: int | None) -> None:
     """Callbacks of receives come though nobody waits, and another message lies before."""
     if group.rank == 1:
         group.barrier()
@@ -549,10 +549,10 @@ def told(group: Any, source: int | None) -> None:
 def test_callbacks_of_receives_are_called_though_nobody_waits(
     two: Ranks, source: int | None
 ) -> None:
-    two.run(told, [source] * 2)
+    two.run(callback_of_a_receive, [source] * 2)
 
 
-def stray(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> None:
+def unexpected_message(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> None:
     """A long message that nobody asked for stops halfway; looking elsewhere must not mind."""
     count = 1 << 20
     if group.rank == 1:
@@ -585,7 +585,7 @@ def short_wait(work: Any) -> bool:
 def test_looking_for_one_message_never_fails_the_group_for_another(
     two: Ranks, look: Callable[[Any], bool]
 ) -> None:
-    two.run(stray, [look] * 2, [threading.Event()] * 2)
+    two.run(unexpected_message, [look] * 2, [threading.Event()] * 2)
 
 
 @pytest.mark.parametrize("timeout", [timedelta.max, 1e300, None])

@@ -237,12 +237,12 @@ def in_any_order(group: ProcessGroup) -> bytes:
     sub = everybody(group, options=dist_options())
     x = np.random.default_rng(group.rank).random(1000, np.float32)
     want = sum(np.random.default_rng(r).random(1000, np.float32) for r in range(SIZE))
-    half = x.astype(np.float16)
-    for y in (x, half):
+    narrow = x.astype(np.float16)
+    for y in (x, narrow):
         sub.all_reduce(y)
-        assert np.allclose(y, want, rtol=1e-2 if y is half else 1e-6)
+        assert np.allclose(y, want, rtol=1e-2 if y is narrow else 1e-6)
     sub.close()
-    return x.tobytes() + half.tobytes()
+    return x.tobytes() + narrow.tobytes()
 
 
 def dist_options() -> Any:

@@ -483,10 +483,10 @@ def an_asynchronous_error_reaches_everybody(group: ProcessGroup) -> None:
         _reduce_and_wait(group, x)
 
 
-def _reduce_and_wait(group: ProcessGroup, x: cuda.DeviceArray, told: str = "") -> None:
+def _reduce_and_wait(group: ProcessGroup, x: cuda.DeviceArray, note: str = "") -> None:
     work = group.all_reduce(x, async_op=True)
-    if told:
-        once(group, told)
+    if note:
+        once(group, note)
     work.wait_blocking()
 
 

@@ -224,10 +224,10 @@ def hooks_that_compute_in_numpy_say_what_to_use_instead(group: ProcessGroup) -> 
             reducer.begin()
             for k in range(len(SHAPES) - 1):
                 reducer.grad_ready(k)
-            told = rf"computes on the CPU, and bucket 0 is on cuda:{device(group)}: use one"
-            with pytest.raises(TypeError, match=told):
+            expected = rf"computes on the CPU, and bucket 0 is on cuda:{device(group)}: use one"
+            with pytest.raises(TypeError, match=expected):
                 reducer.grad_ready(len(SHAPES) - 1)
-            with pytest.raises(TypeError, match=told):
+            with pytest.raises(TypeError, match=expected):
                 reducer.finish()
 
 

@@ -61,19 +61,19 @@ print(row.failed, row.result)
 
 
 @pytest.mark.parametrize(
-    ("torch", "told"),
+    ("torch", "expected"),
     [
         ("raise OSError('libcudart.so: not found')", "True OSError: libcudart.so: not found"),
         ("", "True "),  # an empty module in torch's place
     ],
 )
-def test_a_torch_that_does_not_work_is_a_failure(tmp_path: Path, torch: str, told: str) -> None:
+def test_a_torch_that_does_not_work_is_a_failure(tmp_path: Path, torch: str, expected: str) -> None:
     package = tmp_path / "packages" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(torch)
     with emulators():
         done = python(TORCHS, tmp_path, package.parent)
-    assert done.stdout.startswith(told), done.stdout + done.stderr
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
 def test_what_a_check_raises_is_a_row_that_failed(tmp_path: Path) -> None:

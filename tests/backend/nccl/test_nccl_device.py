@@ -108,9 +108,9 @@ def test_a_death_ends_work_on_devices(tmp_path: Path, backend: str, size: int) -
         with pytest.raises(RuntimeError, match="-9"):
             ranks.run(law, [str(tmp_path)] * size)
         words = {(tmp_path / f"words-{rank}").read_text() for rank in range(size) if rank != 1}
-        (told,) = words
-        assert re.search(r"rank 1 .* its last operation was #[12] barrier\(\);", told)
-        assert re.search(r"rank 0 #[23] all_reduce\(dtype=float32, count=100, op=SUM\)", told)
+        (message,) = words
+        assert re.search(r"rank 1 .* its last operation was #[12] barrier\(\);", message)
+        assert re.search(r"rank 0 #[23] all_reduce\(dtype=float32, count=100, op=SUM\)", message)
 
 
 BEFORE_GATHER = {"NC10D_EMULATED_NCCL_VERSION": "22703"}

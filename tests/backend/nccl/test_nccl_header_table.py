@@ -165,13 +165,13 @@ def test_the_table_is_the_headers_abi(tmp_path: Path) -> None:
     command = ["gcc", *strict, *folders, "-DNCCL_OS_LINUX", "abi.c", "-o", "abi"]
     linked = [*command, "-Wl,--unresolved-symbols=ignore-all"]
     subprocess.run(linked, cwd=tmp_path, check=True, timeout=60)
-    told = json.loads(subprocess.check_output([str(tmp_path / "abi")], text=True, timeout=60))
+    printed = json.loads(subprocess.check_output([str(tmp_path / "abi")], text=True, timeout=60))
     for name, row in FUNCTIONS.items():
         sizes = [ctypes.sizeof(CTYPES[letter]) for letter in row.arguments]
-        assert told[name][1:] == sizes, row.prototype
+        assert printed[name][1:] == sizes, row.prototype
     for name in STRUCTS:
         kind = struct_type(name, HEADER_VERSION)
         offsets = [getattr(kind, field).offset for field, _ in kind._fields_]  # type: ignore[misc]
-        assert told[name] == [ctypes.sizeof(kind), *offsets], name
+        assert printed[name] == [ctypes.sizeof(kind), *offsets], name
     for enum in ENUMS.values():
-        assert {member: told[member][0] for member in enum} == enum
+        assert {member: printed[member][0] for member in enum} == enum

@@ -97,5 +97,5 @@ def test_lists_of_the_same_objects_are_the_same(some: list[int], others: list[in
     things = [object() for _ in range(4)]
     ids = array("q", [id(things[k]) for k in others])
     given = [things[k] for k in some]
-    told = nc10d_nccl_same_objects(id(given), *ids.buffer_info())
-    assert bool(told) == (some == others)
+    same = nc10d_nccl_same_objects(id(given), *ids.buffer_info())
+    assert bool(same) == (some == others)
