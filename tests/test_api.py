@@ -67,7 +67,7 @@ def check_results(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", [dist.SUM, dist.ReduceOp.MAX, dist.AVG, dist.premul_sum(0.5)])
-def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
+def test_all_reduce_reduces_over_all_ranks(size: int, op: dist.ReduceOp) -> None:
     def body(group: dist.ProcessGroup) -> list[Any]:
         me = group.rank
         x, y = x_of(me), x_of(me)
@@ -82,7 +82,7 @@ def test_all_reduce(size: int, op: dist.ReduceOp) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_rooted_collectives(size: int) -> None:
+def test_rooted_collectives_use_their_root(size: int) -> None:
     root = size - 1
 
     def body(group: dist.ProcessGroup) -> list[Any]:
@@ -107,7 +107,7 @@ def test_rooted_collectives(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_gathers_and_scatters_of_every_rank(size: int) -> None:
+def test_gathers_and_scatters_reach_every_rank(size: int) -> None:
     def body(group: dist.ProcessGroup) -> list[Any]:
         me = group.rank
         ragged = [np.zeros(r) for r in range(size)]
@@ -130,7 +130,7 @@ def test_gathers_and_scatters_of_every_rank(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_to_all(size: int) -> None:
+def test_all_to_all_exchanges_blocks(size: int) -> None:
     def body(group: dist.ProcessGroup) -> list[Any]:
         me = group.rank
         outs = [np.zeros(me + 1) for _ in range(size)]
@@ -151,7 +151,7 @@ def test_all_to_all(size: int) -> None:
     check_results(size, body, expected)
 
 
-def test_barrier_holds_every_rank_until_the_last_has_come() -> None:
+def test_barrier_holds_every_rank_until_the_last_has_arrived() -> None:
     come: list[int] = []
 
     def body(group: dist.ProcessGroup) -> int:
@@ -162,7 +162,7 @@ def test_barrier_holds_every_rank_until_the_last_has_come() -> None:
     assert run_local(body, 4) == [4] * 4
 
 
-def test_messages_meet_by_tag_and_can_come_from_any_rank() -> None:
+def test_messages_match_by_tag_and_can_come_from_any_rank() -> None:
     def body(group: dist.ProcessGroup) -> Any:
         me = group.rank
         out = np.zeros(1)
@@ -228,7 +228,7 @@ def test_different_calls_are_an_error_on_all_ranks() -> None:
     run_local(body, 3)
 
 
-def test_a_rank_that_does_not_come_is_a_timeout_for_the_others() -> None:
+def test_a_rank_that_does_not_arrive_is_a_timeout_for_the_others() -> None:
     def body(group: dist.ProcessGroup) -> None:
         if group.rank == 0:
             with pytest.raises(CollectiveTimeout):

@@ -27,7 +27,7 @@ def test_a_token_is_read_from_its_file_before_the_variable(tmp_path: Path) -> No
     assert auth.job_token({auth.VALUE: "", auth.FILE: ""}) is None
 
 
-def test_tokens_are_not_alike() -> None:
+def test_each_new_token_differs() -> None:
     assert len({auth.new_token() for _ in range(100)}) == 100
 
 

@@ -160,5 +160,5 @@ def early(group: ProcessGroup, src: int | None) -> None:
 
 
 @pytest.mark.parametrize("src", [1, None])
-def test_a_message_that_came_early_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
+def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
     ranks.run(early, [src] * 3)

@@ -102,7 +102,7 @@ def test_a_read_only_array_is_not_writable() -> None:
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.complex64])
-def test_dtypes_beyond_the_usual_are_known(dtype: type) -> None:
+def test_dtypes_of_ml_dtypes_are_recognised(dtype: type) -> None:
     assert as_buffer(np.zeros(2, dtype)).dtype.label == np.dtype(dtype).name
 
 

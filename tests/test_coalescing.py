@@ -135,7 +135,7 @@ def test_calls_that_make_or_repeat_blocks_or_groups_raise_in_a_block(
     assert launched(group) == [AllReduce]
 
 
-def test_other_groups_go_straight_through(group: ProcessGroup) -> None:
+def test_calls_of_other_groups_are_not_coalesced(group: ProcessGroup) -> None:
     other = dist.new_group([0, 1])
     with dist.coalescing_manager(group):
         dist.all_reduce(np.zeros(1))
@@ -146,7 +146,7 @@ def test_other_groups_go_straight_through(group: ProcessGroup) -> None:
     assert launched(group) == [AllReduce]
 
 
-def test_other_threads_go_straight_through(group: ProcessGroup) -> None:
+def test_calls_of_other_threads_are_not_coalesced(group: ProcessGroup) -> None:
     with dist.coalescing_manager(group):
         group.all_reduce(np.zeros(1))
         thread = threading.Thread(target=group.barrier)
@@ -347,7 +347,7 @@ class CountingWork(Work):
         self._finish(None, [None] * 3)
 
 
-def test_only_one_of_a_batchs_works_waits_for_it() -> None:
+def test_only_a_single_work_of_a_batch_waits_for_the_batch() -> None:
     whole, works = CountingWork(), [BatchedWork(Barrier(), place) for place in range(3)]
     for work in works:
         work._bind(whole)

@@ -42,7 +42,9 @@ def test_either_variable_sets_the_level(
         assert from_env() is level
 
 
-def test_ours_comes_before_torchs_and_empty_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nc10ds_variable_precedes_torchs_and_an_empty_variable_is_unset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     monkeypatch.setenv("NC10D_DEBUG", "INFO")
     assert from_env() is DebugLevel.INFO
@@ -50,7 +52,7 @@ def test_ours_comes_before_torchs_and_empty_is_unset(monkeypatch: pytest.MonkeyP
     assert from_env() is DebugLevel.DETAIL
 
 
-def test_without_a_variable_it_is_off() -> None:
+def test_without_a_variable_the_debug_level_is_off() -> None:
     dist.set_debug_level(DebugLevel.DETAIL)
     assert from_env() is DebugLevel.OFF
 

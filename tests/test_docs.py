@@ -54,7 +54,7 @@ def examples(page: Path) -> Iterator[Example]:
 EXAMPLES = [example for page in PAGES for example in examples(page)]
 
 
-def test_there_are_examples() -> None:
+def test_pages_have_examples() -> None:
     assert {example.page for example in EXAMPLES} >= {"README.md", "testing.md"}
 
 
@@ -85,14 +85,14 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
 # ---- names in pages -----------------------------------------------------------------------------
 
 
-def test_files_that_are_named_exist() -> None:
+def test_named_files_exist() -> None:
     folders = "tests|docs|nc10d|benchmarks|examples|tools"
     for path in re.findall(rf"\b((?:{folders})/[\w/]+(?:\.(?:py|sh|md))?)\b(?![*.-])", TEXT):
         assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"python -m (nc10d[\w.]*\w)", TEXT))))
-def test_a_command_that_is_named_exists(name: str) -> None:
+def test_a_named_command_exists(name: str) -> None:
     path = ROOT / name.replace(".", "/")
     script = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert "__main__" in script.name or '__name__ == "__main__"' in script.read_text()
@@ -101,7 +101,7 @@ def test_a_command_that_is_named_exists(name: str) -> None:
 @pytest.mark.parametrize(
     "name", sorted(set(re.findall(r"python -m benchmarks ([a-z][\w-]*)", TEXT)))
 )
-def test_a_table_of_benchmarks_that_is_named_exists(name: str) -> None:
+def test_a_named_table_of_benchmarks_exists(name: str) -> None:
     assert name in benchmarks.TABLES
 
 
@@ -150,7 +150,7 @@ def variables(path: Path) -> set[str]:
     return {text for text in texts if re.fullmatch(r"NC10D_[A-Z_]+", str(text))}
 
 
-def test_the_page_of_variables_lists_those_that_are_read() -> None:
+def test_the_page_of_variables_lists_the_variables_that_are_read() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     folders = (PACKAGE, ROOT / "benchmarks")
     files = [path for folder in folders for path in folder.rglob("*.py")]

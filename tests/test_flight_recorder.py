@@ -79,7 +79,7 @@ def test_entries_have_times_and_messages_are_among_them() -> None:
         ]
 
 
-def test_the_latest_calls_are_known_without_having_asked_for_it() -> None:
+def test_the_latest_calls_are_recorded_by_default() -> None:
     for entries in run_ranks(recorded, 2):
         assert [(entry.seq, entry.op, entry.state) for entry in entries] == [
             (1, "all_reduce", COMPLETED),
@@ -226,7 +226,7 @@ say("over", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_signal_passes_by_groups_that_are_over(tmp_path: Path) -> None:
+def test_a_signal_skips_closed_groups(tmp_path: Path) -> None:
     with Job(ENDED.format(folder=str(tmp_path)), 1) as (rank,):
         assert rank.line() == "over 0"
         assert (tmp_path / "world-rank0.json").exists()

@@ -60,7 +60,7 @@ def ran(ranks, call, arrays, kind, *args):
 
 @settings(deadline=None, max_examples=25)
 @given(shape=SHAPES, kind=st.sampled_from(KINDS), name=st.sampled_from(["sum", "Max", "PRODUCT"]))
-def test_all_reduce_is_the_references(ranks, shape, kind, name):
+def test_all_reduce_returns_the_references_result(ranks, shape, kind, name):
     arrays = arrays_of(shape)
     expected = reference.all_reduce(arrays, getattr(dist, name.upper()))
     found = ran(ranks, "all_reduce", arrays, kind, name)
@@ -101,7 +101,7 @@ def test_splits_may_be_uneven():
     assert run_local(run, 2) == [[0, 10, 11], [1, 2, 12]]
 
 
-def test_several_in_one_launch():
+def test_a_group_submits_several_calls_in_one_launch():
     def run(group):
         xs = [np.full((2, 2), float(group.rank)), np.ones(2)]
         before = group.seq
@@ -116,7 +116,7 @@ def test_several_in_one_launch():
     assert run_local(run, 2) == [[[[1.0] * 2] * 2, [2.0] * 2, whole, [1.0] * 4, *means]] * 2
 
 
-def test_every_way_to_name_a_group():
+def test_a_group_can_be_named_in_every_way():
     def run(group):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         row, column = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
@@ -172,7 +172,7 @@ def test_mistakes_are_named_before_anything_is_sent(call, words):
 
 
 @pytest.mark.parametrize("call", [F.all_reduce, F.broadcast, F.all_gather_tensor])
-def test_a_list_is_refused_as_everywhere(call):
+def test_a_list_is_refused_as_by_every_call(call):
     def run(group):
         with pytest.raises(TypeError, match=r"got a list: pass np\.array"):
             call([1, 2], "sum" if call is F.all_reduce else 0)

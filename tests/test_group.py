@@ -60,7 +60,7 @@ def test_a_device_given_twice_is_refused() -> None:
         BackendConfig("cpu:cpu,cpu:fake")
 
 
-def test_an_unknown_backend_lists_the_known_ones() -> None:
+def test_an_unknown_backend_lists_the_registered_backends() -> None:
     with pytest.raises(ValueError, match=r"known are: .*cpu.*fake.*nccl"):
         find_backend("mpi9")
 
@@ -311,7 +311,7 @@ def test_a_split_asks_the_parents_backend_and_another_name_the_registry(spies: l
     assert splits == [([2, 0], "c", True)]
 
 
-def test_options_go_to_the_backend_that_they_are_for() -> None:
+def test_each_backend_gets_its_options() -> None:
     seen: list[Any] = []
 
     class Split(FakeBackend):
@@ -361,9 +361,7 @@ def test_a_call_and_its_method_differ_in_how_they_name_groups_ranks_and_times(na
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_whether_a_backend_is_split_does_not_depend_on_what_was_made(
-    spies: list[Spy], made: bool
-) -> None:
+def test_a_backend_is_split_whichever_backends_exist(spies: list[Spy], made: bool) -> None:
     config = BackendConfig("cpu:spy,cuda:spy")
     parent = ProcessGroup("p", [0, 1], 0, HashStore(), 3.0, config)
     if made:

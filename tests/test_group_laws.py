@@ -179,7 +179,7 @@ def blocks_on_two_groups(world: ProcessGroup) -> None:
     pair.close()
 
 
-def test_blocks_of_two_groups_may_lie_in_each_other(ranks: At) -> None:
+def test_blocks_of_two_groups_may_nest(ranks: At) -> None:
     ranks(2).run(blocks_on_two_groups)
 
 
@@ -217,5 +217,5 @@ def many_groups(world: ProcessGroup) -> None:
         dist.destroy_process_group(group)
 
 
-def test_many_groups_at_once(ranks: At) -> None:
+def test_many_groups_compute_at_once(ranks: At) -> None:
     ranks(3).run(many_groups)

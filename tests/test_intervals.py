@@ -24,7 +24,7 @@ def test_intervals_intersect_if_they_share_an_address(a, b):
 
 @given(intervals=st.lists(INTERVALS, max_size=6))
 @example(intervals=[(0, 4), (2, 2), (3, 5)])
-def test_intervals_are_disjoint_if_each_two_are(intervals):
+def test_intervals_are_disjoint_if_each_pair_is(intervals):
     expected = not any(shared(a, b) for a, b in combinations(intervals, 2))
     assert disjoint(intervals) == expected
     full = np.array([pair for pair in intervals if pair[0] < pair[1]], np.int64).reshape(-1, 2)

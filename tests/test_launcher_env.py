@@ -38,7 +38,7 @@ def place(
     return find_place(environment, rank, size, lambda: "mpirun-1-2")
 
 
-def test_torchruns_variables_come_first():
+def test_torchruns_variables_precede_other_launchers():
     assert place({**SRUN, **TORCHRUN}) == RankPlace(1, 4, "node7", 29500)
     served = place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     assert served.served
@@ -108,7 +108,7 @@ def test_a_batch_script_is_no_task_of_srun():
         ("n-1-[04-05]", "n-1-04"),
     ],
 )
-def test_the_first_of_a_node_list(nodes: str, first: str):
+def test_the_first_node_of_a_list_is_found(nodes: str, first: str):
     assert first_node(nodes) == first
 
 
@@ -138,7 +138,7 @@ def test_the_launchers_process_is_found_behind_a_shell():
     assert launcher_ancestor().startswith(("parent-", "hydra", "slurm", "mpi"))
 
 
-def test_ranks_of_mpirun_meet_without_any_variable():
+def test_ranks_of_mpirun_find_each_other_without_any_variable():
     mpirun = Path(sys.executable).with_name("mpirun")
     if not mpirun.exists():
         pytest.skip("needs mpirun")

@@ -119,7 +119,9 @@ def reduced_by_parts(group: ProcessGroup, x: Array, op: O.ReduceOp) -> dict[str,
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", [O.SUM, O.AVG, O.MAX, O.premul_sum(0.3)], ids=repr)
-def test_all_reduce_is_its_parts(ranks: At, size: int, op: O.ReduceOp) -> None:
+def test_all_reduce_equals_reduce_scatter_and_all_gather(
+    ranks: At, size: int, op: O.ReduceOp
+) -> None:
     for count in (size, 60, 6000, 120_000):
         for dtype in (DType.FLOAT32, DType.FLOAT16):
             xs = [normal(dtype, count, 9 + r) for r in range(size)]
@@ -372,7 +374,7 @@ def raises_in_a_block(group: ProcessGroup) -> None:
     assert (x == group.size**2).all()
 
 
-def test_an_exception_in_a_block_leaves_the_group_as_it_was(ranks: At) -> None:
+def test_an_exception_in_a_block_leaves_the_group_unchanged(ranks: At) -> None:
     for size in (1, 2, 3):
         ranks(size).run(raises_in_a_block)
 

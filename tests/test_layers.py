@@ -130,14 +130,14 @@ def test_every_part_has_a_place_and_imports_from_above_or_left(kind: str) -> Non
     assert wrong(arrows, places) == []
 
 
-def test_there_is_no_circle_between_files() -> None:
+def test_imports_between_files_have_no_cycle() -> None:
     assert cycle(graph()) == []
 
 
 @pytest.mark.parametrize(
     "folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE))
 )
-def test_there_is_no_circle_between_the_parts_of_a_folder(folder: Path) -> None:
+def test_imports_between_the_parts_of_a_folder_have_no_cycle(folder: Path) -> None:
     assert cycle(between(folder, len(folder.relative_to(PACKAGE).parts) + 1)) == []
 
 

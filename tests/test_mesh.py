@@ -128,7 +128,7 @@ def test_ranks_outside_of_a_mesh_have_no_coordinate_and_no_group():
     assert run_local(run, 3) == [((2, 0), 1, 0), None, ((2, 0), 0, 2)]
 
 
-def test_a_mesh_of_groups_that_exist():
+def test_a_mesh_can_be_made_of_existing_groups():
     def run(group):
         mesh = named(group)
         rows = DeviceMesh.from_group(mesh.get_group("tp"), "cpu", mesh_dim_names=("tp",))

@@ -399,7 +399,7 @@ PLACES = [(table, place) for table, rows in TABLES.items() for place in range(le
 @pytest.mark.parametrize(
     ("table", "place"), PLACES, ids=[f"{t}: {TABLES[t][p][0]}" for t, p in PLACES]
 )
-def test_a_mistake_stays_where_it_was_made(
+def test_a_mistake_raises_in_its_rank_and_the_group_goes_on(
     two: Ranks, table: str, place: int, offender: int
 ) -> None:
     two.run(play, [offender] * 2, [table] * 2, [place] * 2)
@@ -521,7 +521,7 @@ def err_alone(group: ProcessGroup, offender: int, name: str) -> None:
 
 @pytest.mark.parametrize("offender", [0, 1])
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_mistake_about_blocks_and_groups_stays_there_too(
+def test_a_mistake_about_blocks_or_groups_raises_in_its_rank_too(
     two: Ranks, name: str, offender: int
 ) -> None:
     two.run(err_alone, [offender] * 2, [name] * 2)

@@ -24,7 +24,7 @@ def caught(call: Any) -> DistError:
     return found.value
 
 
-def test_all_pass_when_all_have_come_again_and_again() -> None:
+def test_all_ranks_pass_each_time_all_have_arrived() -> None:
     def meet(group: Any) -> list[int]:
         come: list[int] = []
         for turn in range(3):
@@ -38,7 +38,7 @@ def test_all_pass_when_all_have_come_again_and_again() -> None:
     assert run_local(meet, SIZE) == [[0, 1, 2]] * SIZE
 
 
-def test_no_rank_leaves_before_all_have_come() -> None:
+def test_no_rank_leaves_before_all_have_arrived() -> None:
     came: list[int] = []
 
     def meet(group: Any) -> int:
@@ -51,7 +51,7 @@ def test_no_rank_leaves_before_all_have_come() -> None:
 
 @pytest.mark.parametrize("missing", [[0], [2], [1, 3], [0, 1, 2]])
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
-def test_the_missing_are_named_on_every_rank(missing: list[int], wait_all_ranks: bool) -> None:
+def test_missing_ranks_are_named_on_every_rank(missing: list[int], wait_all_ranks: bool) -> None:
     over = threading.Barrier(SIZE)
 
     def meet(group: Any) -> DistError:

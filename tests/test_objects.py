@@ -163,7 +163,7 @@ def test_dataclasses_with_large_arrays(three: Ranks) -> None:
             assert not np.shares_memory(got[rank].losses["x"], x)
 
 
-def test_ranks_as_processes() -> None:
+def test_object_calls_work_with_ranks_as_processes() -> None:
     with Ranks(SIZE, "processes") as ranks:
         got = ranks.run(_in_a_process)
     assert [places[1]["x"].sum() for places in got] == [1000.0] * SIZE
@@ -176,7 +176,7 @@ def _in_a_process(group: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_rank_that_cannot_encode_raises_and_so_do_the_others(three: Ranks, call: Call) -> None:
+def test_if_a_rank_cannot_encode_its_object_all_ranks_raise(three: Ranks, call: Call) -> None:
     got = three.run(lambda group: outcome(group, call, Stranger()))
     concerned = {1, *RECEIVERS[call]} | ({2} if call is gather else set())
     for rank, result in enumerate(got):
@@ -187,7 +187,7 @@ def test_a_rank_that_cannot_encode_raises_and_so_do_the_others(three: Ranks, cal
     assert "test_objects.Stranger" in str(got[0])
 
 
-def test_a_rank_that_fails_in_its_own_code_raises_that(three: Ranks) -> None:
+def test_a_rank_that_fails_in_the_programs_code_raises_that_error(three: Ranks) -> None:
     def try_it(group: Any) -> str:
         try:
             all_gather(group, Broken(), allow_pickle=True)

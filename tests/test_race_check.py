@@ -92,7 +92,7 @@ def writes_to_a_view(group: Any, may_enter: threading.Event) -> Any:
     return x
 
 
-def test_a_write_past_that_is_an_error_that_names_the_operation() -> None:
+def test_a_write_past_the_read_only_flag_is_an_error_that_names_the_operation() -> None:
     mine, theirs = run_ranks(writes_to_a_view, 2, "threads", [threading.Event()] * 2)
     assert (mine == [0, 1, 99, 3]).all()
     assert (theirs == 2 * np.arange(4.0)).all()
@@ -220,7 +220,7 @@ def every_call(group: Any, make: Any) -> list[Any]:
 
 
 @of_every_kind
-def test_results_are_the_same_as_without(make: Any) -> None:
+def test_results_are_the_same_without_the_check(make: Any) -> None:
     with Ranks(2) as ranks:
         watched = ranks.run(every_call, [make] * 2)
     dist.set_debug_level(DebugLevel.OFF)

@@ -80,7 +80,7 @@ def test_a_second_rendezvous_does_not_see_keys_of_the_first(
             assert first[1][0].get("k") == b"old"
 
 
-def test_a_restarted_job_does_not_see_the_keys_of_the_one_before(
+def test_a_restarted_job_does_not_see_the_previous_jobs_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with contextlib.closing(TCPStore(HOST, is_master=True, timeout=20)) as agent:

@@ -112,7 +112,7 @@ def excluding(group: Any, gone: threading.Event) -> Any:
     return result
 
 
-def test_a_rank_that_lives_can_be_left_out_and_hears_of_it() -> None:
+def test_a_live_rank_that_is_left_out_gets_an_error() -> None:
     assert run_ranks(excluding, 3, "threads", [threading.Event()] * 3) == [3.0, None, 3.0]
 
 
@@ -140,7 +140,7 @@ def test_a_backend_that_can_not_shrink_raises() -> None:
     run_local(ask, 1)
 
 
-def test_so_does_a_group_without_a_backend_for_the_cpu() -> None:
+def test_a_group_without_a_backend_for_the_cpu_raises() -> None:
     config = BackendConfig("cuda:staged")
     group = dist.ProcessGroup("staged", [0], 0, HashStore(), 10.0, config)
     with pytest.raises(TypeError, match=r"'cuda:staged' of .* can't shrink"):
@@ -260,7 +260,7 @@ def test_survivors_go_on_after_each_kill(survived: list[Any], case: int) -> None
         assert report["sum"] == sum(range(1, len(left) + 1))
 
 
-def test_it_takes_less_than_a_second(survived: list[Any]) -> None:
+def test_shrinking_takes_less_than_a_second(survived: list[Any]) -> None:
     """Some attempts are slow on a busy machine, so at least one must keep the documented bound."""
     took = [max(report["took"] for report in reports) for _, reports in survived]
     assert min(took) < 1.0
@@ -293,7 +293,7 @@ hear()
 
 
 @pytest.mark.parametrize("names", ["aaaa", "aabb", "abca"])
-def test_neither_the_store_nor_its_host_is_needed(names: str) -> None:
+def test_shrinking_needs_neither_the_store_nor_its_host(names: str) -> None:
     """Kill rank 0 and the store's server with it, as if their host were lost."""
     command = [sys.executable, "-m", "nc10d.store", "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -347,7 +347,9 @@ hear()
 
 
 @pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.ShrinkAttempt.confirm"])
-def test_a_rank_that_stops_meanwhile_is_not_waited_for_longer_than_asked(moment: str) -> None:
+def test_a_rank_that_stops_while_ranks_shrink_delays_them_no_longer_than_the_timeout(
+    moment: str,
+) -> None:
     """A rank stops before the group forms or afterwards: no survivor goes on with it."""
     with Job(STOPS.replace("MOMENT", moment), 3) as ranks:
         assert [rank.line() for rank in ranks[:2]] == ["goes on with 2 2.0"] * 2

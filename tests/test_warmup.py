@@ -176,7 +176,7 @@ def test_on_a_terminal_a_bar_grows():
         terminal.read_until("functions ready")
 
 
-def test_ctrl_c_ends_it_quietly():
+def test_ctrl_c_ends_the_command_without_output():
     def attempt():
         with AtTerminal(WARMUP) as terminal:
             terminal.read_until("compiling")
@@ -196,7 +196,7 @@ def test_a_senseless_number_of_processes_is_refused(jobs, capsys):
     assert "--jobs" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_is_counted():
+def test_a_failed_process_is_counted():
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     words = [*WARMUP, "--jobs", "2"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)

@@ -65,7 +65,7 @@ def test_a_work_ends_once_and_the_first_end_stays() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=8))
-def test_of_many_threads_that_finish_exactly_one_is_first(failures: list[bool]) -> None:
+def test_exactly_one_of_many_finishing_threads_is_first(failures: list[bool]) -> None:
     work = Work()
     together = threading.Barrier(len(failures))
     firsts: list[bool] = []
@@ -232,7 +232,7 @@ async def _await(work: Work) -> bool:
     return await work
 
 
-def test_a_work_whose_loop_is_gone_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_work_whose_loop_is_closed_ends_without_output(caplog: pytest.LogCaptureFixture) -> None:
     work = Work()
 
     async def give_up() -> None:

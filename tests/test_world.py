@@ -84,15 +84,15 @@ def ends_on_time(
     assert takes(attempt, LIMIT, LIMIT + 0.5)
 
 
-def test_a_store_that_is_never_there() -> None:
+def test_an_absent_store_is_an_error_on_time() -> None:
     ends_on_time(StoreError, "connect|reach", lambda: {"init_method": method()}, 1, 2)
 
 
-def test_a_rank_that_never_comes_to_the_store() -> None:
+def test_a_rank_that_never_reaches_the_store_is_named() -> None:
     ends_on_time(RendezvousError, "missing: 1", lambda: {"init_method": method()}, 0, 2)
 
 
-def test_a_rank_that_is_gone_after_the_meeting_in_the_store(others: Callable[..., None]) -> None:
+def test_a_rank_that_dies_after_the_rendezvous_is_named(others: Callable[..., None]) -> None:
     def come_and_go(where: str) -> None:
         store, _, _ = rendezvous(where, 1, 2, 10.0)
         store.close()
@@ -120,7 +120,9 @@ def silent_card(store: Store, rank: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_a_rank_that_stops_while_host_mates_meet(silent: int, others: Callable[..., None]) -> None:
+def test_a_rank_that_stops_during_the_bootstrap_of_its_host_is_named(
+    silent: int, others: Callable[..., None]
+) -> None:
     open_ends = []
 
     def arrange() -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Late(PrefixStore):
         return super().multi_get(keys)
 
 
-def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
+def test_a_silent_local_peer_gets_no_more_time_because_another_was_late(
     others: Callable[..., None],
 ) -> None:
     def come_late(store: Store) -> None:
@@ -161,7 +163,7 @@ def test_a_silent_host_mate_is_not_waited_for_longer_because_another_was_late(
         ends_on_time(RendezvousError, expected, arrange, 1, 3)
 
 
-def test_options_that_a_backend_does_not_know_are_refused_before_anyone_meets() -> None:
+def test_options_unknown_to_a_backend_are_refused_before_the_rendezvous() -> None:
     with own_world():
         for backend, options in (("cpu", object()), (None, {"cpu": 1}), (None, object())):
             with pytest.raises(TypeError, match="pg_options of"):  # not about missing ranks

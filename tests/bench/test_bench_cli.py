@@ -121,7 +121,7 @@ def test_a_former_option_names_its_new_command(words: list[str]) -> None:
     assert done.stderr == f"python -m nc10d.bench --{table} has moved: {new}"
 
 
-def test_ctrl_c_ends_it_quietly() -> None:
+def test_ctrl_c_ends_the_command_without_output() -> None:
     def attempt() -> float:
         with AtTerminal([*BENCH, "all_reduce", "--repeats", "1000000"]) as bench:
             bench.read_until("wrong\r\n")  # a whole line: Ctrl-C discards unread output

@@ -48,7 +48,7 @@ def test_an_unknown_collective_is_reported(capsys: pytest.CaptureFixture[str]) -
         (["gloo", "--hosts", "0"], "2 ranks can't be dealt to 0 hosts"),
     ],
 )
-def test_what_cannot_be_compared_is_reported(
+def test_options_that_cannot_be_compared_are_reported(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -62,7 +62,7 @@ def test_a_barrier_has_a_single_cell_and_others_a_cell_for_each_size() -> None:
     assert compare.cells("broadcast", 1024, 9) == [("broadcast", 1024)]
 
 
-def test_everyone_goes_at_every_time() -> None:
+def test_each_library_takes_each_turn() -> None:
     four = ["a", "b", "c", "d"]
     rounds = [estimates.turns(four, number) for number in range(4)]
     assert all(sorted(order) == four for order in rounds)
@@ -70,7 +70,7 @@ def test_everyone_goes_at_every_time() -> None:
     assert len({order[0] for order in rounds}) > 1
 
 
-def test_the_table_has_medians_their_intervals_and_a_verdict() -> None:
+def test_the_table_has_medians_their_intervals_and_an_outcome() -> None:
     head, rule, *rows, empty, behind, near = compare.table(SAMPLES)
     columns = "collective | bytes | nc10d µs | gloo µs | mpich µs | best/nc10d | nc10d is"
     assert head == f"| {columns} |"
@@ -85,7 +85,7 @@ def test_the_table_has_medians_their_intervals_and_a_verdict() -> None:
     assert near.endswith("ahead: all_reduce 1048576 (mpich, 1.25).")
 
 
-def test_a_plain_copy_has_a_column_and_no_verdict() -> None:
+def test_a_plain_copy_has_a_column_and_no_outcome() -> None:
     samples = {
         "nc10d": {CELLS[0]: [2e-6]},
         "gloo": {CELLS[0]: [3e-6]},
@@ -173,7 +173,7 @@ def test_wrong_elements_end_a_comparison() -> None:
         compare.collect(options, lambda *_: [["all_reduce", 8, 1e-6, 3]])
 
 
-def test_what_was_measured_is_saved_round_by_round(tmp_path: Path) -> None:
+def test_samples_are_saved_round_by_round(tmp_path: Path) -> None:
     file = tmp_path / "samples.json"
     words = ["gloo", "--collectives", "barrier", "--json", str(file), "--rounds", "3"]
     rounds = []

@@ -41,7 +41,7 @@ def test_every_call_copies_and_scales_right() -> None:
     assert (packed == 1).all()
 
 
-def test_lines_tell_times_and_shares_of_memcpy() -> None:
+def test_lines_have_times_and_shares_of_memcpy() -> None:
     found = {flatten.MEMCPY: estimate([1e-3]), "pack": estimate([2e-3])}
     lines = flatten.report(found, 1_000_000)
     assert lines[1].split()[-2:] == ["2.00", "1.00"]
@@ -59,7 +59,7 @@ def measured(group: object) -> dict[str, tuple[int, coalescing_ways.Cost]]:
     }
 
 
-def test_our_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
+def test_nc10ds_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
     with Ranks(2) as ranks:
         for found in ranks.run(measured):
             assert set(found) == set(coalescing_ways.NAMES)
@@ -69,7 +69,7 @@ def test_our_ways_are_right_and_issuing_is_a_part_of_the_wall_time() -> None:
                 assert cpu > 0
 
 
-def test_a_table_has_a_row_for_each_measure_and_tells_the_best_peer() -> None:
+def test_a_table_has_a_row_for_each_measure_and_names_the_best_peer() -> None:
     costs = {"nc10d": 2e-6, "gloo": 8e-6, "mpich": 6e-6}
     found = {
         (library, way, 1024, measure): estimate([seconds])
@@ -85,7 +85,7 @@ def test_a_table_has_a_row_for_each_measure_and_tells_the_best_peer() -> None:
     assert [row.split(" | ")[1] for row in rows[-3:]] == [coalescing.QUICKEST] * 3
 
 
-def test_what_counts_is_the_quickest_way_of_each_library() -> None:
+def test_the_fastest_way_of_each_library_is_compared() -> None:
     wall = {("nc10d", "plan"): 2e-6, ("gloo", "block"): 9e-6, ("gloo", "flattened"): 3e-6}
     found = {(*key, 1024, "wall"): estimate([seconds]) for key, seconds in wall.items()}
     last = coalescing.table(found)[-1].split(" | ")

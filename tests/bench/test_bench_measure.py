@@ -99,7 +99,7 @@ def test_every_collective_of_every_type_is_right(name: str) -> None:
     assert run_local(wrong, 3) == [[]] * 3
 
 
-def test_on_the_engine_too() -> None:
+def test_the_engines_results_are_checked_too() -> None:
     def wrong(group: Any) -> list[Row]:
         types = (DType.BFLOAT16, DType.FLOAT8_E5M2)
         return [

@@ -83,7 +83,7 @@ def test_registered_arrays_and_overlap_are_measured() -> None:
     assert all(len(found) == 2 for one in times for found in one.values())
 
 
-def test_what_does_not_add_to_the_product_is_hidden() -> None:
+def test_time_that_does_not_add_to_the_product_is_hidden() -> None:
     times = {"all_reduce": [2.0], "product": [10.0], "async": [10.5], "sync": [12.0]}
     assert overlap.hidden(times) == 0.75
     assert overlap.report(times).endswith("hidden 75 %; async/sync 0.88")
@@ -115,7 +115,7 @@ def test_operations_are_found_in_rows_of_any_order(lengths: list[int], chance: o
     assert len(pauses) == len(lengths)
 
 
-def test_what_began_before_the_trace_or_has_not_ended_is_left_out() -> None:
+def test_calls_that_began_before_the_trace_or_have_not_ended_are_omitted() -> None:
     rows = [(1, 5, TRACE_DONE, 7), (2, 5, TRACE_START, 8)]
     assert timeline.engine_spans(rows) == ([], [])
 

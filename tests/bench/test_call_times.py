@@ -127,7 +127,7 @@ def test_time_of_another_rank_before_its_call_is_not_counted_either(
     assert run_local(measured, 2) == [1, 1]
 
 
-def test_the_slowest_rank_is_known_to_all() -> None:
+def test_every_rank_learns_the_slowest_ranks_time() -> None:
     def known(group: Any) -> float:
         return call_times.slowest(OnGroup(group), [0.5, 2.0, 1.0][group.rank])
 

@@ -36,7 +36,7 @@ def test_every_step_that_moves_bytes_is_a_box(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
-def test_no_two_boxes_of_a_lane_overlap(op: str) -> None:
+def test_boxes_of_a_row_do_not_overlap(op: str) -> None:
     drawn = collective(op, 200_000, 6, 2)
     rows: dict[tuple[int, bool], list[tuple[float, float]]] = {}
     for box in draw.boxes(draw.walked(drawn).events, drawn.hosts):

@@ -84,7 +84,7 @@ def test_to_overlap_is_mutual_and_to_share_a_time(some: list[float], others: lis
     assert one.overlaps(other) == other.overlaps(one) == shared
 
 
-def test_the_best_peer_is_the_one_that_counts() -> None:
+def test_the_best_peer_counts() -> None:
     found = compare(1024, sharp(4), {"gloo": sharp(9), "mpich": sharp(2), "openmpi": sharp(3)})
     assert (found.best, found.ratio, found.word) == ("mpich", 0.5, "behind")
 

@@ -80,7 +80,7 @@ def test_clocks_and_the_simulator_tell_the_same_time(
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "broadcast", "reduce_scatter"])
 @pytest.mark.parametrize("names", ["ab", "abc"])
-def test_they_agree_on_messages_that_come_in_segments(op: str, names: str) -> None:
+def test_clocks_and_the_simulator_agree_on_segmented_messages(op: str, names: str) -> None:
     hosts = grouped(names)
     collective = Collective(op, 3 << 20, layout_of(hosts))
     walked = walk_all(PLAIN, op, 3 << 20, hosts, collective.layout.slot_bytes)
@@ -152,7 +152,7 @@ def test_every_constant_counts(constant: str) -> None:
     )
 
 
-def test_what_is_filled_has_a_rate_of_its_own() -> None:
+def test_bytes_that_fill_an_exposed_array_have_a_separate_rate() -> None:
     dear = changed(PLAIN, "fill=0.1")
     for op, nbytes in (("all_gather", 1 << 20), ("broadcast", 100_000)):
         plain, filled = ([seconds(m, op, nbytes, spread(n)) for n in (2, 3)] for m in (PLAIN, dear))
@@ -224,7 +224,7 @@ def test_transfers_through_a_shared_network_take_turns() -> None:
     assert walk.ends == {0: [pytest.approx(160)], 1: [pytest.approx(160)]}
 
 
-def test_what_hosts_share_needs_all_ranks() -> None:
+def test_a_shared_network_needs_the_times_of_all_ranks() -> None:
     """In a chain of hosts all links are busy at once, though a single path represents all."""
     narrow = changed(PLAIN, "shared=1e-9")
     for op, links in (("broadcast", 7), ("reduce_scatter", 7)):
@@ -236,7 +236,7 @@ def test_what_hosts_share_needs_all_ranks() -> None:
         )
 
 
-def test_what_is_folded_from_own_arrays_has_a_rate_of_its_own() -> None:
+def test_folds_of_the_ranks_own_arrays_have_a_separate_rate() -> None:
     dear = changed(PLAIN, "pair=1e-6")
     across, inside = (
         [seconds(m, "reduce_scatter", 1 << 20, hosts) for m in (PLAIN, dear)]
@@ -247,7 +247,7 @@ def test_what_is_folded_from_own_arrays_has_a_rate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8, 16, 64])
-def test_one_shot_ends_where_the_model_would_have_it(ranks: int) -> None:
+def test_the_one_shot_threshold_is_near_the_models_optimum(ranks: int) -> None:
     hosts = spread(ranks, ranks)
     (switch,) = (
         one
@@ -257,7 +257,7 @@ def test_one_shot_ends_where_the_model_would_have_it(ranks: int) -> None:
     assert 0.8 < switch.below / switch.above < 2.0
 
 
-def test_two_ranks_by_hand() -> None:
+def test_two_ranks_take_the_time_computed_by_hand() -> None:
     rates = [((1, rate),) for rate in (2, 3, 5, 7, 11)]
     flat = Machine({"": 1.0}, 0.0, 0.5, 0.0, 0.0, *rates)
     # 1 for the call, 64 bytes put at 2 and folded at 5, and half a second for the signal.
@@ -315,7 +315,7 @@ def test_files_of_older_versions_are_read(
     assert machines.load(path) == dataclasses.replace(DEVELOPMENT, thresholds=limits)
 
 
-def test_a_second_destination_has_a_rate_of_its_own() -> None:
+def test_a_second_destination_has_a_separate_rate() -> None:
     fold = fold_staged(user(0), staging(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
     shown = dataclasses.replace(fold, also=staging(1))
 
@@ -335,7 +335,7 @@ def test_a_second_destination_has_a_rate_of_its_own() -> None:
     assert twice == pytest.approx(2e-6), "what goes into a staging buffer is folded elsewhere first"
 
 
-def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
+def test_a_fold_to_a_third_array_has_a_separate_rate() -> None:
     fold = fold_staged(user(0), staging(0), user(0), 1000, Combine(Kernel("SUM", "float32")))
     third = dataclasses.replace(fold, dst=user(1))
     shown = dataclasses.replace(fold, dst=staging(1, 1000))
@@ -355,7 +355,7 @@ def test_a_fold_to_a_third_array_has_a_rate_of_its_own() -> None:
     )
 
 
-def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() -> None:
+def test_bytes_got_into_an_array_that_is_only_written_have_a_separate_rate() -> None:
     get = copy(user(1), staging(1), 1000)
     dear = changed(changed(PLAIN, "get=1e-9"), "unread=3e-9")
 
@@ -368,7 +368,7 @@ def test_what_is_got_into_an_array_that_is_only_written_has_a_rate_of_its_own() 
     assert price(dataclasses.replace(dear, unread=()), read=0) == pytest.approx(1e-6)
 
 
-def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
+def test_a_rank_that_puts_nothing_gets_at_a_separate_rate() -> None:
     get, put = copy(user(0), staging(1), 1000), copy(staging(0), user(0), 1000)
     machine = changed(changed(PLAIN, "get=3e-9"), "rooted=1e-9")
 
@@ -390,7 +390,7 @@ def test_who_puts_nothing_gets_at_a_rate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"put": 3}'])
-def test_a_file_with_something_else_is_named(text: str, tmp_path: Path) -> None:
+def test_a_file_with_other_contents_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ValueError, match=r"other\.json"):
         machines.load(tmp_path / "other.json")
@@ -412,7 +412,7 @@ def test_the_algorithm_changes_at_each_switch() -> None:
             assert (below, there) == (one.before, one.after)
 
 
-def test_verdicts_hold_each_round_against_itself() -> None:
+def test_predictions_are_compared_within_each_round() -> None:
     cell = TimedCall("all_reduce", 4096)
     rounds = []
     for slower in (1.0, 5.0, 2.0):
@@ -503,7 +503,7 @@ def test_the_table_names_sizes_times_and_switches(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_far_cells_are_held_against_the_world_they_were_measured_in() -> None:
+def test_far_cells_are_compared_in_the_world_they_were_measured_in() -> None:
     cell, three = TimedCall("all_gather", 1 << 20, far=True), spread(3, 1)
     sample = sample_of(PLAIN, 1.0)
     predicted = seconds(constants([Round(sample, {})]), cell.op, cell.nbytes, three)

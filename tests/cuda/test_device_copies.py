@@ -139,5 +139,5 @@ def alone() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_around_a_copy(alone: Ranks, law: Callable[[Any], None]) -> None:
+def test_work_around_a_copy_runs_in_order(alone: Ranks, law: Callable[[Any], None]) -> None:
     alone.run(law)

@@ -42,14 +42,14 @@ def test_the_rank_without_a_dump_is_missing(size: int, data: st.DataObject) -> N
 
 
 @given(size=st.integers(2, 8), data=st.data())
-def test_the_rank_that_is_behind_is_late(size: int, data: st.DataObject) -> None:
+def test_a_rank_behind_the_others_is_late(size: int, data: st.DataObject) -> None:
     late = data.draw(st.integers(0, size - 1))
     diagnosis = diagnose([dump(rank, size, 6 if rank == late else 7) for rank in range(size)])
     assert (diagnosis.late, diagnosis.missing, diagnosis.different) == ([late], [], None)
 
 
 @given(size=st.integers(2, 8), data=st.data())
-def test_the_rank_that_called_something_else_is_different(size: int, data: st.DataObject) -> None:
+def test_a_rank_with_another_call_is_different(size: int, data: st.DataObject) -> None:
     odd = data.draw(st.integers(0, size - 1))
     calls = ["barrier" if rank == odd else CALL for rank in range(size)]
     diagnosis = diagnose([dump(rank, size, call=calls[rank]) for rank in range(size)])
@@ -132,7 +132,7 @@ def test_a_picture_without_matplotlib_is_an_error(
     assert 'a PNG needs matplotlib: pip install "nc10d[bench]"' in capsys.readouterr().err
 
 
-def test_without_dumps_there_is_nothing_to_say(
+def test_without_dumps_the_diagnosis_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 2

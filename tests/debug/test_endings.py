@@ -52,7 +52,7 @@ class Temporary(Still):
             os.close(tempfile.mkstemp()[0])
 
 
-def test_what_ranks_leave_in_their_folders_is_counted() -> None:
+def test_files_that_ranks_leave_in_their_folders_are_counted() -> None:
     assert endings.all_killed(Untidy(Path("here")), 1).words == "1 times: 1 files left"
     assert endings.all_killed(Temporary(), 1).words == "1 times: 1 files left"
     assert endings.all_killed(Still(), 1).words == "1 times: no files left"
@@ -67,7 +67,7 @@ def test_of_the_shared_place_only_the_librarys_own_files_count(
     assert said == f"1 times: {word} files left"
 
 
-def test_what_other_programs_leave_elsewhere_is_not_counted(
+def test_files_of_other_programs_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,11 +87,11 @@ class Lingering(Still):
         threading.Thread(target=threading.Event().wait, args=(self._seconds,), daemon=True).start()
 
 
-def test_what_ends_late_has_not_stayed() -> None:
+def test_a_process_that_ends_late_has_not_stayed() -> None:
     assert endings.cycles(Lingering(0.5), 1).words == "1 cycles: nothing stays"
 
 
-def test_what_does_not_end_has_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_has_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "_STAYS", 0.1)
     assert endings.cycles(Lingering(None), 3).words == "3 cycles: 3 more threads"
 

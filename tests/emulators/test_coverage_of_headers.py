@@ -29,7 +29,7 @@ def exported(library: object) -> set[str]:
     return {line.split()[2] for line in lines if line}
 
 
-def test_libnccl_has_what_the_header_has_but_for_what_is_left_out() -> None:
+def test_libnccl_exports_the_headers_functions_except_the_omitted_functions() -> None:
     headers = find_headers()
     assert headers is not None
     prototypes = r"^\s*(?:ncclResult_t|const char\s*\*|void)\s+(nccl[A-Z]\w+)\s*\("
@@ -39,7 +39,7 @@ def test_libnccl_has_what_the_header_has_but_for_what_is_left_out() -> None:
     assert not {name for name in missing if not LEFT_OUT.fullmatch(name)}
 
 
-def test_what_is_left_out_is_not_there_after_all() -> None:
+def test_omitted_functions_are_not_exported() -> None:
     found = exported(libraries().nccl)
     assert {name for name in found if LEFT_OUT.fullmatch(name)} == {"ncclCommInitRankConfig"}
 

@@ -310,7 +310,7 @@ CHECKS: list[Check] = [
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_it_is_as_with_a_driver(process: Ranks, check: Check) -> None:
+def test_the_emulator_behaves_like_a_driver(process: Ranks, check: Check) -> None:
     process.run(run, [check])
 
 

@@ -345,7 +345,7 @@ def families(group: ProcessGroup) -> list[float]:
     return sums
 
 
-def test_communicators_come_of_communicators(ranks: Ranks) -> None:
+def test_communicators_are_made_from_communicators(ranks: Ranks) -> None:
     assert ranks.run(families) == [[5.0, 5.0, 7.0], [2.0, 7.0], [5.0, 5.0, 7.0]]
 
 
@@ -365,7 +365,7 @@ def faulty(group: ProcessGroup) -> tuple[list[int], int, float]:
     return codes, late, float(here.gpu.get(at, x)[0])
 
 
-def test_faults_come_where_they_are_asked_for(ranks: Ranks) -> None:
+def test_faults_occur_where_a_test_plants_them(ranks: Ranks) -> None:
     assert ranks.run(faulty) == [([0, 2], NOT_READY, 3.0)] * SIZE
 
 

@@ -87,7 +87,7 @@ def report(kind: str, late: float = 0.0) -> dict[str, Any]:
         ([0, 0], ["RuntimeError"] * 2, "unclear"),
     ],
 )
-def test_two_ranks_that_disagree_are_judged_by_the_worse_one(
+def test_two_ranks_that_disagree_are_judged_by_the_worse_report(
     codes: list[int], kinds: list[str], word: str
 ) -> None:
     assert _word_for(codes, [report(kind) for kind in kinds]) == word

@@ -118,7 +118,7 @@ def played() -> list[dict[int, Report]]:
 @pytest.mark.parametrize(
     "play", range(len(PLAYS)), ids=["-".join(kind_and_hosts) for kind_and_hosts in PLAYS]
 )
-def test_a_rank_that_wakes_up_late_gets_an_error_and_disturbs_no_other(
+def test_a_resumed_rank_gets_an_error_and_disturbs_no_other_rank(
     played: list[dict[int, Report]], play: int
 ) -> None:
     reports = played[play]

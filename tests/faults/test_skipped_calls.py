@@ -32,7 +32,7 @@ def one_fewer(group: Any, then: str) -> DistError | None:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_all_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
+def test_all_ranks_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
         errors = ranks.run(one_fewer, ["call"] * len(hosts))
     assert all(isinstance(error, CollectiveMismatch) for error in errors)
@@ -44,7 +44,7 @@ def test_all_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_the_others_get_an_error_when_it_closes_its_groups(hosts: str) -> None:
+def test_the_other_ranks_get_an_error_when_the_rank_closes_its_groups(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
         *errors, _ = ranks.run(one_fewer, ["close"] * len(hosts))
     assert len({str(error) for error in errors}) == 1
@@ -75,7 +75,7 @@ else:
 @pytest.mark.parametrize(
     ("how", "code"), [("sys.exit(3)", 3), pytest.param("pass", 0, marks=pytest.mark.long)]
 )
-def test_the_others_get_an_error_when_its_program_ends(how: str, code: int) -> None:
+def test_the_other_ranks_get_an_error_when_the_ranks_program_ends(how: str, code: int) -> None:
     """Ranks of its host and of another host learn of it; it ends as without a group."""
     with Job(EXITS.replace("HOW", how), 3) as ranks:
         for rank in ranks:

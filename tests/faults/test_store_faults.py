@@ -170,7 +170,7 @@ def test_a_server_that_falls_silent_is_a_timeout_that_names_store_and_key(name: 
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_half_an_answer_is_a_timeout_wherever_it_stops(name: str) -> None:
+def test_a_partial_answer_is_a_timeout_wherever_it_stops(name: str) -> None:
     answer = ANSWERS[name]
     for at in sorted({1, len(answer) // 2, len(answer) - 1}):
         assert soon(SOON, partial(half_answered, name, answer[:at])), at

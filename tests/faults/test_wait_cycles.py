@@ -154,7 +154,7 @@ def played() -> list[list[Report]]:
 @pytest.mark.parametrize(
     "play", range(len(PLAYS)), ids=["-".join(name_and_hosts) for name_and_hosts in PLAYS]
 )
-def test_a_circle_is_reported_to_all_its_ranks_long_before_the_timeout(
+def test_a_cycle_is_reported_to_all_its_ranks_long_before_the_timeout(
     played: list[list[Report]], play: int
 ) -> None:
     reports, size = played[play], len(PLAYS[play][1])
@@ -171,9 +171,7 @@ def test_a_circle_is_reported_to_all_its_ranks_long_before_the_timeout(
             assert (report["op"], report["seq"]) == ("recv", 1)
 
 
-def test_a_rank_that_shows_something_new_in_the_same_wait_is_reported(
-    played: list[list[Report]],
-) -> None:
+def test_a_new_notice_of_the_same_wait_is_reported(played: list[list[Report]]) -> None:
     reports = played[MEANWHILE]
     assert [report["kind"] for report in reports] == ["CollectiveMismatch"] * 4
     assert len({report["message"] for report in reports}) == 1
@@ -225,7 +223,7 @@ def apart(group: Any) -> str:
     return str(failure)
 
 
-def test_a_rank_that_waits_for_something_else_is_late_and_in_no_circle() -> None:
+def test_a_rank_that_waits_for_no_rank_is_late_and_in_no_cycle() -> None:
     with Ranks(2, "processes", timeout=60.0) as ranks:
         messages = ranks.run(apart)
     assert all("timed out on rank 0 waiting for rank 1" in message for message in messages)

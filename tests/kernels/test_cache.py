@@ -219,14 +219,14 @@ def outputs_of(tmp_path, *processes):
     return [error for _, error in ends if error]
 
 
-def test_one_process_says_that_it_compiles_and_none_where_all_is_ready(tmp_path):
+def test_one_process_reports_that_it_compiles_and_none_if_all_code_is_cached(tmp_path):
     (line,) = outputs_of(tmp_path, "forward", "backward")
     assert line.startswith("nc10d: compiling its engine for this machine, once;")
     assert line.count("\n") == 1
     assert outputs_of(tmp_path, "forward", "backward") == []
 
 
-def test_a_program_can_silence_it_by_its_log(tmp_path):
+def test_a_program_can_silence_the_report_by_its_log(tmp_path):
     assert outputs_of(tmp_path, "silent") == []
 
 
@@ -236,7 +236,7 @@ def test_a_kernel_is_compiled_without_a_word(tmp_path):
     assert worker.returncode == 0
 
 
-def test_threads_that_ask_at_once_share_what_the_first_one_makes():
+def test_threads_that_ask_at_once_share_the_first_threads_result():
     made, makers = {}, []
 
     def second():

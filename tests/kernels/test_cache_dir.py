@@ -38,7 +38,7 @@ def test_the_folder_asked_for_is_made_private(monkeypatch, tmp_path):
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
 
-def test_without_a_wish_it_lies_in_the_users_cache(monkeypatch, tmp_path):
+def test_the_default_folder_lies_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("NC10D_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir.code_folder((), ()).parent == tmp_path / "xdg" / "nc10d"

@@ -26,7 +26,7 @@ def test_a_copy_has_all_bytes_and_leaves_those_beside_it(nbytes, start, end):
     assert np.array_equal(src.array(), x)
 
 
-def test_an_array_may_be_copied_to_where_it_lies():
+def test_an_array_may_be_copied_onto_itself():
     x = np.arange(5_000, dtype=np.uint16)
     memory = Memory(x, 16)
     copy(memory.address, memory.address, 0, memory.nbytes)
@@ -51,7 +51,7 @@ def test_which_c_libraries_copy_slowly_on_which_cpus(cpu, libc, slow):
     assert copying.copies_slowly(cpu, libc) == slow
 
 
-def test_a_copy_is_done_by_what_is_quickest_for_its_size(monkeypatch):
+def test_a_copy_is_done_by_the_fastest_function_for_its_size(monkeypatch):
     monkeypatch.setattr(copying, "needed", lambda: True)
     much, some, few = copying.STREAM_BYTES, copying.QUICK, copying.QUICK - 1
     vector, past = copying.vector_copy_address(), copying.stream_copy_address()

@@ -125,7 +125,7 @@ def test_a_cast_has_the_bits_of_the_cpus_own_kernel(src, dst, src_odd, dst_odd):
     assert same_bits(found, expected)
 
 
-def test_what_has_no_body_is_told():
+def test_pairs_of_dtypes_without_a_kernel_body_are_unsupported():
     assert gpu_pack.supports(DType.INT64, DType.INT64)
     assert gpu_pack.supports(E4M3, F16)
     for src, dst in [(DType.FLOAT64, F32), (DType.INT32, F32), (DType.COMPLEX64, F32)]:

@@ -45,7 +45,7 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
     assert HERE.one_more is HERE.one_more
 
 
-def test_ctrl_c_waits_until_what_is_loaded_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """A half-built llvmlite object would print an error on stderr when it is freed."""
     load, done = cache._OneFile.load_overload, []
 
@@ -83,7 +83,7 @@ three: lazy.EntryPoint
 four: lazy.EntryPoint
 
 
-def test_what_another_process_compiles_is_made_last(
+def test_functions_that_another_process_compiles_are_made_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_folder", lambda _: tmp_path)
@@ -112,7 +112,7 @@ def test_what_another_process_compiles_is_made_last(
         assert free
 
 
-def test_what_is_not_declared_is_no_attribute() -> None:
+def test_an_undeclared_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'five'"):
         _ = HERE.five
 

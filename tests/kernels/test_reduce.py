@@ -93,7 +93,7 @@ def test_special_values_meet_each_other(pair):
 
 @pytest.mark.parametrize("dtype", NARROW[2:], ids=lambda d: d.label)
 @pytest.mark.parametrize("kind", [RedOp.SUM, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX])
-def test_all_pairs_of_8_bit_floats(dtype, kind):
+def test_all_pairs_of_8_bit_floats_agree_with_the_oracle(dtype, kind):
     every = np.arange(256, dtype=np.uint8).view(dtype.numpy)
     a, b = np.repeat(every, 256), np.tile(every, 256)
     assert reference.same_bits(call(kind, dtype, a, b), reference.pairwise(a, b, kind))
@@ -101,7 +101,7 @@ def test_all_pairs_of_8_bit_floats(dtype, kind):
 
 @pytest.mark.parametrize("dtype", NARROW[:2], ids=lambda d: d.label)
 @pytest.mark.parametrize("kind", [RedOp.SUM, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX])
-def test_all_16_bit_floats_with_several_partners(dtype, kind):
+def test_all_16_bit_floats_with_several_partners_agree_with_the_oracle(dtype, kind):
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
     for partner in [0x0001, 0x3C01, 0x3F81, 0x7BFF, 0x8001, 0xC2AB, 0x4248]:
         other = np.full_like(every.view(np.uint16), partner).view(dtype.numpy)

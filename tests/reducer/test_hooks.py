@@ -60,7 +60,7 @@ def means(dtype):
 @pytest.mark.parametrize(
     ("hook", "dtype"), [(hooks.fp16_compress_hook, FP16), (hooks.bf16_compress_hook, BF16)]
 )
-def test_a_compressing_hook_averages_what_was_rounded(hook, dtype):
+def test_a_compressing_hook_averages_rounded_gradients(hook, dtype):
     for found, same, kept in run_local(lambda g: reduced(g, hook, NUMBERS), 3):
         assert found.tolist() == means(dtype).astype(np.float32).tolist()
         assert same

@@ -26,7 +26,7 @@ STARTS = [0, *np.cumsum(COUNTS)]
 
 @settings(deadline=None)
 @given(n=st.integers(1, 12), r=st.integers(1, 4), seed=st.integers(0, 99))
-def test_orthonormal_columns_span_what_was_spanned(n, r, seed):
+def test_orthonormal_columns_keep_the_span(n, r, seed):
     columns = np.random.default_rng(seed).normal(size=(n, min(n, r)))
     found = orthonormal(columns)
     assert np.allclose(found.T @ found, np.eye(found.shape[1]), atol=1e-8)

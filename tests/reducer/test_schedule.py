@@ -46,7 +46,7 @@ def test_at_any_time_the_leading_full_buckets_are_launched(data, buckets):
 
 
 @given(data=st.data(), buckets=buckets(), size=st.integers(1, 4))
-def test_ranks_that_meet_at_every_bucket_never_wait_in_a_circle(data, buckets, size):
+def test_ranks_that_synchronize_at_every_bucket_never_wait_in_a_cycle(data, buckets, size):
     """A bucket ends when all ranks have launched it; collectives are matched by their order."""
     orders = [data.draw(arrivals(buckets)) for _ in range(size)]
     schedules = [Schedule(buckets) for _ in range(size)]
@@ -60,7 +60,7 @@ def test_ranks_that_meet_at_every_bucket_never_wait_in_a_circle(data, buckets, s
 
 
 @given(data=st.data(), buckets=buckets(), passes=st.integers(2, 3))
-def test_a_pass_knows_nothing_of_the_last_one(data, buckets, passes):
+def test_a_pass_does_not_depend_on_the_previous_pass(data, buckets, passes):
     schedule = Schedule(buckets)
     for _ in range(passes):
         marks, order = data.draw(arrivals(buckets))

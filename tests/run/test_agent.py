@@ -77,7 +77,7 @@ def wait_gone(pids: list[int]) -> bool:
     return True
 
 
-def test_a_job_that_goes_well_ends_with_0(launch: Launch, script: Script) -> None:
+def test_a_successful_job_ends_with_0(launch: Launch, script: Script) -> None:
     done = launch("--nproc-per-node", "3", script("print('hello')"))
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[rank {r}] hello" for r in range(3)]

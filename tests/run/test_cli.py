@@ -27,7 +27,7 @@ def test_options_may_be_spelled_with_dashes_or_underscores(dash: str) -> None:
     assert (job.nproc, job.max_restarts, job.run_id) == (3, 2, "x")
 
 
-def test_several_nodes_meet_at_the_endpoint() -> None:
+def test_several_nodes_find_each_other_at_the_endpoint() -> None:
     words = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --rdzv-endpoint there:4711 a.py"
     job = read(words.split()).job
     assert (job.master_addr, job.master_port) == ("there", 4711)
@@ -45,7 +45,7 @@ def test_module_and_program_are_started_as_such() -> None:
     assert read(["--no-python", "true", "-x"]).command == ("true", "-x")
 
 
-def test_output_goes_where_it_is_asked_to() -> None:
+def test_output_goes_to_the_requested_place() -> None:
     output = read(["--log-dir", "logs", "--redirects", "2", "--no-prefix", "a.py"]).output
     assert (output.log_dir, output.file_only, output.prefixed) == (
         Path("logs"),
@@ -70,7 +70,7 @@ def test_output_goes_where_it_is_asked_to() -> None:
         "--unheard-of a.py",
     ],
 )
-def test_words_that_make_no_sense_end_with_code_2(
+def test_senseless_arguments_end_with_code_2(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:

@@ -46,7 +46,7 @@ def test_ranks_of_all_nodes_are_numbered_without_gaps(nodes: list[LaunchedJob]) 
 
 
 @given(jobs(), st.integers(0, 5))
-def test_all_ranks_agree_on_everything_but_their_place(
+def test_all_ranks_have_the_same_environment_except_their_place(
     nodes: list[LaunchedJob], restart: int
 ) -> None:
     place = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"}

@@ -60,7 +60,7 @@ def test_a_standalone_job_has_a_token_of_its_own(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["2.0 refused False"] * 2
 
 
-def test_a_token_that_is_there_is_the_jobs() -> None:
+def test_an_existing_token_is_the_jobs_token() -> None:
     environment = {token.VALUE: "ab" * 32}
     ensure_token(read(["--standalone", "a.py"]), environment)
     assert environment == {token.VALUE: "ab" * 32}

@@ -104,7 +104,7 @@ def test_two_nodes_on_one_machine_are_one_job(
     assert lines == [f"rank {rank} of 4: 10.0 10.0" for rank in range(4)]
 
 
-def test_torchs_own_collectives_run_under_our_launcher(
+def test_torchs_own_collectives_run_under_nc10ds_launcher(
     environment: dict[str, str], script: Script
 ) -> None:
     words = [sys.executable, "-m", "nc10d.run", "--no-prefix", "--nproc-per-node", "2"]

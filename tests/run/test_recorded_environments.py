@@ -68,7 +68,7 @@ def test_all_ranks_derive_one_port(environment: dict[str, str]) -> None:
     assert len(ports) == 1
 
 
-def test_our_launcher_inside_an_allocation_wins() -> None:
+def test_nc10ds_launcher_takes_precedence_inside_an_allocation() -> None:
     ours = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     place = find_place(SRUN | ours, None, None, lambda: "x")
     assert (place.rank, place.size, place.host, place.port) == (3, 4, "h", 1)

@@ -32,7 +32,7 @@ sys.exit(int(os.environ["RANK"]) {comparison} 1)
 """
 
 
-def test_kept_going_a_job_fails_only_if_all_of_it_does(
+def test_with_keep_going_a_job_fails_only_if_all_ranks_fail(
     launch: Launch, script: Callable[[str], str]
 ) -> None:
     for comparison, code in (("== ", 0), (">= -", 1)):

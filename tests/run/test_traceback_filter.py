@@ -40,7 +40,7 @@ def test_tracebacks_out_of_imports_are_dropped(text: bytes) -> None:
         b"\nThe above exception was the direct cause of the following exception:\n\n",
     ],
 )
-def test_so_are_the_tracebacks_that_they_are_chained_to(link: bytes) -> None:
+def test_tracebacks_chained_to_import_tracebacks_are_dropped(link: bytes) -> None:
     cause = TRACEBACK + b'  File "enum.py", line 2, in f\n    x[3]\nKeyError: 3\n'
     assert without_import_tracebacks(b"saved\n" + cause + link + IN_IMPORT) == b"saved\n"
     assert without_import_tracebacks(cause + link + IN_SCRIPT) == cause + link + IN_SCRIPT
@@ -50,7 +50,7 @@ def test_so_are_the_tracebacks_that_they_are_chained_to(link: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"import this\n", b"    import x\n", IN_SCRIPT, b"y" * 99])
-def test_everything_else_stays(text: bytes) -> None:
+def test_all_other_text_stays(text: bytes) -> None:
     assert without_import_tracebacks(text) == text
 
 

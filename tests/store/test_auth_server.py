@@ -78,7 +78,7 @@ def test_a_client_without_the_token_gets_an_error_that_names_it(store: TCPStore)
         client(store.port, None, timeout=0.3)
 
 
-def test_a_client_with_a_token_refuses_a_store_without_one() -> None:
+def test_a_client_with_a_token_refuses_a_store_without_a_token() -> None:
     with (
         contextlib.closing(TCPStore(HOST, 0, is_master=True, token=None)) as plain,
         pytest.raises(StoreError, match="at the handshake"),

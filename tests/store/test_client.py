@@ -50,7 +50,7 @@ def torch_client(port: int) -> torch_dist.TCPStore:
     return torch_dist.TCPStore(HOST, port, is_master=False, timeout=TWENTY)
 
 
-def test_torch_and_we_see_each_others_values(store: TCPStore) -> None:
+def test_torch_and_nc10d_see_each_others_values(store: TCPStore) -> None:
     theirs = torch_client(store.port)
     theirs.set("k", "from torch")
     assert store.get("k") == b"from torch"
@@ -113,7 +113,7 @@ def test_workers_of_both_kinds_are_counted() -> None:
             assert ours.get("k") == b"v"
 
 
-def test_torchs_master_counts_us() -> None:
+def test_torchs_master_counts_nc10ds_workers() -> None:
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
         master = pool.submit(torch_dist.TCPStore, HOST, port, 2, True, TWENTY)

@@ -133,7 +133,7 @@ def test_a_torn_record_is_cut_off(path: Path, cut: int):
         twin.close()
 
 
-def test_processes_add_up(path: Path):
+def test_additions_of_processes_add_up(path: Path):
     script = """
         import sys
         from nc10d.store import FileStore
@@ -238,6 +238,6 @@ def test_a_closed_store_reports_it(path: Path):
         store.get("k")
 
 
-def test_it_knows_its_path(path: Path):
+def test_a_file_store_knows_its_path(path: Path):
     with contextlib.closing(FileStore(path, 1)) as store:
         assert store.path == os.fspath(path)

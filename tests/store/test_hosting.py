@@ -166,14 +166,14 @@ def test_the_limits_are_the_owners():
         assert len(store.get("k")) == 1000
 
 
-def test_dropping_a_store_closes_it_quietly():
+def test_dropping_a_store_closes_it_without_output():
     store = TCPStore("127.0.0.1", is_master=True)
     port = store.port
     del store
     wait_refused(port)
 
 
-def test_where_the_server_listens(monkeypatch: pytest.MonkeyPatch):
+def test_the_server_listens_on_the_given_address(monkeypatch: pytest.MonkeyPatch):
     from nc10d.store.hosting import listen
 
     for host, expected in {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}.items():

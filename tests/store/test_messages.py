@@ -82,7 +82,7 @@ def test_any_split_gives_the_requests_that_were_sent(requests, cuts):
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
-def test_one_byte_at_a_time_gives_the_requests_that_were_sent(requests):
+def test_single_bytes_give_the_requests_that_were_sent(requests):
     data = HELLO + b"".join(map(encode, requests))
     found = feed_split(m.Parser(), data, list(range(len(data))))
     assert found == ([(m.VALIDATE,), *requests], False)
@@ -143,7 +143,7 @@ def test_a_request_beyond_a_bound_is_a_bad_frame_after_valid_requests(what):
     assert fed(good + BEYOND[what], LIMITS)[1:] == ([(m.SET, b"1234", b"12345678")], True)
 
 
-def test_a_request_is_parsed_only_after_the_one_before_it_is_taken():
+def test_a_request_is_parsed_only_after_the_previous_request_is_taken():
     # The clients that a SET wakes must be answered first.
     requests = m.Parser().feed(HELLO + m.simple(m.GETNUMKEYS) + bytes((m.BARRIER + 1,)))
     assert [next(requests), next(requests)] == [(m.VALIDATE,), (m.GETNUMKEYS,)]

@@ -124,7 +124,7 @@ def test_torchs_client_times_out_and_goes_on(port):
     assert store.get("k") == b"v"
 
 
-def test_torchs_clients_meet_and_wake_each_other(port):
+def test_torchs_clients_see_each_others_keys_and_wake_each_other(port):
     one, other = torch_store(port), torch_store(port)
     waiter = threading.Thread(target=one.wait, args=(["go"],))
     waiter.start()
@@ -134,7 +134,7 @@ def test_torchs_clients_meet_and_wake_each_other(port):
     assert other.clone().get("go") == b""
 
 
-def test_torchs_barrier(port):
+def test_torchs_barrier_opens(port):
     stores = [torch_store(port) for _ in range(3)]
     if not hasattr(stores[0], "barrier"):
         pytest.skip("torch's Python class has no barrier")
@@ -171,7 +171,7 @@ def test_a_bad_frame_closes_its_connection_alone(port, what):
         assert ask(good, m.with_u32(m.PING, 7), 4) == struct.pack("<I", 7)
 
 
-def test_the_bounds_are_options():
+def test_the_servers_limits_are_options():
     limits = m.Limits(key=4, value=100, total=150, items=2)
     with serving(limits=limits) as hosting, connect(hosting.port) as sock:
         sock.sendall(m.with_values(m.SET, b"/1", bytes(100)))
@@ -180,7 +180,7 @@ def test_the_bounds_are_options():
         assert is_closed(sock)
 
 
-def test_bytes_may_come_one_by_one(port):
+def test_bytes_may_arrive_singly(port):
     with connect(port) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in m.with_values(m.SET, b"/k", b"v") + m.with_key(m.GET, b"/k"):
@@ -206,7 +206,7 @@ def test_a_wait_and_its_get_may_travel_in_one_packet(port):
         assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_UNIX
 
 
-def test_requests_behind_a_bad_one_are_dropped_after_waiters_wake(port):
+def test_requests_behind_a_bad_request_are_dropped_after_waiters_wake(port):
     with connect(port) as waiter, connect(port) as wrong:
         waiter.sendall(m.with_keys(m.WAIT, [b"/k"]) + m.with_key(m.GET, b"/k"))
         assert ask(waiter, b"", 0) == b""
@@ -243,7 +243,7 @@ def test_a_taken_port_is_an_error_at_once(port):
         host_server("127.0.0.1", port, "process", m.Limits())
 
 
-def test_it_serves_a_socket_that_listens_already():
+def test_the_server_serves_a_socket_that_listens_already():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     hosting = host_server("", 0, "process", m.Limits(), listen_fd=listener.detach())
@@ -254,14 +254,14 @@ def test_it_serves_a_socket_that_listens_already():
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
-def test_it_ends_at_once_when_no_client_ever_came(kind):
+def test_the_server_ends_at_once_if_no_client_ever_came(kind):
     with serving(kind) as hosting:
         port = hosting.port
     wait_refused(port)
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
-def test_it_lives_until_the_last_client_has_gone(kind):
+def test_the_server_lives_until_the_last_client_has_disconnected(kind):
     with serving(kind) as hosting:
         sock = connect(hosting.port)
         assert ask(sock, m.with_u32(m.PING, 1), 4)
@@ -283,7 +283,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_it_outlives_a_killed_owner_while_clients_are_there(number):
+def test_the_server_outlives_a_killed_owner_while_clients_are_connected(number):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdout=subprocess.PIPE,

@@ -168,7 +168,7 @@ def test_cancelling_ends_the_wait_and_discards_held_requests():
 
 
 @pytest.mark.parametrize("wait", [(m.WAIT, [b"/k", b"/j"]), (m.BARRIER, b"/k", 2)])
-def test_a_client_that_has_gone_leaves_no_state(wait):
+def test_a_disconnected_client_leaves_no_state(wait):
     table = Table()
     table.apply(wait, "gone")
     table.forget("gone")

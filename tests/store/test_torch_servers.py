@@ -25,7 +25,7 @@ def torch_server(request: pytest.FixtureRequest) -> Iterator[tuple[object, TCPSt
         yield theirs, ours
 
 
-def test_our_client_and_torchs_see_the_same_values_on_torchs_server(torch_server):
+def test_nc10ds_client_and_torchs_see_the_same_values_on_torchs_server(torch_server):
     theirs, ours = torch_server
     theirs.set("k", "from torch")
     assert ours.get("k") == b"from torch"
@@ -47,7 +47,7 @@ def test_our_client_and_torchs_see_the_same_values_on_torchs_server(torch_server
     ours.barrier("b1", 1)
 
 
-def test_our_client_waits_and_times_out_on_torchs_server(torch_server):
+def test_nc10ds_client_waits_and_times_out_on_torchs_server(torch_server):
     theirs, ours = torch_server
     with pytest.raises(StoreTimeout, match="absent"):
         ours.wait(["absent"], 0.1)
@@ -58,7 +58,7 @@ def test_our_client_waits_and_times_out_on_torchs_server(torch_server):
         assert waiting.result(20) == b"now"
 
 
-def test_queues_on_torchs_server():
+def test_queues_work_on_torchs_server():
     dist = pytest.importorskip("torch.distributed")
     theirs = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with contextlib.closing(TCPStore("127.0.0.1", theirs.port, timeout=20)) as ours:

@@ -38,7 +38,7 @@ def test_an_error_that_ranks_share_is_reported_once() -> None:
     assert "why" in error.__notes__[0]
 
 
-def test_a_chain_of_errors_does_not_tell_its_causes_notes_again() -> None:
+def test_a_chain_of_errors_does_not_repeat_the_notes_of_its_causes() -> None:
     error: BaseException = portable(RuntimeError("root"))
     first = notes_length(error)
     for _ in range(12):
@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("said", ["a rank starts", "hangs"])
-def test_ctrl_c_is_the_owners_and_ends_its_processes(tmp_path: Path, said: str) -> None:
+def test_ctrl_c_goes_to_the_owner_and_ends_its_processes(tmp_path: Path, said: str) -> None:
     path = tmp_path / "owner.py"
     path.write_text(OWNER)
 

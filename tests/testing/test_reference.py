@@ -17,7 +17,7 @@ def ranks(*values, dtype=np.float64):
     return [np.array(v, dtype) for v in values]
 
 
-def test_all_reduce_gives_every_rank_the_same():
+def test_all_reduce_gives_every_rank_the_same_result():
     found = reference.all_reduce(ranks([1, 2], [3, 4], [5, 6]))
     assert [x.tolist() for x in found] == [[9, 12]] * 3
     assert found[0] is not found[1]

@@ -79,7 +79,7 @@ def test_a_program_can_be_issued_to_a_group(drawn):
                 assert reference.same_bits(x, y)
 
 
-def test_expected_is_the_oracles_word():
+def test_expected_results_are_the_oracles_results():
     call = strategies.CollectiveCall(O.AllReduce, [np.array([1.0]), np.array([2.0])])
     assert [out[0].tolist() for out in call.expected()] == [[3.0], [3.0]]
     ops = [call.make(0), call.make(1)]

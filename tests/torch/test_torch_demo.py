@@ -24,7 +24,7 @@ def run(*words):
     )
 
 
-def test_both_have_the_same_loss_curve(tmp_path):
+def test_both_implementations_have_the_same_loss_curve(tmp_path):
     losses, picture = tmp_path / "losses.json", tmp_path / "loss.png"
     assert run("--ddp", "torch", "--save", losses).returncode == 0
     done = run("--ddp", "nc10d", "--against", losses, "--plot", picture)
@@ -34,7 +34,7 @@ def test_both_have_the_same_loss_curve(tmp_path):
 
 
 @pytest.mark.long
-def test_another_curve_is_noticed(tmp_path):
+def test_another_loss_curve_is_detected(tmp_path):
     losses = tmp_path / "losses.json"
     losses.write_text('["a flat line", [3, 3, 3, 3, 3, 3, 3, 3]]')
     done = run("--against", losses)

@@ -160,7 +160,7 @@ def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
     close(*made)
 
 
-def test_two_tokens_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_different_tokens_do_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         monkeypatch.setenv("NC10D_TOKEN", "a" * 64)

@@ -47,7 +47,7 @@ FIELDS = st.sampled_from(["kind", "group"])
 
 @settings(max_examples=25, deadline=None)
 @given(messages=st.lists(MESSAGES), cuts=st.lists(st.integers(1, 40), min_size=1))
-def test_messages_come_whole_however_they_are_cut(
+def test_messages_arrive_whole_however_they_are_cut(
     messages: list[dict[str, object]], cuts: list[int]
 ) -> None:
     one, other = pair()

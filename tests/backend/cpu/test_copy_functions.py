@@ -51,7 +51,7 @@ def around_thresholds(group: ProcessGroup) -> Thresholds:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(32 << 20, NEVER)])
-def test_staging_buffers_and_the_kernel_bring_the_same(
+def test_staging_buffers_and_the_kernel_give_the_same_results(
     size: int, limits: Thresholds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(THRESHOLDS, f"{limits.read_from},{limits.write_from}")
@@ -66,7 +66,7 @@ def small_and_large(group: ProcessGroup) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("slow", "least"), [(True, 1 << 62), (False, 1), (True, 100_000)])
-def test_every_function_brings_the_same(
+def test_every_copy_function_gives_the_same_results(
     size: int, slow: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy, "needed", lambda: slow)

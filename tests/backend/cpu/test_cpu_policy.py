@@ -92,7 +92,7 @@ def _sums(group: dist.ProcessGroup) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize("is_oversubscribed", [False, True])
-def test_all_ranks_choose_alike_and_sum_alike(
+def test_all_ranks_choose_the_same_algorithm_and_get_the_same_sum(
     is_oversubscribed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_policy, "oversubscribed", lambda _cores, _quotas: is_oversubscribed)

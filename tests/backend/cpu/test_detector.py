@@ -32,7 +32,7 @@ def notice(*needed: int) -> WaitNotice:
     return WaitNotice("rank 0 waits", needs, (ProgressState(1, 7, True),))
 
 
-def test_all_versions_of_one_wait_hold_until_it_is_over(arena: Arena) -> None:
+def test_all_versions_of_a_wait_hold_until_its_end(arena: Arena) -> None:
     slot = NoticeSlot(arena.mapping)
     slot.publish(notice(1, 2))
     first = slot.version()

@@ -83,7 +83,7 @@ def pieces(group: ProcessGroup) -> None:
             assert same_bits(mine[start + count :], wholes[group.rank][start + count :])
 
 
-def test_arrays_of_any_place_and_length_are_reduced_where_they_lie(writers: Ranks) -> None:
+def test_arrays_of_any_place_and_length_are_reduced_in_place(writers: Ranks) -> None:
     writers.run(pieces)
 
 
@@ -100,11 +100,11 @@ def filled_pieces(group: ProcessGroup) -> None:
         assert same_bits(mine, wholes[group.rank])
 
 
-def test_arrays_of_any_place_and_length_are_filled_where_they_lie(writers: Ranks) -> None:
+def test_arrays_of_any_place_and_length_are_filled_in_place(writers: Ranks) -> None:
     writers.run(filled_pieces)
 
 
-def test_so_are_arrays_of_three_ranks(three_writers: Ranks) -> None:
+def test_arrays_of_three_ranks_are_filled_in_place(three_writers: Ranks) -> None:
     three_writers.run(filled_pieces)
 
 
@@ -168,14 +168,14 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_nobody_writes_into_the_array_of_a_call_that_has_been_left(
-    name: str, writers: Ranks
-) -> None:
+def test_no_peer_writes_into_the_array_of_an_abandoned_call(name: str, writers: Ranks) -> None:
     for seed in range(2):
         writers.run(aborts, [name] * 2, [seed] * 2)
 
 
-def test_nobody_does_where_more_than_one_peer_may(three_writers: Ranks) -> None:
+def test_no_peer_of_several_writes_into_the_array_of_an_abandoned_call(
+    three_writers: Ranks,
+) -> None:
     for seed in range(2):
         three_writers.run(aborts, ["broadcast"] * 3, [seed] * 3)
 
@@ -227,7 +227,7 @@ def announced(fifo: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_a_late_peer_writes_nothing_into_an_array_that_was_taken_back(
+def test_a_late_peer_writes_nothing_into_a_withdrawn_array(
     name: str, tmp_path: Path, writers: Ranks
 ) -> None:
     for fifo in ("reading", "released", "left"):

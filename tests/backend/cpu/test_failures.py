@@ -98,7 +98,7 @@ def late_alone(group: Any) -> DistError:
     return caught(group, lambda g: g.barrier())
 
 
-def test_a_rank_that_is_merely_late_is_not_said_to_wait_elsewhere() -> None:
+def test_a_late_rank_is_not_reported_as_waiting_elsewhere() -> None:
     for error in run_ranks(late_alone, 2):
         assert "meanwhile" not in str(error)
 
@@ -122,7 +122,7 @@ def too_late(group: Any, call: Callable[[Any], Any], gone: Sequence[threading.Ev
         lambda g: g.all_reduce(np.ones(4), async_op=True).wait(),
     ],
 )
-def test_a_rank_that_comes_when_the_others_have_given_up_hears_so(call: Any) -> None:
+def test_a_rank_that_arrives_after_the_others_timed_out_gets_their_error(call: Any) -> None:
     gone = [threading.Event(), threading.Event()]
     errors = run_ranks(lambda group: too_late(group, call, gone), 3)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
@@ -143,7 +143,7 @@ def third_message(group: Any, late: str) -> DistError:
 
 
 @pytest.mark.parametrize("late", ["send", "recv"])
-def test_a_timeout_of_a_message_says_which_message_it_is(late: str) -> None:
+def test_a_timeout_of_a_message_names_the_message(late: str) -> None:
     errors = run_ranks(lambda group: third_message(group, late), 2)
     for error in errors:
         assert isinstance(error, CollectiveTimeout), error
@@ -254,7 +254,7 @@ def test_works_in_flight_fail_when_their_group_is_closed() -> None:
     assert isinstance(left, (PeerLost, GroupClosed)), left
 
 
-def test_a_rank_that_left_is_named_by_who_still_waits_for_it() -> None:
+def test_a_rank_that_waits_for_a_departed_rank_names_the_departed_rank() -> None:
     def call(group: Any) -> Any:
         group.barrier()
         if group.rank == 2:
@@ -281,7 +281,7 @@ def be_called_back(group: Any, x: Any) -> None:
 
 
 @pytest.mark.parametrize("take", [receive, be_called_back])
-def test_a_receive_from_anyone_is_told_that_everybody_has_left(take: Any) -> None:
+def test_a_receive_from_any_source_fails_once_all_peers_have_left(take: Any) -> None:
     def call(group: Any) -> Any:
         x = np.zeros(3)
         if group.rank:
@@ -299,7 +299,7 @@ def test_a_receive_from_anyone_is_told_that_everybody_has_left(take: Any) -> Non
 
 
 @pytest.mark.parametrize("count", [3, 100_000])
-def test_what_a_rank_sent_before_it_left_arrives(count: int) -> None:
+def test_messages_that_a_rank_sent_before_it_left_arrive(count: int) -> None:
     def call(group: Any) -> Any:
         if group.rank == 1:
             group.barrier()
@@ -388,7 +388,7 @@ def late_partner(group: Any) -> str:
     return str(caught(group, lambda g: g.barrier()))
 
 
-def test_ctrl_c_ends_a_blocking_call_and_the_others_hear_of_it() -> None:
+def test_ctrl_c_ends_a_blocking_call_and_its_peers_get_an_error() -> None:
     with Ranks(2, "processes") as ranks:
         first, second = ranks.run(late_partner)
     assert first == "KeyboardInterrupt"
@@ -404,7 +404,7 @@ def aborted_later(group: Any) -> list[str]:
     return [str(first), str(caught(group, call)), str(caught(group, lambda g: g.barrier()))]
 
 
-def test_an_abort_of_what_has_failed_changes_no_words() -> None:
+def test_an_abort_of_a_failed_group_keeps_the_first_error_text() -> None:
     (message,) = {message for words in run_ranks(aborted_later, 2) for message in words}
     assert "disagree on operation #1" in message
 

@@ -53,7 +53,7 @@ def without_rank_2(group: dist.ProcessGroup) -> str:
     return text
 
 
-def test_a_member_that_never_comes_is_named_and_everything_is_given_back() -> None:
+def test_a_member_that_never_arrives_is_named_and_everything_is_given_back() -> None:
     texts = run_ranks(without_rank_2, 3)
     assert texts == ["rank 2 did not join the group 'world/1' in time"] * 2 + [""]
 

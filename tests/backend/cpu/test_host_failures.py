@@ -44,7 +44,7 @@ def sends_another(group: Any, taken_aside: bool, count: int) -> DistError:
 
 @pytest.mark.parametrize("count", [4, 1 << 20])
 @pytest.mark.parametrize("taken_aside", [False, True])
-def test_messages_of_other_sizes_are_told_with_both_lines(taken_aside: bool, count: int) -> None:
+def test_a_mismatch_of_message_sizes_names_both_lines(taken_aside: bool, count: int) -> None:
     with ranks_on("ab") as ranks:
         errors = ranks.run(sends_another, [taken_aside] * 2, [count] * 2)
     message = str(same_on_all(errors, CollectiveMismatch))
@@ -84,7 +84,7 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(names: str) -> None:
 
 @pytest.mark.parametrize("names", SHAPES)
 @pytest.mark.parametrize("who", [0, -1])
-def test_an_abort_ends_everyones_wait_at_once(names: str, who: int) -> None:
+def test_an_abort_ends_every_ranks_wait_at_once(names: str, who: int) -> None:
     def call(group: Any) -> tuple[DistError, float]:
         start = time.monotonic()
         if group.rank == who % group.size:
@@ -121,7 +121,7 @@ def test_a_rank_that_leaves_early_is_named() -> None:
     assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
 
 
-def test_who_waits_for_a_message_of_a_rank_that_has_left_says_so() -> None:
+def test_a_rank_that_waits_for_a_departed_ranks_message_raises_peer_lost() -> None:
     def call(group: Any) -> BaseException | None:
         group.barrier()
         if group.rank == 0:

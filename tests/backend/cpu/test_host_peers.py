@@ -67,7 +67,7 @@ def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 24])
-def test_everyone_maps_everyones_arena_by_rank(size: int) -> None:
+def test_each_rank_maps_each_local_peers_arena(size: int) -> None:
     store = HashStore()
     with ThreadPoolExecutor(size) as pool:
         found = list(pool.map(lambda rank: join(store, rank, size), range(size)))
@@ -132,7 +132,7 @@ STRANGERS = [silent, gone_at_once, wrong_secret, garbage, no_descriptors, reads_
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_strangers_are_turned_away_and_the_ranks_still_meet(
+def test_strangers_are_turned_away_and_the_ranks_still_find_each_other(
     monkeypatch: pytest.MonkeyPatch, stranger: Callable[[RankInfo, contextlib.ExitStack], None]
 ) -> None:
     monkeypatch.setenv("NC10D_TOKEN", "5c" * 32)
@@ -185,7 +185,9 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("called", [False, True])
-def test_a_rank_without_descriptors_says_so_and_blames_nobody(called: bool, left: int) -> None:
+def test_a_rank_without_descriptors_reports_that_and_blames_no_rank(
+    called: bool, left: int
+) -> None:
     store, arena, ends = HashStore(), Arena(ARENA_BYTES), socket.socketpair()
     mine, other = pretend(store, 0), pretend(store, 1)
     with contextlib.closing(arena), ends[0] as here, ends[1] as there, open(os.devnull) as file:
@@ -249,7 +251,7 @@ def test_a_rank_that_dies_after_publishing_its_info_is_an_error_within_the_timeo
     assert soon(2.0, attempt)
 
 
-def test_a_lower_rank_that_is_gone_is_an_error_at_once() -> None:
+def test_a_dead_lower_rank_is_an_error_at_once() -> None:
     def attempt() -> float:
         store = HashStore()
         pretend(store, 0)
@@ -261,7 +263,7 @@ def test_a_lower_rank_that_is_gone_is_an_error_at_once() -> None:
     assert soon(2.0, attempt)
 
 
-def test_a_rank_that_fails_halfway_leaves_no_descriptors_of_those_it_met() -> None:
+def test_a_rank_that_fails_during_the_bootstrap_leaves_no_descriptors_of_its_peers() -> None:
     """Rank 1 meets rank 0 properly, and then waits in vain for rank 2."""
     store = HashStore()
     pretend(store, 2)
@@ -272,7 +274,7 @@ def test_a_rank_that_fails_halfway_leaves_no_descriptors_of_those_it_met() -> No
                 future.result()
 
 
-def test_somebody_else_in_the_place_of_a_rank_is_refused() -> None:
+def test_another_process_in_a_ranks_place_is_refused() -> None:
     store = HashStore()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind("\0nc10d-test-impostor")
@@ -338,7 +340,7 @@ def hosts(size: int) -> list[Any]:
         return list(pool.map(lambda r: Context(store, r, size, Deadline.after(60.0)), range(size)))
 
 
-def test_64_ranks_ring_each_others_bells() -> None:
+def test_64_ranks_ring_each_others_doorbells() -> None:
     made = hosts(64)
     try:
         bells = [made[0].arena.mapping.base, made[63].arena.mapping.base]

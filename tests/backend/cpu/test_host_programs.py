@@ -59,7 +59,7 @@ SHAPES = ["01", "0011", "0101", "0001", "012", "001122", "000112", "01234", "011
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_shape_of_hosts_computes_what_the_oracle_says(name: str, shape: str) -> None:
+def test_every_shape_of_hosts_agrees_with_the_oracle(name: str, shape: str) -> None:
     hosts = grouped(shape)
     for seed, count in ((1, 0), (2, 1), (3, 37), (4, 700), (6, 5000)):
         play(hosts, [MAKERS[name](world(hosts), count, seed)], SLOT, seed)
@@ -67,7 +67,7 @@ def test_every_shape_of_hosts_computes_what_the_oracle_says(name: str, shape: st
 
 @pytest.mark.parametrize("shape", ["01", "0011", "0001", "00012"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_arrays_of_many_segments(name: str, shape: str) -> None:
+def test_arrays_of_many_segments_are_reduced_right(name: str, shape: str) -> None:
     hosts = grouped(shape)
     for seed in (3, 4, 8):
         play(hosts, [MAKERS[name](world(hosts, 65536), 50_000, seed)], 65536, seed)
@@ -109,7 +109,7 @@ FAR = [
 
 
 @pytest.mark.parametrize("name", FAR)
-def test_64_hosts_of_8_ranks(name: str) -> None:
+def test_64_hosts_of_8_ranks_agree_with_the_oracle(name: str) -> None:
     hosts = grouped([rank // 8 for rank in range(512)])
     for count in (1, 2000):
         play(hosts, [MAKERS[name](world(hosts, 32768), count, 3)], 32768, None)
@@ -124,7 +124,7 @@ LARGE = ["all_reduce", "broadcast", "all_gather_into_one", "reduce_scatter", "ev
 
 @pytest.mark.parametrize("shape", ["0011", "0101", "0001", "001122", "000112", "0110220"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_large_arrays_are_read_where_they_lie_inside_hosts(name: str, shape: str) -> None:
+def test_large_arrays_of_local_peers_are_read_in_place(name: str, shape: str) -> None:
     hosts = grouped(shape)
     for seed, count in ((1, 64), (2, 79), (4, 700), (5, 1300)):
         for unreadable in ([], [0], [hosts.size - 1], [1, 2]):
@@ -207,7 +207,7 @@ def test_removing_any_wait_inside_a_host_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("shape", ["0011", "000111"])
 @pytest.mark.parametrize("name", LARGE)
-def test_removing_any_wait_of_those_who_read_where_it_lies_is_caught(name: str, shape: str) -> None:
+def test_removing_any_wait_of_ranks_that_read_in_place_is_caught(name: str, shape: str) -> None:
     hosts = grouped(shape)
 
     def mix(victim: int, index: int) -> list[Case]:
@@ -227,7 +227,7 @@ def test_removing_any_wait_of_those_who_read_where_it_lies_is_caught(name: str, 
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_nobodys_array_changes_before_all_hosts_have_met(name: str) -> None:
+def test_no_array_changes_before_all_hosts_have_arrived(name: str) -> None:
     hosts = grouped("0011")
     for seed in range(20):
         cluster = Cluster(hosts, SLOT)

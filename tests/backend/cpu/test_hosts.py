@@ -44,7 +44,7 @@ def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
         unregister_backend("hosts")
 
 
-def test_ranks_on_hosts_of_their_own_do_what_any_backend_must() -> None:
+def test_ranks_on_separate_hosts_conform() -> None:
     assert check_backend(functools.partial(on_hosts, "abcde"), (2, 3), seed=5) > 200
 
 
@@ -52,14 +52,14 @@ SEVERAL = ["aab", "aabb", "abab", pytest.param("aaab", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("names", SEVERAL)
-def test_hosts_with_several_ranks_do_too(names: str) -> None:
+def test_hosts_with_several_ranks_conform(names: str) -> None:
     make_on = functools.partial(on_hosts, names)
     assert check_backend(make_on, (len(names),), dtypes=EXACT, seed=6) > 60
 
 
 @pytest.mark.parametrize("names", ["ab", "aab", "abab", "abc", "aabbc"])
 @pytest.mark.parametrize("op", [SUM, AVG, premul_sum(0.3), MAX], ids=str)
-def test_every_hosts_fold_is_folded_in_the_order_of_hosts(names: str, op: ReduceOp) -> None:
+def test_the_folds_of_hosts_are_folded_in_the_order_of_hosts(names: str, op: ReduceOp) -> None:
     rng = np.random.default_rng(7)
     hosts = [[r for r, name in enumerate(names) if name == host] for host in dict.fromkeys(names)]
     for dtype, count in ((np.float32, 3), (np.float32, 5000), (np.float16, 90_000)):
@@ -115,7 +115,7 @@ def in_a_block(group: Any, x: Any, op: ReduceOp) -> Any:
     return x
 
 
-def test_who_receives_before_it_was_sent_gets_that_very_message() -> None:
+def test_a_receive_that_precedes_its_send_gets_that_message() -> None:
     def echo(group: Any) -> list[float]:
         x, got = np.zeros(2), []
         for number in range(60):
@@ -174,7 +174,7 @@ def comes_over(group: Any, count: int, place: int) -> bool:
 @pytest.mark.parametrize(
     ("place", "slow"), [(0, True), (1, True), (31, True), (32, True), (16, False)]
 )
-def test_what_the_kernel_would_copy_slowly_comes_over_a_spare_place(
+def test_unaligned_bytes_are_received_into_a_spare_place(
     place: int, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy, "kernel_is_slow", lambda: slow)

@@ -68,7 +68,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("names", NAMES)
-def test_what_mates_read_where_it_lies_is_right(names: str) -> None:
+def test_arrays_that_local_peers_read_in_place_are_reduced_right(names: str) -> None:
     script = EVERYTHING.format(names=names, direct=DIRECT + 4, asked=DEFAULTS.read_from + 4)
     with Job(script, len(names)) as ranks:
         for rank in ranks:

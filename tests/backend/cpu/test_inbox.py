@@ -59,9 +59,7 @@ def interrupted_at(inbox: Inbox, index: int) -> bool:
 
 
 @pytest.mark.parametrize("early", [0, 2])
-def test_after_ctrl_c_at_any_line_the_next_holder_leaves_the_inbox_as_it_should_be(
-    early: int,
-) -> None:
+def test_after_ctrl_c_at_any_line_the_next_holder_repairs_the_inbox(early: int) -> None:
     def hold(group: Any) -> list[tuple[bool, bool]]:
         inbox = group.backend("cpu").group.links.inbox(1 - group.rank)
         inbox.unexpected.extend([kept(1)] * early)

@@ -86,12 +86,12 @@ def on_small_staging(group: ProcessGroup) -> None:
         pytest.param(3, on_small_staging, marks=pytest.mark.long),
     ],
 )
-def test_large_plain_arrays_are_read_where_they_lie(size: int, calls: Any) -> None:
+def test_large_plain_arrays_are_read_in_place(size: int, calls: Any) -> None:
     run_ranks(calls, size, "processes")
 
 
 @pytest.mark.parametrize("calls", [reductions, copies])
-def test_threads_read_them_without_the_kernel(calls: Any) -> None:
+def test_threads_read_large_plain_arrays_without_the_kernel(calls: Any) -> None:
     run_ranks(calls, 3)
 
 
@@ -115,7 +115,7 @@ def outlives(group: ProcessGroup, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_peer_that_dies_while_it_is_read_is_told(seed: int) -> None:
+def test_a_rank_that_reads_a_dying_peers_memory_raises_peer_lost(seed: int) -> None:
     with pytest.raises(RuntimeError, match="code -9") as caught:
         run_ranks(outlives, 2, "processes", [seed, seed])
     notes = getattr(caught.value, "__notes__", [])
@@ -144,7 +144,7 @@ def can_be_alone() -> bool:
 
 
 @pytest.mark.skipif(not can_be_alone(), reason="no namespaces of processes can be made here")
-def test_two_processes_of_the_same_number_do_not_take_each_other_for_themselves() -> None:
+def test_two_processes_with_the_same_pid_are_told_apart() -> None:
     with contextlib.closing(TCPStore("127.0.0.1", is_master=True)) as store:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
         command = [*ALONE, sys.executable, "-c", FIRST_OF_A_CONTAINER, str(COUNT)]

@@ -246,7 +246,7 @@ def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
 
 
 @pytest.mark.usefixtures("balanced")
-def test_a_rank_that_is_gone_after_the_meeting_is_named_and_nothing_is_kept() -> None:
+def test_a_rank_that_dies_after_the_bootstrap_is_named_and_nothing_is_kept() -> None:
     store = HashStore()
 
     def stay() -> None:
@@ -533,7 +533,7 @@ say("over")
 """
 
 
-def test_a_forked_child_is_told_and_disturbs_nobody() -> None:
+def test_a_forked_child_gets_an_error_and_disturbs_no_rank() -> None:
     with Job(FORKED) as ranks:
         for ending in ("at once", "normal", "collect"):
             assert ranks[0].line() == f"{ending} 0"
@@ -568,7 +568,7 @@ sys.exit(7)
 """
 
 
-def test_an_exit_with_operations_in_flight_is_quick_and_quiet() -> None:
+def test_an_exit_with_operations_in_flight_takes_no_time_and_prints_nothing() -> None:
     def attempt() -> float:
         with Job(UNFINISHED) as ranks:
             _, left = ranks[0].line().split()
@@ -610,7 +610,7 @@ sys.exit(3)
 """
 
 
-def test_an_exit_while_ranks_are_threads_is_quick_and_quiet() -> None:
+def test_an_exit_while_ranks_are_threads_takes_no_time_and_prints_nothing() -> None:
     def attempt() -> float:
         with Job(UNFINISHED_THREADS, 1) as (only,):
             _, left = only.line().split()

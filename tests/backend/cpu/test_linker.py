@@ -65,7 +65,7 @@ def test_a_program_that_points_outside_is_refused(step: Step) -> None:
         link(Program(CallInfo("x"), (signal(1), step), 1), 2, at.C_TABLES, no_kernel)
 
 
-def test_the_half_of_the_round_before_is_only_read() -> None:
+def test_a_program_only_reads_the_previous_rounds_slot() -> None:
     rounds = [signal(1), end_round(1, 2)]
     link(
         Program(CallInfo("x"), (*rounds, copy(user(0), earlier(1), 8)), 1),

@@ -90,7 +90,7 @@ def test_messages_go_over_the_wire(net: Network, hosts: list[int]) -> None:
         everyone(ranks, "right")
 
 
-def test_nobody_listens_once_the_group_has_formed(net: Network) -> None:
+def test_no_rank_listens_once_the_group_has_formed(net: Network) -> None:
     code = """
 group = join()
 tables = [open(f"/proc/net/{name}").read().splitlines()[1:] for name in ("tcp", "tcp6")]
@@ -125,7 +125,7 @@ hear()
         everyone(ranks, "by IPv6 only")
 
 
-def test_an_interface_that_is_not_there_is_an_error_that_tells_what_is(net: Network) -> None:
+def test_an_absent_interface_is_an_error_that_lists_the_present_interfaces(net: Network) -> None:
     code = """
 try:
     join(timeout=60.0)

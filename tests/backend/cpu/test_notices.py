@@ -71,7 +71,7 @@ class World:
 
 
 @given(hosts=st.text("abc", min_size=2, max_size=6))
-def test_a_cycle_on_any_hosts_is_found_after_as_many_looks_as_it_has_ranks(hosts: str) -> None:
+def test_a_cycle_on_any_hosts_is_found_after_as_many_steps_as_it_has_ranks(hosts: str) -> None:
     world, sent = World(hosts), 0
     for _ in hosts:
         found = [world.look(rank) for rank in range(world.size)]
@@ -111,7 +111,7 @@ def test_a_rank_that_needs_many_sends_a_few_at_a_time_its_own_notice_first(me: i
     assert len(sent) == len(set(sent)) == 2 * len(others) - 1
 
 
-def test_the_ranks_that_wait_for_a_rank() -> None:
+def test_all_ranks_that_wait_for_a_rank_are_found() -> None:
     world = World("abcd")
     notices = {rank: world.notice(rank) for rank in (0, 1, 3)}
     assert waiting_for(1, notices) == {3, 0, 1}

@@ -30,7 +30,7 @@ def test_every_list_keeps_its_items_in_the_same_place(items: list[object]) -> No
     assert cpython.list_is_known(items)
 
 
-def test_what_is_laid_out_in_another_way_is_not_taken_for_known() -> None:
+def test_an_object_of_another_layout_is_not_read() -> None:
     class Other:
         ctypes, dtype, flags = np.ones(3).ctypes, np.dtype(float), np.ones(3).flags
         shape, ndim = (3,), 1

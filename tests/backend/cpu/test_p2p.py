@@ -82,7 +82,7 @@ def taken_at_once(group: Any, turn: int) -> None:
         assert (x[0], y[0], z[0]) == (2, 3, 4)
 
 
-def test_a_message_is_not_taken_aside_when_it_has_been_received(three: Any) -> None:
+def test_a_received_message_is_not_kept_as_unexpected(three: Any) -> None:
     for turn in range(2):  # the second time, the messages are known
         three.run(taken_at_once, [turn] * 3)
 
@@ -160,7 +160,9 @@ def swaps(group: Any, count: int, together: int) -> None:
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("count", "together"), [(1, 1), (3, 700), (100_000, 3)])
-def test_a_batch_of_known_messages_keeps_their_order(kind: Any, count: int, together: int) -> None:
+def test_a_batch_of_prepared_messages_keeps_their_order(
+    kind: Any, count: int, together: int
+) -> None:
     run_ranks(swaps, 2, kind, [count] * 2, [together] * 2)
 
 
@@ -221,7 +223,7 @@ def of_tensors(group: Any) -> None:
         assert torch.equal(y, torch.arange(4) + 1 - group.rank)
 
 
-def test_a_batch_of_tensors_is_of_the_caller_s_own() -> None:
+def test_a_batch_of_tensors_returns_the_callers_own_tensors() -> None:
     run_ranks(of_tensors, 2)
 
 
@@ -251,7 +253,7 @@ def anyone_beside_one(group: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_receive_from_anyone_is_woken_beside_one_by_name(kind: Any) -> None:
+def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(kind: Any) -> None:
     run_ranks(anyone_beside_one, 2, kind)
 
 
@@ -265,7 +267,7 @@ def sends_what_it_then_overwrites(group: Any) -> None:
         assert (x[4:] == 100 * turn + 1 - group.rank).all()
 
 
-def test_a_known_message_overwrites_only_what_has_been_sent() -> None:
+def test_a_prepared_message_overwrites_only_bytes_that_have_been_sent() -> None:
     run_ranks(sends_what_it_then_overwrites, 2)
 
 
@@ -283,7 +285,7 @@ def refused_whole(group: Any) -> None:
     assert (y == 1 - group.rank).all()
 
 
-def test_a_refused_batch_of_known_messages_sends_nothing() -> None:
+def test_a_refused_batch_of_prepared_messages_sends_nothing() -> None:
     run_ranks(refused_whole, 2)
 
 
@@ -348,7 +350,7 @@ def any_then_any(group: Any) -> None:
     assert x[0] == 2
 
 
-def test_a_receive_from_anyone_is_not_bound_to_the_first_sender(three: Any) -> None:
+def test_a_receive_from_any_source_is_not_bound_to_the_first_sender(three: Any) -> None:
     three.run(any_then_any)
 
 
@@ -392,7 +394,7 @@ def a_message_and_then_none(group: Any, passed: threading.Barrier) -> str:
     return str(caught.value)
 
 
-def test_of_a_rank_that_has_exchanged_messages_alone_an_error_tells_with_whom() -> None:
+def test_an_error_names_the_peers_of_a_rank_that_has_only_exchanged_messages() -> None:
     last = "last operations: rank 0 a message (to rank 1), rank 1 a message (from rank 0), "
     for message in run_ranks(a_message_and_then_none, 3, "threads", [threading.Barrier(3)] * 3):
         assert f"{last}rank 2 nothing yet" in message

@@ -107,14 +107,14 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
                 np.testing.assert_array_equal(one, other, err_msg=case.name)
 
 
-def test_large_arrays_have_a_direct_way() -> None:
+def test_programs_of_large_arrays_read_peers_arrays() -> None:
     for name in NAMES:
         for one in MADE[name](direct(3), 300, 0).programs:
             assert StepKind.BRANCH_IF_FLAGGED in {step.kind for step in one.steps}, name
 
 
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
-def test_an_array_is_read_where_it_lies_if_each_peer_takes_much_of_it(name: str) -> None:
+def test_an_array_is_read_in_place_if_each_peer_takes_much_of_it(name: str) -> None:
     for count, large in ((63, False), (64, True)):  # of 8 bytes; 512 are much
         for one in MADE[name](direct(9), count, 0).programs:
             assert (StepKind.FETCH in {step.kind for step in one.steps}) == large
@@ -160,7 +160,7 @@ def test_both_ways_mix_in_any_interleaving(
 
 @pytest.mark.parametrize("size", [2, 3, 8, 13])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
+def test_every_world_size_agrees_with_the_oracle(name: str, size: int) -> None:
     play([MADE[name](direct(size), 400, 1)], size, 1, [])
 
 
@@ -185,7 +185,7 @@ def caught(name: str, size: int, victim: int, index: int, seed: int, unreadable:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_removing_any_single_wait_of_the_direct_way_is_caught(name: str, size: int) -> None:
+def test_removing_any_single_wait_for_peers_arrays_is_caught(name: str, size: int) -> None:
     programs = MADE[name](direct(size), 300, 0).programs
     for victim, one in enumerate(programs):
         way = next(i for i, step in enumerate(one.steps) if step.kind is StepKind.JUMP)
@@ -312,7 +312,7 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         ("all_reduce", "FOLD_EXPOSED"),
     ],
 )
-def test_what_a_rank_that_has_given_up_left_behind_is_not_taken_for_a_result(
+def test_data_of_a_rank_that_has_given_up_is_not_mistaken_for_a_result(
     monkeypatch: pytest.MonkeyPatch, call: str, kind: str
 ) -> None:
     for event in (released, reading, left):
@@ -337,7 +337,9 @@ def gives_up_first(group: ProcessGroup) -> None:
         (left if group.rank == 1 else released).set()
 
 
-def test_nor_if_that_rank_hears_of_the_failure_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_not_mistaken_if_the_rank_that_gave_up_learns_of_the_failure_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for event in (released, reading, left):
         event.clear()
     publish = cause.publish
@@ -378,13 +380,13 @@ def reduces_it(group: ProcessGroup) -> None:
         )
 
 
-def test_an_array_that_was_taken_back_is_reduced_like_any_other() -> None:
+def test_a_withdrawn_array_is_reduced_like_any_other() -> None:
     with Ranks(2, "processes") as ranks:
         ranks.run(fails_with_what_it_has_exposed)
         ranks.run(reduces_it)
 
 
-def test_plain_arrays_are_asked_of_the_kernel_from_some_size_on() -> None:
+def test_plain_arrays_are_read_by_the_kernel_from_a_threshold_on() -> None:
     def asks(name: str, count: int, size: int) -> int:
         """Return the access for the first array that rank 0 exposes."""
         limits = Thresholds(read_from=2048, write_from=1536)

@@ -38,7 +38,9 @@ def runs_prepared(group: Any, kind: type[Any], x: Any) -> bool:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("later", [False, True])
-def test_one_array_twice_is_refused_though_the_call_is_known(name: str, later: bool) -> None:
+def test_an_array_given_twice_is_refused_although_the_call_is_prepared(
+    name: str, later: bool
+) -> None:
     call, *sizes = PAIRS[name]
 
     def again(group: Any) -> None:
@@ -54,7 +56,7 @@ def test_one_array_twice_is_refused_though_the_call_is_known(name: str, later: b
     run_ranks(again, 2)
 
 
-def test_one_array_may_be_reduced_after_two_were_and_the_other_way_round() -> None:
+def test_prepared_calls_of_one_array_and_of_two_may_alternate() -> None:
     def mixed(group: Any) -> None:
         for _ in range(3):
             x, out = np.ones(4), np.zeros(8)
@@ -68,7 +70,7 @@ def test_one_array_may_be_reduced_after_two_were_and_the_other_way_round() -> No
 @pytest.mark.parametrize(
     "change", ["dtype", "size", "shape", "strides", "order", "read-only", "kind"]
 )
-def test_another_array_is_not_taken_for_the_known_one(change: str) -> None:
+def test_another_array_is_not_mistaken_for_the_prepared_array(change: str) -> None:
     class Sub(np.ndarray[Any, Any]):
         pass
 
@@ -96,7 +98,7 @@ def test_another_array_is_not_taken_for_the_known_one(change: str) -> None:
     run_ranks(play, 2)
 
 
-def test_a_mismatch_of_a_known_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mismatch_of_a_prepared_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # The worker may be at the channel too, and enter the call again before it is stopped.
     monkeypatch.setattr(Context, "need_worker", lambda _: None)
 
@@ -134,11 +136,11 @@ def first_runs(group: Any) -> int:
     return int(load_word(call_sites.SITES.address + offsets.SITE_FULL))
 
 
-def test_operations_that_run_for_the_first_time_do_not_close_the_table_of_lines() -> None:
+def test_first_runs_of_operations_leave_the_table_of_lines_open() -> None:
     assert run_ranks(first_runs, 2, "processes") == [0, 0]
 
 
-def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane() -> None:
+def test_a_message_with_a_separate_dtype_object_leaves_the_message_cache_usable() -> None:
     def exchange(group: Any) -> bool:
         strange = pickle.loads(pickle.dumps(np.ones(5)))
         for x in (strange, np.ones(5), np.ones(5)):
@@ -154,7 +156,7 @@ def test_a_message_whose_dtype_was_an_object_of_its_own_does_not_spoil_the_lane(
     assert run_ranks(exchange, 2)[0]
 
 
-def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -> None:
+def test_a_receive_from_any_source_leaves_other_threads_messages_alone() -> None:
     def receive(group: Any) -> int:
         x = np.full(3, float(group.rank))
         if group.rank != 0:
@@ -176,7 +178,7 @@ def test_a_receive_from_anyone_leaves_alone_what_another_thread_is_receiving() -
     assert run_ranks(receive, 3)[0] == 2
 
 
-def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_message() -> None:
+def test_no_thread_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_message() -> None:
     def receive(group: Any) -> list[bool]:
         x = np.full(3, float(group.rank))
         if group.rank == 1:
@@ -198,7 +200,7 @@ def test_nobody_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_messag
     assert run_ranks(receive, 2)[0] == [False, False, True]
 
 
-def test_what_another_thread_is_about_to_take_is_not_taken_aside() -> None:
+def test_a_message_that_another_thread_is_about_to_take_stays_in_its_place() -> None:
     def receive(group: Any) -> int:
         x = np.zeros(3)
         if group.rank == 1:

@@ -40,7 +40,7 @@ SIZES = [pytest.param(n, marks=pytest.mark.long if 33 < n < 63 else ()) for n in
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_world_size_computes_what_the_oracle_says(name: str, size: int) -> None:
+def test_every_world_size_agrees_with_the_oracle(name: str, size: int) -> None:
     for seed, count in ((1, 0), (2, 1), (3, 37), (4, 3 * SLOT // 8 // min(size, 8) + 5)):
         if size > 12 and count != 1 and (size, seed) not in {(16, 3), (16, 4), (33, 3), (65, 3)}:
             continue  # a few worlds stand for the others
@@ -196,7 +196,7 @@ def test_different_calls_are_noticed_on_entry() -> None:
         play([mixed], 2, SLOT, 1)
 
 
-def test_two_ranks_that_both_think_they_are_the_root_notice() -> None:
+def test_two_ranks_that_both_act_as_the_root_disagree() -> None:
     world = layouts(2, SLOT, SMALL)
     cases = [broadcast(world, 8, root) for root in (0, 1)]
     for case, root in zip(cases, (0, 1), strict=True):

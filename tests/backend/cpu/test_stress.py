@@ -73,7 +73,7 @@ def one_of_each(group: Any) -> None:
         last.barrier()
 
 
-def test_as_many_ranks_as_a_host_takes() -> None:
+def test_as_many_ranks_as_a_host_takes_stay_right() -> None:
     with Ranks(64, timeout=60.0) as ranks:
         ranks.run(one_of_each)
 
@@ -83,7 +83,7 @@ def test_as_many_ranks_as_a_host_takes() -> None:
 @pytest.mark.parametrize("waiting", WAITING)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_mixed_traffic_for_long(kind: Any, size: int, waiting: str) -> None:
+def test_mixed_traffic_stays_right_for_long(kind: Any, size: int, waiting: str) -> None:
     with Ranks(size, kind, timeout=60.0) as ranks:
         for seed in range(100, 130):
             ranks.run(campaign, [seed] * size, [200] * size, [waiting] * size)
@@ -244,7 +244,7 @@ def world() -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("root", [0, VICTIM])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_without_any_one_wait_the_traffic_goes_wrong(world: Ranks, name: str, root: int) -> None:
+def test_removing_any_single_wait_makes_results_wrong(world: Ranks, name: str, root: int) -> None:
     def tried(index: int | None, seeds: int) -> list[tuple[str | None, Sequence[int]]]:
         return world.run(trial, *([value] * 4 for value in (name, root, index, seeds)))
 

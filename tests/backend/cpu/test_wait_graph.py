@@ -274,7 +274,7 @@ def test_a_packed_notice_is_unpacked_unchanged(notice: WaitNotice) -> None:
     assert notice.packed(len(raw) - 1) is None
 
 
-def test_all_ranks_of_a_cycle_describe_it_alike() -> None:
+def test_all_ranks_of_a_cycle_give_the_same_description() -> None:
     words = {rank: f"rank {rank} waits" for rank in (2, 5, 7)}
     texts = {describe_cycle(ranks, words) for ranks in ([7, 2, 5], [2, 5, 7], [5, 7, 2])}
     assert len(texts) == 1

@@ -276,7 +276,7 @@ except dist.PeerLost as error:
 """
 
 
-def test_survivors_asleep_and_spinning_hear_of_a_death() -> None:
+def test_survivors_asleep_and_spinning_learn_of_a_death() -> None:
     def attempt() -> float:
         with Job(LOST, 4) as ranks:
             for rank in ranks:
@@ -312,7 +312,7 @@ except dist.CollectiveTimeout as error:
 """
 
 
-def test_a_stopped_peer_is_named_when_the_time_is_over() -> None:
+def test_a_stopped_peer_is_named_at_the_timeout() -> None:
     def attempt() -> float:
         with Job(STOPPED, 3) as ranks:
             for rank in ranks:
@@ -502,7 +502,7 @@ def fills_the_ring(group: Any) -> None:
     assert 0.9 < time.monotonic() - begun < 30.0  # each message alone could wait for its second
 
 
-def test_a_crowded_ring_does_not_outlast_the_timeout() -> None:
+def test_a_full_ring_does_not_outlast_the_timeout() -> None:
     with Ranks(2, timeout=1.0) as ranks:
         ranks.run(fills_the_ring)
 
@@ -523,7 +523,7 @@ def past_a_posted_receive(group: Any) -> None:
     assert (x == 5).all()
 
 
-def test_a_receive_from_anyone_sees_past_posted_receives(two: Ranks) -> None:
+def test_a_receive_from_any_source_sees_past_posted_receives(two: Ranks) -> None:
     two.run(past_a_posted_receive)
 
 
@@ -546,7 +546,7 @@ def callback_of_a_receive(group: Any, source: int | None) -> None:
 
 
 @pytest.mark.parametrize("source", [1, None])
-def test_callbacks_of_receives_are_called_though_nobody_waits(
+def test_callbacks_of_receives_are_called_although_no_thread_waits(
     two: Ranks, source: int | None
 ) -> None:
     two.run(callback_of_a_receive, [source] * 2)
@@ -582,7 +582,7 @@ def short_wait(work: Any) -> bool:
 
 
 @pytest.mark.parametrize("look", [lambda work: work.is_completed(), short_wait])
-def test_looking_for_one_message_never_fails_the_group_for_another(
+def test_a_look_for_a_message_never_fails_the_group_for_another_message(
     two: Ranks, look: Callable[[Any], bool]
 ) -> None:
     two.run(unexpected_message, [look] * 2, [threading.Event()] * 2)
@@ -628,14 +628,16 @@ def blamed(group: Any) -> str:
     return str(caught.value)
 
 
-def test_many_who_report_at_once_agree_on_one_cause() -> None:
+def test_many_ranks_that_report_at_once_agree_on_a_cause() -> None:
     for _ in range(10):
         with Ranks(3) as ranks:
             assert len(set(ranks.run(blamed))) == 1
 
 
 @pytest.mark.parametrize(("coming", "looks_again"), [(0, 1), (MUCH, 1), (MUCH + 1, 0)])
-def test_while_much_is_to_come_from_another_host_one_sleeps(coming: int, looks_again: int) -> None:
+def test_a_rank_sleeps_while_many_bytes_come_from_another_host(
+    coming: int, looks_again: int
+) -> None:
     streams = np.zeros(at.STREAMS_BYTES // 8, np.int64)
     channel = np.zeros(at.channel_bytes(1) // 8, np.int64)
     channel[at.C_STREAMS // 8] = address(streams)

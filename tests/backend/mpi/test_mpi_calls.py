@@ -60,12 +60,12 @@ def test_a_block_is_its_calls_in_order(
     ranks.run(every_way, [calls] * SIZE, [dtype] * SIZE, [order] * SIZE)
 
 
-def test_one_rank_whose_arrays_overlap_sets_the_pace(ranks: Ranks) -> None:
+def test_a_rank_with_overlapping_arrays_orders_the_block_for_all_ranks(ranks: Ranks) -> None:
     ranks.run(shares_alone)
 
 
 @pytest.mark.parametrize("src", [1, None])
-def test_a_message_that_came_early_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
+def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
     ranks.run(early, [src] * SIZE)
 
 
@@ -168,7 +168,7 @@ def one_stays_away(group: ProcessGroup) -> str:
     return text
 
 
-def test_a_group_that_not_all_come_to_is_not_made(ranks: Ranks) -> None:
+def test_a_group_is_not_made_unless_all_members_arrive(ranks: Ranks) -> None:
     zero, _, two = ranks.run(one_stays_away)
     assert "ranks [1] have not come in time" in two
     assert "not come" in zero
@@ -193,7 +193,7 @@ def one_leaves(group: ProcessGroup) -> None:
     group.barrier()
 
 
-def test_who_waits_for_a_rank_that_has_left_is_told(ranks: Ranks) -> None:
+def test_a_rank_that_waits_for_a_departed_rank_raises_peer_lost(ranks: Ranks) -> None:
     ranks.run(one_leaves)
 
 
@@ -206,7 +206,7 @@ def one_leaves_before_a_call(group: ProcessGroup) -> None:
     group.barrier()
 
 
-def test_a_call_without_a_rank_that_has_left_is_told_too(ranks: Ranks) -> None:
+def test_a_call_that_a_departed_rank_missed_raises_peer_lost(ranks: Ranks) -> None:
     ranks.run(one_leaves_before_a_call)
 
 
@@ -229,7 +229,7 @@ def nobody_waits(group: ProcessGroup, count: int) -> str:
 
 
 @pytest.mark.parametrize("count", [3, 50_000])
-def test_a_call_ends_though_nobody_waits_for_it(ranks: Ranks, count: int) -> None:
+def test_a_call_ends_although_no_thread_waits_for_it(ranks: Ranks, count: int) -> None:
     assert set(ranks.run(nobody_waits, [count] * SIZE)) == {"nc10d-mpi"}
 
 
@@ -328,6 +328,6 @@ def makes_and_drops(group: ProcessGroup, count: int) -> None:
 
 
 @pytest.mark.long
-def test_groups_that_are_gone_cost_nothing(ranks: Ranks) -> None:
+def test_destroyed_groups_cost_nothing(ranks: Ranks) -> None:
     # MPICH has 2048 communicators, and a group uses two.
     ranks.run(makes_and_drops, [2100] * SIZE)

@@ -21,5 +21,5 @@ def test_the_mpi_backend_conforms(launcher: Launcher) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", LIBRARIES)
 @pytest.mark.parametrize("seed", range(0, 4000, 1000))
-def test_it_does_so_with_all_types_and_sizes(launcher: Launcher, seed: int) -> None:
+def test_the_backend_conforms_with_all_types_and_sizes(launcher: Launcher, seed: int) -> None:
     assert check_backend("mpi", (1, 2, 3, 4, 5), launcher, seed=seed) > 350

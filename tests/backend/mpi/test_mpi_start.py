@@ -49,7 +49,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
-def test_mpi_says_who_and_how_many(launcher: Launcher) -> None:
+def test_mpi_gives_rank_and_world_size(launcher: Launcher) -> None:
     assert said(launcher, 3, MEETS).count("fine") == 3
 
 
@@ -72,14 +72,14 @@ def test_without_mpi4py_the_error_names_the_extra(missing: str) -> None:
     assert "pip install mpi4py" in done.stderr
 
 
-def test_a_library_that_is_named_and_is_none_is_what_the_error_is_about() -> None:
+def test_a_named_library_that_is_no_mpi_is_the_subject_of_the_error() -> None:
     name = "import os; os.environ['MPI4PY_LIBMPI'] = '/nowhere/libmpi.so'\n"
     done = alone(name + "import nc10d; nc10d.init_process_group('mpi')")
     assert "UnsupportedPlatform" in done.stderr
     assert "MPI4PY_LIBMPI='/nowhere/libmpi.so'" in done.stderr
 
 
-def test_other_launchers_ranks_are_no_world_each() -> None:
+def test_ranks_of_other_launchers_are_not_a_world_each() -> None:
     launched = "import os; os.environ.update(RANK='1', WORLD_SIZE='3')\n"
     done = alone(launched + HEAD + MEETS)
     assert "RendezvousError: WORLD_SIZE is 3" in done.stderr
@@ -129,7 +129,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
-def test_threads_that_must_take_turns_do_and_are_warned_of(launcher: Launcher) -> None:
+def test_threads_that_must_take_turns_take_turns_with_a_warning(launcher: Launcher) -> None:
     done = run_script(launcher, 2, THREADS.replace("LEVEL", "'serialized'"))
     assert done.returncode == 0, done.stdout
     # A library may support a higher thread level than requested.
@@ -158,7 +158,7 @@ except dist.PeerLost as error:
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
-def test_who_waits_for_a_rank_that_raised_is_told_at_once(launcher: Launcher) -> None:
+def test_a_rank_that_waits_for_a_rank_that_raised_fails_at_once(launcher: Launcher) -> None:
     done = run_script(launcher, 3, HEAD + DIES)
     assert done.returncode != 0
     assert "a bug of the user's" in done.stdout
@@ -179,5 +179,5 @@ print("fine")
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
-def test_a_program_may_end_with_calls_on_their_way(launcher: Launcher) -> None:
+def test_a_program_may_end_with_calls_in_flight(launcher: Launcher) -> None:
     assert said(launcher, 3, LEAVES).count("fine") == 3

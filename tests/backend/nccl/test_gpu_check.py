@@ -41,7 +41,7 @@ def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.timeout(420)
-def test_it_runs_to_its_end(tmp_path: Path) -> None:
+def test_gpu_check_runs_to_its_end(tmp_path: Path) -> None:
     with emulators(NC10D_EMULATED_GPUS="1"):
         done = python(CHECK, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_a_torch_that_does_not_work_is_a_failure(tmp_path: Path, torch: str, exp
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
-def test_what_a_check_raises_is_a_row_that_failed(tmp_path: Path) -> None:
+def test_a_check_that_raises_is_a_failed_row(tmp_path: Path) -> None:
     code = "import gpu_rows\nprint([row.failed for row in gpu_rows.run('it', lambda: 1 / 0)])"
     nothing = "\nprint([row.failed for row in gpu_rows.run('it', lambda: [])])"
     with emulators():

@@ -40,7 +40,7 @@ def one(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("law", [*LONE, lone.arrays_of_numba], ids=lambda law: law.__name__)
-def test_alone_on_a_device(one: Ranks, law: Callable[..., None]) -> None:
+def test_single_rank_laws_hold_on_a_device(one: Ranks, law: Callable[..., None]) -> None:
     one.run(_afresh, [law])
 
 

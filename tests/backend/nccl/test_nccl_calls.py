@@ -50,7 +50,7 @@ def names(op: Op, rank: int, has: bool) -> set[Any]:
 
 @pytest.mark.parametrize("rank", range(SIZE))
 @pytest.mark.parametrize("has", [True, False])
-def test_the_kind_of_the_call_decides_and_no_ranks_sizes(rank: int, has: bool) -> None:
+def test_the_kind_of_a_call_decides_and_not_a_ranks_sizes(rank: int, has: bool) -> None:
     for make, own in ((gather_single, "ncclGather"), (scatter_single, "ncclScatter")):
         assert names(make(rank, 8), rank, has) <= ({own} if has else SENDING)
     for counts in ([8, 8, 8], [8, 8, 9], [0, 8, 8]):

@@ -92,7 +92,7 @@ def test_the_nccl_backend_conforms() -> None:
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1000])
-def test_it_does_so_with_all_types_and_sizes(size: int, seed: int) -> None:
+def test_the_backend_conforms_with_all_types_and_sizes(size: int, seed: int) -> None:
     assert complaints(size, ALL, seed)[1] == []
 
 
@@ -107,6 +107,6 @@ def refuses(group: ProcessGroup) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_what_nccl_lacks_is_refused_before_anything_is_sent() -> None:
+def test_operations_that_nccl_lacks_are_refused_before_anything_is_sent() -> None:
     with Ranks(2, "processes", Registered("through-device"), timeout=30.0) as ranks:
         ranks.run(refuses)

@@ -48,7 +48,7 @@ def test_pieces_are_the_array_in_c_order(x: Array) -> None:
     assert len(list(pieces(as_buffer(x)))) == piece_count(as_buffer(x))
 
 
-def test_what_one_copy_can_take_is_one_piece() -> None:
+def test_bytes_that_a_single_copy_can_move_are_a_single_piece() -> None:
     x = np.zeros((6, 4, 10), np.float32)
     whole = {"C": x, "rows": x[:, :, :7], "slices": x[::2], "column": x[:, 1, 3]}
     assert {name: piece_count(as_buffer(view)) for name, view in whole.items()} == dict.fromkeys(

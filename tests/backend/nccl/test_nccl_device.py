@@ -59,7 +59,7 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_on_two_devices(two: Ranks, law: Callable[..., None]) -> None:
+def test_laws_hold_on_two_devices(two: Ranks, law: Callable[..., None]) -> None:
     two.run(_afresh, [law] * 2)
 
 
@@ -87,7 +87,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("law", "nonblocking", "faults"), FAULTS, ids=lambda x: getattr(x, "__name__", str(x))
 )
-def test_with_faults(law: Callable[..., None], nonblocking: str, faults: str) -> None:
+def test_laws_hold_with_faults(law: Callable[..., None], nonblocking: str, faults: str) -> None:
     given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
     with emulators(**given), Ranks(2, "processes", "cuda:nccl", timeout=20.0) as ranks:
         ranks.run(law)

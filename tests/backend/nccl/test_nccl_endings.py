@@ -105,7 +105,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("law", "faults"), ENDINGS, ids=lambda x: getattr(x, "__name__", ""))
-def test_ending(law: Callable[..., None], faults: str) -> None:
+def test_groups_end_by_their_laws(law: Callable[..., None], faults: str) -> None:
     given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": "0"}
     with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
         ranks.run(law)

@@ -62,7 +62,7 @@ def test_the_config_of_each_release_has_its_size(version: Version) -> None:
     assert struct.magic == CONSTANTS["NCCL_API_MAGIC"]
 
 
-def test_what_is_not_said_is_the_librarys_choice() -> None:
+def test_options_that_are_not_set_are_the_librarys_choice() -> None:
     struct = as_struct(NCCLConfig(blocking=0, comm_name="mine"), OfVersion((2, 27, 7)))  # type: ignore[arg-type]
     assert (struct.blocking, struct.commName, struct.netName) == (0, b"mine", None)
     rest = set(C_NAMES) & {name for name, _ in struct._fields_} - {"blocking", "commName"}
@@ -88,7 +88,7 @@ def test_version_codes_are_read_back(version: Version) -> None:
     assert version_of(code) == version
 
 
-def test_the_letters_of_all_functions_and_fields_are_known() -> None:
+def test_every_letter_of_a_function_or_field_has_a_type() -> None:
     assert len(FUNCTIONS) == 73
     for row in FUNCTIONS.values():
         assert set(row.arguments + row.result) <= set(CTYPES)

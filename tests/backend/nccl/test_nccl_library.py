@@ -28,7 +28,7 @@ def nccl() -> Library:
     return library()
 
 
-def test_the_wheels_library_is_found_and_tells_its_version(nccl: Library) -> None:
+def test_the_wheels_library_is_found_and_has_a_version(nccl: Library) -> None:
     assert nccl.path == find_library()
     assert nccl.path == str(LIBRARY[0] / "libnccl.so.2")
     assert nccl.version >= (2, 18, 0)
@@ -41,7 +41,7 @@ def test_every_function_of_this_release_is_exported(nccl: Library) -> None:
             assert nccl.address(name) > 0
 
 
-def test_a_function_of_a_later_release_says_which_one_brought_it(nccl: Library) -> None:
+def test_the_error_for_a_function_of_a_later_release_names_the_release(nccl: Library) -> None:
     older = Library(nccl.path)
     older.version = (2, 26, 2)
     assert not older.has("ncclCommShrink")
@@ -51,7 +51,7 @@ def test_a_function_of_a_later_release_says_which_one_brought_it(nccl: Library) 
         older.function("ncclCommShrink")
 
 
-def test_results_have_words(nccl: Library) -> None:
+def test_results_have_texts(nccl: Library) -> None:
     texts = [nccl.function("ncclGetErrorString")(code).decode() for code in range(8)]
     assert len(set(texts)) == 8
     assert texts[0] == "no error"
@@ -115,7 +115,7 @@ def test_without_a_driver_communicators_and_memory_are_refused(nccl: Library) ->
         nccl.call("ncclMemAlloc", ctypes.byref(made), 1024)
 
 
-def test_without_a_driver_the_driver_floor_says_so() -> None:
+def test_without_a_driver_the_driver_module_raises() -> None:
     if cuda.available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(UnsupportedPlatform, match=r"(?i)driver|cuda"):

@@ -33,7 +33,7 @@ ROOT = Path(nc10d.__file__).parent
         ("", "1", 0),  # an empty variable counts as unset
     ],
 )
-def test_the_environment_says_whether_communicators_block(
+def test_the_environment_decides_whether_communicators_block(
     monkeypatch: pytest.MonkeyPatch, ours: str | None, torchs: str | None, blocking: int | None
 ) -> None:
     for name, value in zip(NONBLOCKING, (ours, torchs), strict=True):
@@ -47,9 +47,7 @@ def test_the_environment_says_whether_communicators_block(
 
 
 @pytest.mark.parametrize("dtype", sorted(FP8, key=lambda x: x.label))
-def test_eight_bit_floats_are_reduced_where_that_is_known_and_moved_everywhere(
-    dtype: DType,
-) -> None:
+def test_eight_bit_floats_are_reduced_where_nccl_can_and_moved_everywhere(dtype: DType) -> None:
     x = DeviceArray(4096, (8,), dtype, 0, None)
     new, old = (
         CallContext(0, 2, lambda _: True, lambda *_: 0, 0, fp8=has) for has in (True, False)
@@ -60,7 +58,7 @@ def test_eight_bit_floats_are_reduced_where_that_is_known_and_moved_everywhere(
     assert calls_of(Broadcast(x, 0), old)[0][0] == "ncclBroadcast"
 
 
-def test_cuda_is_loaded_by_the_driver_floor_alone_and_late() -> None:
+def test_cuda_is_loaded_by_the_driver_module_alone_and_late() -> None:
     code = "import nc10d.backend.nccl.backend, nc10d.backend.staged.backend, nc10d.cuda, sys;"
     code += "print([m for m in sys.modules if m.startswith('cuda.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

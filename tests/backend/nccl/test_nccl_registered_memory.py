@@ -104,7 +104,9 @@ CASES = [
     ("law", "size", "faults"), CASES, ids=lambda x: getattr(x, "__name__", str(x))
 )
 @pytest.mark.parametrize("nonblocking", ["0", "1"], ids=["blocking", "nonblocking"])
-def test_registered(law: Callable[..., None], size: int, faults: str, nonblocking: str) -> None:
+def test_registered_memory_keeps_its_laws(
+    law: Callable[..., None], size: int, faults: str, nonblocking: str
+) -> None:
     given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
     with emulators(**given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
         ranks.run(law)

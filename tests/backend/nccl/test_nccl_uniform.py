@@ -68,7 +68,7 @@ def by_the_short_way(ops: AllReduces) -> Any:
 
 @settings(max_examples=500)
 @given(blocks())
-def test_the_short_way_is_the_long_way(ops: AllReduces) -> None:
+def test_the_fast_path_gives_the_general_paths_rows(ops: AllReduces) -> None:
     long, short = by_the_long_way(ops), by_the_short_way(ops)
     unlike = len({x.dtype for x in ops.arrays}) > 1  # NCCL may still reduce each array alone
     alone = len(ops) == 1 or ops.op is OPS[4]
@@ -82,7 +82,7 @@ def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
     assert len(table) == 2 * WORDS
 
 
-def test_many_arrays_in_any_order_are_apart_unless_two_are_not() -> None:
+def test_arrays_in_any_order_are_disjoint_unless_two_overlap() -> None:
     starts = np.random.default_rng(0).permutation(1000).tolist()
     arrays = [DeviceArray(4096 + 64 * k, (16,), DType.FLOAT32, DEVICE, None) for k in starts]
     assert by_the_short_way(AllReduces(arrays, SUM)) == by_the_long_way(AllReduces(arrays, SUM))

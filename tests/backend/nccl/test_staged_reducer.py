@@ -23,5 +23,7 @@ def two() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("law", ANYWHERE, ids=lambda law: law.__name__)
-def test_by_way_of_the_host(two: Ranks, law: Callable[[ProcessGroup], None]) -> None:
+def test_reducer_laws_hold_through_host_memory(
+    two: Ranks, law: Callable[[ProcessGroup], None]
+) -> None:
     two.run(law)

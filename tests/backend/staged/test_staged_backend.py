@@ -56,19 +56,19 @@ def conformance(group: ProcessGroup, sizes: tuple[int, ...], labels: tuple[str, 
     return check_backend(make, sizes, "threads", dtypes=[DType[label] for label in labels])
 
 
-def test_it_does_what_any_backend_must(process: Ranks) -> None:
+def test_the_staged_backend_conforms(process: Ranks) -> None:
     labels = tuple(dtype.name for dtype in FEW)
     assert process.run(conformance, [(2, 3, 4)], [labels])[0] > 150
 
 
-def test_it_does_so_with_ranks_as_processes(process: Ranks) -> None:
+def test_the_staged_backend_conforms_with_ranks_as_processes(process: Ranks) -> None:
     from mirrored import make
 
     assert check_backend(make, (2,), "processes", dtypes=[DType.FLOAT32], timeout=60.0) > 30
 
 
 @pytest.mark.long
-def test_it_does_so_for_every_type_and_more_ranks(process: Ranks) -> None:
+def test_the_staged_backend_conforms_for_every_type_and_more_ranks(process: Ranks) -> None:
     labels = tuple(dtype.name for dtype in DType)
     assert process.run(conformance, [(1, 2, 3, 4)], [labels])[0] > 350
 
