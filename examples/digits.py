@@ -84,7 +84,7 @@ def average(gradients: Arrays, count: int) -> None:
 def train(model: Arrays, x: np.ndarray, y: np.ndarray, progress: Progress) -> tuple[float, float]:
     """Train in place; return the seconds per step spent computing and communicating."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    shuffler = np.random.default_rng(SEED)  # all ranks shuffle alike
+    shuffler = np.random.default_rng(SEED)  # all ranks shuffle in the same way
     velocity = [np.zeros_like(w) for w in model]
     bar = progress.add_task("epoch", total=EPOCHS)
     computing = communicating = 0.0

@@ -96,7 +96,7 @@ class FakeContext:
         self.infos = [SimpleNamespace(pid=number, host="host") for number in range(size)]
 
     def allocate(self, nbytes: int) -> int:
-        """Return an area's offset: another one on each rank, so that a mix-up shows."""
+        """Return an area's offset: another offset on each rank, so that a mix-up shows."""
         self.arena.given += 1
         return 8 * self._rank
 
@@ -117,7 +117,7 @@ class FakeContext:
 
 
 def rendezvous(sim: Simulation) -> None:
-    """Let the ranks of a job meet."""
+    """Run the rendezvous of a job's ranks."""
     random = sim.random
     net = Network(sim, Weather.any(random))
     site, size = Site(net), random.randint(2, 5)

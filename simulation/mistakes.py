@@ -1,7 +1,7 @@
 """The wrong functions that seeded bugs put in place of the product's functions.
 
-A Change takes the product's function and returns the wrong one. `instead` makes a Change of a
-function that does not need the real one.
+A Change takes the product's function and returns a wrong function. `instead` makes a Change of a
+function that does not need the real function.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def test_rows_and_columns_of_a_grid_make_the_whole(ranks: At) -> None:
 
 
 def nested_splits(world: ProcessGroup) -> None:
-    """Split a split: at each level this half computes beside the other half."""
+    """Split a split: at each level both parts compute side by side."""
     group, members = world, list(range(world.size))
     while group.size > 1:
         middle = group.size // 2

@@ -72,9 +72,9 @@ def graph() -> dict[str, set[str]]:
 
 
 def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the names on a circle of arrows; empty if there is none.
+    """Return the names on a cycle of arrows; empty if there is none.
 
-    >>> circle({"a": ["b"], "b": ["c"], "c": ["b"]})
+    >>> cycle({"a": ["b"], "b": ["c"], "c": ["b"]})
     ['b', 'c']
     """
     done: set[str] = set()

@@ -98,7 +98,7 @@ def test_a_sub_group_counts_for_itself() -> None:
 
 
 def _pair_apart(group: Any) -> DistError | None:
-    """Ranks 1 and 3 meet as a pair; then 3 waits for 1, which is in a call of the world."""
+    """Ranks 1 and 3 call as a pair; then 3 waits for 1, which is in a call of the world."""
     two = dist.new_group([1, 3])
     if group.rank in (0, 2):
         with pytest.warns(RuntimeWarning, match="not in the group"):

@@ -1,4 +1,4 @@
-"""Ranks meet by environment, address or file, also repeatedly; errors name missing ranks."""
+"""Ranks rendezvous by environment, address or file, also repeatedly; errors name missing ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def port() -> int:
 
 @contextlib.contextmanager
 def met(size: int, method: str) -> Iterator[list[Met]]:
-    """Let `size` ranks, as threads, meet by `method`."""
+    """Let `size` ranks, as threads, find each other by `method`."""
     with ThreadPoolExecutor(size) as pool:
         found = list(pool.map(lambda rank: rendezvous(method, rank, size, 20), range(size)))
     try:

@@ -31,7 +31,7 @@ def paused(
 ) -> Result:
     """Pause ranks in turn for `seconds`, each pause up to `share` of the timeout.
 
-    A long run (an hour, say) uses nine tenths of a timeout of 4 s. The default is milder: on a
+    A long run (such as an hour) uses nine tenths of a timeout of 4 s. The default is milder: on a
     shared machine, a rank may also wait for other programs.
     """
     if seconds > _PATIENCE:
@@ -69,7 +69,7 @@ def _rank(
 
 
 def _agreed_over(library: C10dLibrary, ranks: ForkedRanks) -> bool:
-    """Return whether the time is up, alike on all ranks: they must stop after the same call."""
+    """Return whether the time is up, the same on all ranks: they must stop after the same call."""
     dist = library.dist
     over = library.ones(1) * ranks.noted(_OVER)
     dist.all_reduce(over, dist.ReduceOp.MAX)

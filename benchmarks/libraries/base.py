@@ -1,4 +1,4 @@
-"""What every adapter offers to a benchmark: collectives bound to arrays, ready to be called.
+"""The interface of an adapter for a benchmark: collectives bound to arrays, ready to be called.
 
 `bind(out, x)` prepares every collective for two flat float32 arrays. An adapter does there all that
 a program does only once (tensors over the arrays' memory, MPI's descriptions of buffers). The timed

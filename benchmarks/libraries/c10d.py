@@ -1,4 +1,4 @@
-"""What nc10d and torch.distributed share: both spell c10d's calls alike.
+"""The code that nc10d and torch.distributed share: both have c10d's calls.
 
 The shared calls are written once, in terms of a module and its arrays. `benchmarks.compare` uses
 `start`, `bind` and `close`; `benchmarks.faults` forks ranks, which `join` a group of their own.
@@ -126,7 +126,7 @@ class C10dLibrary(Library):
 
 
 def c10d_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
-    """Bind the calls that torch.distributed and nc10d spell alike."""
+    """Bind the calls that torch.distributed and nc10d spell in the same way."""
     peer = rank ^ 1
     send, recv = partial(dist.send, x, peer), partial(dist.recv, out, peer)
     return {

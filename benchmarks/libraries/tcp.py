@@ -91,7 +91,7 @@ class Tcp(Nc10d):
     def copy(self, collective: str, nbytes: int) -> tuple[Call, Call | None]:
         """Return a call that moves this rank's part of a collective on arrays of `nbytes`.
 
-        The second call writes the arrays that the first one sends; it is None where a rank sends
+        The second call writes the arrays that the first call sends; it is None where a rank sends
         nothing. Each further socket to a host sends from a separate array.
         """
         arrays: list[Bytes] = []

@@ -59,7 +59,7 @@ def rank_main(library: str, rank: int, size: int, folder: str) -> None:
 
 
 def once(library: str, size: int, environment: Mapping[str, str]) -> Figures:
-    """Start the ranks of one job; return seconds until the first result, and MiB of a rank."""
+    """Start the ranks of a job; return seconds until the first result, and MiB of a rank."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
         ranks = [_start(library, rank, size, folder, environment) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Pictures of programs: a lane for each rank, time to the right, signals and transfers as arrows.
+"""Pictures of programs: a row for each rank, time to the right, signals and transfers as arrows.
 
 The walk is that of timed_walk.py, on a machine made for pictures. Each step takes a little time;
 moving the largest piece takes a unit of time, and folding it another unit.
@@ -27,7 +27,7 @@ INCHES = 0.72
 COLUMN = 2.3
 """Inches of a column of the legend."""
 TALL = 0.5
-"""Height of a box; lanes are 1 apart."""
+"""Height of a box; rows are 1 apart."""
 DARK = "#333333"
 WAITS = (
     StepKind.WAIT,

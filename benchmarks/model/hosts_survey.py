@@ -65,7 +65,7 @@ def survey_hosts(cells: Sequence[TimedCall], hosts: int, rounds: int) -> list[Ro
 
 
 def rows(library: Nc10d, jobs: Sequence[tuple[str, int]]) -> list[list[object]]:
-    """Measure on this rank; return rows of [kind, name, number, seconds], alike on all ranks.
+    """Measure on this rank; return rows of [kind, name, number, seconds], the same on all ranks.
 
     Constants are medians over ranks, times those of the slowest rank.
     """

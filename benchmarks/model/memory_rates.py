@@ -60,10 +60,10 @@ def handshakes(timer: ProgramTimer) -> Sample:
 def rounds(
     show: Sequence[Step], read: Sequence[Step], count: int, *, single: bool = False
 ) -> list[Step]:
-    """Return a program of `count` rounds: show something, meet, read from the peer.
+    """Return a program of `count` rounds: publish, wait for the peer, read from the peer.
 
     With `single`, no rank begins the next round before all have read, as where a call is a single
-    round. After the last round all ranks meet once more, so that they leave together.
+    round. After the last round all ranks synchronize again, so that they leave together.
     """
     body = [*show, signal(1), wait_all(1), *read]
     if single:

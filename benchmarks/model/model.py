@@ -1,7 +1,7 @@
 """Predicts the time of collectives from their programs and a machine's constants.
 
 A prediction walks the programs of a few ranks that represent all (timed_walk.py): the ranks of a
-host where all hosts behave alike; in a broadcast, the path from the root to the last leaf.
+host where all hosts behave the same; in a broadcast, the path from the root to the last leaf.
 """
 
 from __future__ import annotations

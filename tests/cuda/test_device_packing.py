@@ -75,7 +75,7 @@ OFFSETS = [1, 4, 5, 1006]
 
 
 def packed_and_back(_group: Any) -> None:
-    """Pack float32 arrays into float32 and bfloat16, by halves, and unpack them again."""
+    """Pack float32 arrays into float32 and bfloat16, in two parts, and unpack them again."""
     from nc10d import cuda
     from nc10d.reducer.device_packing import DevicePacker
 

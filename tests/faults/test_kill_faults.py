@@ -93,7 +93,7 @@ for number in range(int(sys.argv[1])):
 
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_kill_9_of_all_ranks_leaves_no_file(tmp_path: Path, count: int) -> None:
-    """Kill ranks at any moment: while they load, meet, form their group, and communicate."""
+    """Kill ranks at any moment: while they load, bootstrap, form their group, and communicate."""
     before = files(tmp_path)
     command = [sys.executable, "-c", ALL_AT_ONCE, str(count)]
     where = str(Path(__file__).parents[2])

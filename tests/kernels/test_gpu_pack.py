@@ -92,7 +92,7 @@ PAIRS = [(F32, F32), (F32, BF16), (BF16, F32), (F16, BF16), (F32, E4M3), (E5M2, 
 
 COUNTS = [0, 1, 5, 33, 600, gpu_pack.CHUNK // 4 + 41]
 ROOM = 5120
-"""Elements between rows: a multiple of 64, so rows are aligned alike."""
+"""Elements between rows: a multiple of 64, so all rows have the same alignment."""
 
 
 def aligned(count, dtype):

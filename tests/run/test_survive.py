@@ -1,4 +1,4 @@
-"""The example that loses a rank half-way: three of four ranks finish, and learn as well."""
+"""The example that loses a rank during training: three of four ranks finish, and learn as well."""
 
 from __future__ import annotations
 

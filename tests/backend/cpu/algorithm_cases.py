@@ -1,4 +1,4 @@
-"""Collectives as (programs of all ranks, their arrays, what each array must end as)."""
+"""Collectives as (programs of all ranks, their arrays, the expected contents of each array)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[np.int64]
 
 @dataclass
 class Case:
-    """One collective of a world: program, arrays and expected arrays of each rank."""
+    """A collective of a world: program, arrays and expected arrays of each rank."""
 
     name: str
     programs: list[Program]

@@ -1,4 +1,4 @@
-"""A group's control in one process: a member for each rank, with its own control thread."""
+"""A group's control in a single process: a member for each rank, with its own control thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nc10d.group.shrink import ShrinkAttempt
 
 
 class Member:
-    """One rank of the group; it processes no messages until `wake_up`."""
+    """A rank of the group; it processes no messages until `wake_up`."""
 
     def __init__(self, rank: int, wires: dict[int, socket.socket]) -> None:
         self.rank = rank

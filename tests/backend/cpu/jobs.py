@@ -40,7 +40,7 @@ def hear():
 
 
 class Rank:
-    """One process: what it says is read line by line, what it hears is written to it."""
+    """A process: its output is read line by line, and its input is written line by line."""
 
     def __init__(self, code: str, rank: int, size: int, port: int, cwd: str | None) -> None:
         arguments = [sys.executable, "-c", PRELUDE + code, str(rank), str(size), str(port)]
@@ -74,7 +74,7 @@ class Rank:
         self.errors += list(self.process.stderr)
 
     def line(self, timeout: float = 60.0) -> str:
-        """Return the next line that it says."""
+        """Return the next line of the process's output."""
         line = self._lines.get(timeout=timeout)
         assert line is not None, f"it ended instead: {self.ended()}, {self.errors[-20:]}"
         self.said.append(line)
@@ -136,7 +136,7 @@ class Job:
             error.add_note(f"rank {number}: {rank.said[-20:]}\n{''.join(rank.errors)}")
 
     def close(self) -> None:
-        """Kill who is left, and close what leads to it."""
+        """Kill the processes that are left, and close their pipes."""
         for rank in self.ranks:
             if rank.process.poll() is None:
                 rank.process.kill()

@@ -1,4 +1,4 @@
-"""Jobs whose ranks are on hosts of their own, told and heard line by line."""
+"""Jobs whose ranks are on separate hosts, and exchange lines with the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nc10d.auth.token import VALUE, new_token
 from nc10d.testing.networks import Network
 
 PORT = 29500
-TOKEN = new_token()  # these hosts meet at addresses that others can reach
+TOKEN = new_token()  # these hosts have addresses that other hosts can reach
 
 PRELUDE = """
 import os, sys, time
@@ -42,7 +42,7 @@ def hear():
 
 @dataclass
 class Rank:
-    """One process in a namespace: it is told and says lines."""
+    """A process in a namespace: it reads and prints lines."""
 
     process: subprocess.Popen[str]
 

@@ -118,7 +118,7 @@ def test_a_mapping_goes_with_its_last_view() -> None:
         with open("/proc/self/maps") as maps:
             return sum("memfd:nc10d" in line for line in maps)
 
-    gc.collect()  # what other tests left
+    gc.collect()  # the memory that other tests left
     before = mapped()
     arena = Arena(ARENA_BYTES)
     view = arena.mapping.words(arena.allocate(8 * PAGE), 4)

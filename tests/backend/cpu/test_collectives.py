@@ -20,7 +20,7 @@ relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[Healt
 
 
 def perform(group: Any, ops: list[Any], mode: str) -> list[list[Any]]:
-    """Carry out a rank's operations in a mode; return what they wrote."""
+    """Carry out a rank's operations in a mode; return the arrays they wrote."""
     if mode == "coalesced":
         with dist.coalescing_manager(group):
             for op in ops:
@@ -38,7 +38,7 @@ def perform(group: Any, ops: list[Any], mode: str) -> list[list[Any]]:
 
 
 def agree(got: list[list[list[Any]]], calls: list[CollectiveCall]) -> None:
-    """Hold what each rank wrote, call by call, against the oracle: bit for bit."""
+    """Compare each rank's arrays, call by call, with the oracle: bit for bit."""
     for index, call in enumerate(calls):
         for rank, wanted in enumerate(call.expected()):
             for mine, right in zip(got[rank][index], wanted, strict=True):

@@ -1,4 +1,4 @@
-"""The same comes out whoever copies: staging buffers or the kernel, and by which function."""
+"""Results do not depend on the copy: through staging buffers or by the kernel, by any function."""
 
 from __future__ import annotations
 

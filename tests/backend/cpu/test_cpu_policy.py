@@ -1,4 +1,4 @@
-"""Which cores ranks of a host have together, and what they choose by that."""
+"""CPU policy: the cores that ranks of a host share, and the choices that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait notices: the versions of one wait, and the threads that may end a wait."""
+"""Wait notices: the versions of a wait, and the threads that may end a wait."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_executor_thread_that_has_been_given_work_is_not_idle() -> None:
         assert ident is not None
         while not idles(sys._current_frames()[ident]):
             pass
-        sys.setswitchinterval(60.0)  # it has no turn while this one looks
+        sys.setswitchinterval(60.0)  # it has no turn while this thread looks
         try:
             ran: list[int] = []
             pool.submit(ran.append, 1)

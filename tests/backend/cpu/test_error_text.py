@@ -1,4 +1,4 @@
-"""Failures with odd names and reasons reach all ranks all the same."""
+"""Failures with odd names and reasons reach all ranks."""
 
 from __future__ import annotations
 

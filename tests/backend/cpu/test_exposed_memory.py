@@ -68,7 +68,7 @@ def access(group: ProcessGroup) -> int:
 
 
 def pieces(group: ProcessGroup) -> None:
-    """Reduce arrays that begin and end anywhere, and look at what lies beside them."""
+    """Reduce arrays that begin and end anywhere, and check the bytes beside them."""
     much = AT_A_TIME // 4 + 1
     for op in (SUM, AVG, MAX):
         for start, more in ((0, 0), (1, 3), (1023, 1025), (7, much), (2, 4 * WRITE_FROM)):
@@ -88,7 +88,7 @@ def test_arrays_of_any_place_and_length_are_reduced_in_place(writers: Ranks) -> 
 
 
 def filled_pieces(group: ProcessGroup) -> None:
-    """Broadcast arrays that begin and end anywhere, and look at what lies beside them."""
+    """Broadcast arrays that begin and end anywhere, and check the bytes beside them."""
     page, size = 1024, group.size
     least = (DIRECT if size == 2 else READ_FROM) // 4
     places = (0, least), (1, least + 3), (page - 1, least + AT_A_TIME // 4 + 1), (2, 4 * least)
@@ -109,7 +109,7 @@ def test_arrays_of_three_ranks_are_filled_in_place(three_writers: Ranks) -> None
 
 
 def swapped_pieces(group: ProcessGroup) -> None:
-    """Gather and exchange parts of arrays, and look at what lies beside them."""
+    """Gather and exchange parts of arrays, and check the bytes beside them."""
     page, many = 1024, WRITE_FROM // 8
     for start, count in ((0, many), (1, many + 1), (page - 1, 2 * many - 3), (3, 8 * many)):
         out = np.zeros(2 * count + 2 * page, np.float32)
@@ -128,7 +128,7 @@ def test_arrays_of_any_place_and_length_are_swapped(writers: Ranks) -> None:
 
 
 def exposed_by_first(group: ProcessGroup, name: str, x: Any) -> None:
-    """Make a call in which rank 1 writes into what rank 0 has exposed of x; it brings at most 2."""
+    """Make a call in which rank 1 writes into rank 0's exposed part of x; results are at most 2."""
     some = x[: x.size // 2]
     mine = np.full(some.size, group.rank, x.dtype)
     if name == "all_reduce":
@@ -244,7 +244,7 @@ ENDS: dict[str, Callable[[subprocess.Popen[bytes], reach.Words], object]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_what_is_exposed_is_mine_again_once_the_writer(end: str) -> None:
-    """The words of an area say that a thread is writing: the only one of a busy process."""
+    """The words of an area that show a writing thread: the only thread of a busy process."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

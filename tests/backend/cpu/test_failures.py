@@ -1,4 +1,4 @@
-"""What goes wrong reaches every rank: the same cause, typed, with names and numbers."""
+"""Every rank raises the same cause of a failure, typed, with names and numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
     start = time.monotonic()
 
     def call(group: Any) -> DistError:
-        group.timeout = 1.0  # of calls: to meet may take longer
+        group.timeout = 1.0  # of calls: formation may take longer
         if group.rank == 1:
             return stand_aside(group)
         return caught(group, lambda g: g.all_reduce(np.ones(4)))
@@ -274,7 +274,7 @@ def receive(group: Any, x: Any) -> None:
 
 
 def be_called_back(group: Any, x: Any) -> None:
-    """Receive without waiting: somebody else tells of the end."""
+    """Receive without waiting: another thread completes the Work."""
     ended: queue.Queue[dist.Work] = queue.Queue()
     group.irecv(x, None).add_done_callback(ended.put)
     ended.get(timeout=30).wait()
@@ -288,7 +288,7 @@ def test_a_receive_from_any_source_fails_once_all_peers_have_left(take: Any) -> 
             group.send(np.full(3, float(group.rank)), 0)
             dist.destroy_process_group()
             return None
-        for _ in range(2):  # what they sent before they left is there
+        for _ in range(2):  # the messages that they sent before they left have arrived
             take(group, x)
         return caught(group, lambda g: take(g, x))
 
@@ -318,7 +318,7 @@ def test_messages_that_a_rank_sent_before_it_left_arrive(count: int) -> None:
         assert all((x == tag).all() for tag, x in xs.items())
         while not backend.group.health.has_closed(1):
             pass
-        # A thread that looks again, because it has not seen that its own has come, is told nothing.
+        # A thread that looks again, because it has missed its own message, gets no error.
         channel = backend.group.links.inbox(1).channel
         return backend.group.health.check_wait((), channel, Deadline.after(9.0))
 
@@ -410,7 +410,7 @@ def test_an_abort_of_a_failed_group_keeps_the_first_error_text() -> None:
 
 
 def begun_again(group: Any) -> tuple[list[int], int]:
-    """Wait for calls that disagree, as several threads do before one of them has told why."""
+    """Wait for calls that disagree, as several threads do before a thread has raised the cause."""
     group.barrier()
     backend = group.backend("cpu")
     request = backend.launcher._lower([AllReduce(np.ones(4 + group.rank))])

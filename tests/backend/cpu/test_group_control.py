@@ -1,4 +1,4 @@
-"""A council: all decide the same over their lines, whoever is dead, asleep, or late."""
+"""Group control: all members decide the same, whichever members are dead, asleep or late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on one host reaches the ranks of all hosts: one cause, the same everywhere."""
+"""A failure on a host reaches the ranks of all hosts: the same single cause everywhere."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_rank_that_leaves_early_is_named() -> None:
     assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
 
 
-def test_a_rank_that_waits_for_a_departed_ranks_message_raises_peer_lost() -> None:
+def test_the_error_for_a_departed_ranks_message_names_the_receive() -> None:
     def call(group: Any) -> BaseException | None:
         group.barrier()
         if group.rank == 0:

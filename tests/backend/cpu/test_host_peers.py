@@ -1,4 +1,4 @@
-"""How the ranks of a host find each other: alone, with strangers about, and when one fails."""
+"""The ranks of a host find each other: alone, among strangers, and when a rank fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ARENA_BYTES = 1 << 20
 
 
 def descriptors() -> int:
-    gc.collect()  # errors keep the frames, and with them the mappings, of who failed
+    gc.collect()  # errors keep the frames, and with them the mappings, of the failed rank
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -54,7 +54,7 @@ def part(peers: list[HostPeer]) -> None:
 
 
 def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:
-    """Meet, write my rank into my own arena, and return what I see in everyone's."""
+    """Join, write the rank into its own arena, and return the numbers in all peers' arenas."""
     arena = Arena(ARENA_BYTES)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
@@ -264,7 +264,7 @@ def test_a_dead_lower_rank_is_an_error_at_once() -> None:
 
 
 def test_a_rank_that_fails_during_the_bootstrap_leaves_no_descriptors_of_its_peers() -> None:
-    """Rank 1 meets rank 0 properly, and then waits in vain for rank 2."""
+    """Rank 1 joins rank 0 properly, and then waits in vain for rank 2."""
     store = HashStore()
     pretend(store, 2)
     with ThreadPoolExecutor(2) as pool:

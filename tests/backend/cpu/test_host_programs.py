@@ -32,9 +32,9 @@ def play(
     seed: int | None,
     unreadable: Collection[int] = (),
 ) -> Cluster:
-    """Run cases back to back and hold every array against what it must be.
+    """Run cases back to back and compare every array with its expected contents.
 
-    Mates can't read what `unreadable` ranks expose.
+    Local peers can't read the arrays of `unreadable` ranks.
     """
     cluster = Cluster(hosts, slot, room=slot // 4, unreadable=unreadable)
     for case in cases:
@@ -220,7 +220,7 @@ def test_removing_any_wait_of_ranks_that_read_in_place_is_caught(name: str, shap
         steps = programs[victim].steps
         way = next(i for i, step in enumerate(steps) if step.kind is StepKind.JUMP)
         for index, step in enumerate(steps[:way]):
-            met = step.kind is StepKind.WAIT and step.tick == 2  # the test below is about that one
+            met = step.kind is StepKind.WAIT and step.tick == 2  # the test below is about that wait
             if step.kind in WAITS and step.kind is not StepKind.FREE and not met:
                 found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
                 assert found, (victim, index, step)
@@ -258,5 +258,5 @@ def test_calls_that_disagree_never_end_on_any_rank(shape: str, odd: int) -> None
             cluster.submit(rank, case.programs[rank], users)
         with pytest.raises(Disagreement):
             cluster.run(random.Random(seed).randrange)
-        # The simulator ends at the first rank that notices; nobody may have gone home by then.
+        # The simulator ends at the first rank that notices; no rank may have ended by then.
         assert not any(rank.idle() for rank in cluster.ranks)

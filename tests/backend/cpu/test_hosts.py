@@ -1,4 +1,4 @@
-"""Groups whose ranks are told that they are on several hosts: everything that any group does."""
+"""Groups whose ranks have ids of several hosts: everything that any group does."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def placed(count: int, place: int) -> Any:
 
 
 def comes_over(group: Any, count: int, place: int) -> bool:
-    """Have bytes come by a broadcast and a message; say whether a spare place was used."""
+    """Send bytes by a broadcast and a message; return whether a spare place was used."""
     want = (np.arange(count) % 251).astype(np.uint8)
     x = placed(count, place)
     x[:] = want if group.rank == 0 else 0

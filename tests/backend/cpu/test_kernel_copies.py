@@ -1,4 +1,4 @@
-"""Plain arrays so large that the kernel is asked for them; and a peer that dies meanwhile."""
+"""Plain arrays so large that the kernel copies them; and a peer that dies meanwhile."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_threads_read_large_plain_arrays_without_the_kernel(calls: Any) -> None:
 
 
 def outlives(group: ProcessGroup, seed: int) -> None:
-    """Rank 1 kills itself at some moment; rank 0, which may be amid its memory, is told."""
+    """Kill rank 1 at some moment; rank 0, which may be reading its memory, raises PeerLost."""
     x, out = np.ones(4 << 20, np.float32), np.empty(2 << 20, np.float32)
     some = x[: READ_FROM // 16].copy()
     group.all_reduce(x, MAX)

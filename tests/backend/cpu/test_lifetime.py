@@ -274,7 +274,7 @@ def many_groups(group: Any, count: int) -> tuple[int, int, int]:
     for one in mine:
         dist.destroy_process_group(one)
     group.barrier()
-    # What all members have left is taken back when memory is needed.
+    # Memory that all members have left is taken back when memory is needed.
     last = dist.new_group([0, 1, 2])
     left = arena.used() - before[1]
     dist.destroy_process_group(last)
@@ -290,7 +290,7 @@ def test_500_groups_cost_little_memory_and_no_descriptor() -> None:
 
 
 def coming_and_going(group: Any, rounds: int) -> int:
-    """Make, use and destroy groups, so that ranks meet each other's memory used again."""
+    """Make, use and destroy groups, so that ranks use each other's memory again."""
     arena = group.backend("cpu").group.context.arena
     most = 0
     for number in range(rounds):
@@ -405,7 +405,7 @@ def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
 
 
 def beside_one_that_waits(group: Any) -> int:
-    """Drop many receives, and one whose message comes last; return the Works alive before it."""
+    """Drop receives beside a receive whose message comes last; return the Works alive before it."""
     peer, more = 1 - group.rank, CALLS // SCANNED_PER_CALL + 1
     if group.rank == 0:
         for _ in range(CALLS + more):
@@ -448,7 +448,7 @@ while True:
 
 def test_killing_all_ranks_leaves_no_file(tmp_path: Path) -> None:
     def files() -> set[Path]:
-        # Other programs' files come and go there: what ours makes would be called after it.
+        # Other programs' files come and go there: files of this program would be named after it.
         shared = [Path("/dev/shm"), Path(tempfile.gettempdir())]
         ours = [file for place in shared for file in place.iterdir() if "nc10d" in file.name]
         return {*ours, *tmp_path.iterdir()}

@@ -138,7 +138,7 @@ def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() 
 @pytest.mark.parametrize(("each", "kept"), [(MUCH // 2, PAST), (MUCH // 2 - 64, VECTOR)])
 def test_an_array_counts_as_a_whole_and_once(each: int, kept: int) -> None:
     outs = [user(1), user(1, each)]
-    # The kernel fetches its half of a swap as a whole, over staging buffers it comes in pieces.
+    # The kernel fetches half of a swap as a whole; through staging buffers it comes in pieces.
     assert copies(gather.all_gather(SHAPE, [each, each], user(0), outs), 2) == {
         (*FILLED, VECTOR),
         (*FETCHED, VECTOR),

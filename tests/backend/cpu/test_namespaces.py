@@ -65,7 +65,7 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
     net: Network, hosts: list[int], family: int
 ) -> None:
     count = 1 << 20
-    # Each host sends its part of every other host's piece, and its own piece to every other one.
+    # Each host sends its part of every other host's piece, and its own piece to every other host.
     others = len(set(hosts)) - 1
     needed = 2 * others * 4 * count // len(set(hosts))
 
@@ -80,7 +80,7 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
         assert min(sent) >= needed
         return max(sent)
 
-    # On a busy machine TCP sends some again: the upper bound is asked of one of a few.
+    # On a busy machine TCP sends some again: an attempt of a few must keep the upper bound.
     assert soon(1.1 * needed, most)
 
 

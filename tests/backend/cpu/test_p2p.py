@@ -71,7 +71,7 @@ def taken_at_once(group: Any, turn: int) -> None:
     if group.rank == 0:
         x, y, z = np.zeros(1, int), np.zeros(2, int), np.zeros(1, int)
         group.store.wait([f"sent {turn}"])
-        group.irecv(x, 1).wait()  # and then the link sees the next one, for which nobody has asked
+        group.irecv(x, 1).wait()  # then the link sees the next message, which is unexpected
         assert x[0] == 1
         group.irecv(x, 1, tag=9).wait()
         late = group.irecv(z, 1, tag=5)
@@ -136,18 +136,18 @@ def test_both_ranks_send_before_they_receive(kind: Any) -> None:
 
 
 def batch(group: Any, *messages: tuple[Any, Any]) -> list[Any]:
-    """Launch (isend or irecv, array) with the other rank of two as one batch."""
+    """Launch (isend or irecv, array) with the other rank of two as a batch."""
     peer = 1 - group.rank
     return group.batch_isend_irecv([dist.P2POp(*one, peer, group) for one in messages])  # type: ignore[no-any-return]
 
 
 def swaps(group: Any, count: int, together: int) -> None:
-    """Swap so many arrays in one batch, again and again: from the second time on all is known."""
+    """Swap so many arrays in a batch, repeatedly: from the second time on the batch is prepared."""
     xs, ys = np.zeros((together, count)), np.zeros((together, count))
     for turn in range(20):
         xs[:] = np.arange(together)[:, None] + 1000 * turn + group.rank / 2
         ys[:] = -1
-        # What is sent first arrives first, whichever array it is received into.
+        # The message that is sent first arrives first, whichever array it is received into.
         into = ys[::-1] if turn % 2 else ys
         sends, recvs = [(dist.isend, x) for x in xs], [(dist.irecv, y) for y in into]
         works = batch(group, *recvs, *sends) if turn % 3 else batch(group, *sends, *recvs)
@@ -167,7 +167,7 @@ def test_a_batch_of_prepared_messages_keeps_their_order(
 
 
 def all_before_any(group: Any, sends_first: bool) -> None:
-    """Launch more messages than a ring holds at first, and only then what they wait for."""
+    """Launch more messages than a ring holds at first, and only then the messages they wait for."""
     peer, many = 1 - group.rank, 3 * RING_SLOTS
     xs, ys = np.arange(4.0 * many).reshape(many, 4) + group.rank / 2, np.zeros((many, 4))
     for turn in range(2):
@@ -186,7 +186,7 @@ def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_firs
 
 
 def one_to_all(group: Any) -> None:
-    """Send one array to both others, and receive from both, in batches that count once each."""
+    """Send an array to both peers, and receive from both, in batches that count once each."""
     peers = [(group.rank + way) % 3 for way in (1, 2)]
     x, ys = np.full(5, float(group.rank)), np.zeros((2, 5))
     sends = [dist.P2POp(dist.isend, x, peer, group) for peer in peers]
@@ -228,7 +228,7 @@ def test_a_batch_of_tensors_returns_the_callers_own_tensors() -> None:
 
 
 def anyone_beside_one(group: Any) -> None:
-    """One thread receives from anyone, another by name, on the same link."""
+    """A thread receives from any source, another from a named rank, on the same link."""
     if group.rank == 0:
         for number in range(600):
             group.send(np.array([number]), 1, tag=number % 2)
@@ -272,7 +272,7 @@ def test_a_prepared_message_overwrites_only_bytes_that_have_been_sent() -> None:
 
 
 def refused_whole(group: Any) -> None:
-    """A batch with an array that can't be written sends nothing: the next one is not confused."""
+    """A batch with an array that can't be written sends nothing: the next batch is not confused."""
     x, y, still = np.full(4, float(group.rank)), np.zeros(4), np.zeros(4)
     still.flags.writeable = False
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Arrays read where they lie: programs with two ways, in the simulator and in the engine."""
+"""Arrays read in place: programs with two branches, in the simulator and in the engine."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def direct(size: int) -> list[GroupShape]:
 
 
 def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:
-    """Run cases back to back and hold every array against what it must be.
+    """Run cases back to back and compare every array with its expected contents.
 
-    `seed` says in which order ranks go on, and which of them expose their arrays for writing.
+    `seed` decides in which order ranks go on, and which of them expose their arrays for writing.
     """
     chance = random.Random(seed)
     keeping = [rank for rank in range(size) if chance.randrange(2)]
@@ -298,7 +298,7 @@ def gives_up_while_read(group: ProcessGroup, call: str) -> None:
         assert left.wait(30)
         assert (x == 666).all(), "a late peer wrote into an array that was its caller's again"
     else:
-        # A root is done once the peer has fetched its half; filling this half changes nothing.
+        # A root is done once the peer has fetched its part; filling this part changes nothing.
         with contextlib.suppress(Aborted) if call[-1] == "1" else pytest.raises(Aborted):
             run()
         left.set()

@@ -147,9 +147,9 @@ def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) ->
     world = layouts(size, 1024, 256)
 
     def mix(victim: int, index: int | None, root: int) -> list[Case]:
-        # A broadcast of two rounds: its slowest leaf may still read what the root showed, or what
-        # another leaf's fingerprint was, when they begin the next program. That is what the first
-        # FREE of a program is for.
+        # A broadcast of two rounds: its slowest leaf may still read the root's data, or
+        # another leaf's fingerprint, when they begin the next program. The first
+        # FREE of a program prevents that.
         before = [all_gather(world, 20, 5), broadcast(world, 200, root)]
         target = MAKERS[name](world, count, 9)
         if index is not None:

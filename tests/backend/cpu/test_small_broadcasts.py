@@ -66,7 +66,7 @@ MISTAKES: dict[str, Call] = {
     "reduce": lambda g, x: g.reduce(x, 0),
     "gather": lambda g, x: g.all_gather_into_tensor(small(0, 2 * g.size), x),
 }
-SAME = "itself", 0  # of rank 0 that is what all other ranks call
+SAME = "itself", 0  # the call of all other ranks, if rank 0 is odd
 
 
 def mistaken(group: Any, name: str, odd: int, before: int) -> tuple[DistError, Any]:
@@ -127,7 +127,7 @@ def in_a_cycle(group: Any) -> DistError:
         group.barrier()
     except DistError as error:
         return error
-    raise AssertionError("there was no circle")
+    raise AssertionError("there was no cycle")
 
 
 def test_a_rank_that_waits_for_a_root_that_waits_for_it_gets_an_error() -> None:
@@ -146,7 +146,7 @@ def without(program: Program, kind: StepKind) -> Program:
 
 
 def play(size: int, seed: int, kind: StepKind | None, rank: int) -> None:
-    """Many small rounds with one rank in no hurry; maybe without some of a rank's waits."""
+    """Many small rounds with a slow rank; maybe without some of a rank's waits."""
     world = layouts(size, 1024, 256)
     sim = SimulatedWorld(size, 1024)
     cases = [broadcast(world, 1 + i % 2, 0) for i in range(20)]

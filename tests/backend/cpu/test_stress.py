@@ -38,7 +38,7 @@ def wait_by(group: Any, waiting: WaitPolicy) -> None:
 
 
 def campaign(group: Any, seed: int, steps: int, waiting: str) -> None:
-    """Traffic on the whole group, on its halves, and on a group in another order."""
+    """Traffic on the whole group, on a part of it, and on a group in another order."""
     wait_by(group, WAITING[waiting])
     some = dist.new_group(range(group.size - 1)) if group.size > 2 else None
     other = dist.new_group(range(group.size)[::-1], sort_ranks=False)
@@ -89,7 +89,7 @@ def test_mixed_traffic_stays_right_for_long(kind: Any, size: int, waiting: str) 
             ranks.run(campaign, [seed] * size, [200] * size, [waiting] * size)
 
 
-# -- teeth: without one wait, somebody reads too early or writes too soon --------------------------
+# -- removed waits: without a wait, a rank reads too early or writes too soon ----------------------
 
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
@@ -107,7 +107,7 @@ def address_of(kernel: Kernel) -> int:
 
 
 class Tampering(threading.local):
-    """What is done to this thread's programs: one wait taken out, pauses put in."""
+    """The change of this thread's programs: a wait taken out, pauses put in."""
 
     without: int | None = None
     slow: random.Random | None = None
@@ -185,13 +185,13 @@ arrived: Counter[tuple[str, int, int]] = Counter()
 
 
 def mixture(group: Any, name: str, root: int, index: int | None, seed: int) -> Sequence[int]:
-    """A call of `name`, on the victim without one wait, among others, with one rank slow.
+    """A call of `name`, on the victim without a wait, among others, with a slow rank.
 
     Returns the waits of the victim's program.
     """
     others = [rank for rank in range(group.size) if rank != VICTIM]
     tampering.slow = random.Random(seed) if group.rank == others[seed % len(others)] else None
-    # A broadcast of two rounds: its slowest leaf may still be in the first one when the others
+    # A broadcast of two rounds: its slowest leaf may still be in the first when the others
     # begin the next program. The first FREE of a program prevents that.
     away = (VICTIM + 1) % group.size
     before = [("all_gather", 300, 0), ("broadcast", 5000, VICTIM if seed % 4 < 2 else away)]
@@ -214,7 +214,7 @@ def mixture(group: Any, name: str, root: int, index: int | None, seed: int) -> S
 def trial(
     world: Any, name: str, root: int, index: int | None, seeds: int
 ) -> tuple[str | None, Sequence[int]]:
-    """Run mixtures on a group of three until one goes wrong; say how, and the victim's waits."""
+    """Run mixtures on three ranks until a result is wrong; return it and the victim's waits."""
     group = dist.new_group(range(world.size - 1), timeout=2.0)
     if not isinstance(group, dist.ProcessGroup):
         return None, ()

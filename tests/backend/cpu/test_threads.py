@@ -153,7 +153,7 @@ def test_threads_with_tags_of_their_own_get_their_messages_in_order(pair: Ranks)
 
 
 def from_anyone(group: Any) -> None:
-    """Several threads receive from any source: each message goes to exactly one of them."""
+    """Several threads receive from any source: each message goes to a single thread."""
     total = THREADS * ROUNDS
     if group.rank == 1:
         for number in range(total):

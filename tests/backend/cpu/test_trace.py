@@ -21,7 +21,7 @@ def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]
         both_begun.wait()
     buffer = host.channels.start_trace()
     works = [group.all_reduce(x, async_op=True), other.all_reduce(y, async_op=True)]
-    # Only the worker advances them: a thread that waits for one would help that one alone.
+    # Only the worker advances them: a thread that waits for a Work would advance only its program.
     while not all(work.is_completed() for work in works):
         if np.count_nonzero(buffer[:, 2] == TRACE_START) == 2:
             both_begun.set()

@@ -67,7 +67,7 @@ class World:
         return self.sent[link_key(what, me)] > self.taken[link_key(what, me)]
 
     def moves(self) -> list[tuple[str, int, int]]:
-        """Return what may happen next by itself."""
+        """Return the events that may happen next."""
         found = []
         for me, rank in enumerate(self.ranks):
             if rank.waits is None and rank.program:

@@ -1,4 +1,4 @@
-"""Whatever a rank waits in: Ctrl-C ends it, a peer's death or silence is told, in time."""
+"""Every wait of a rank ends in time: by Ctrl-C, a peer's death, or a peer's silence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nc10d.testing.ranks import Ranks
 PROMPT = 0.5
 """Seconds after Ctrl-C by which a call must have ended; a wait's slice is a tenth of that.
 
-Bounds of time are asked for with `soon`: what other work on the machine delays may be tried again.
+Bounds of time are checked with `soon`, which may repeat an attempt that other work delays.
 """
 
 INTERRUPTED = """
@@ -446,7 +446,7 @@ def test_an_exception_of_a_signal_handler_ends_a_blocking_call_and_the_group() -
         assert [rank.ended() for rank in ranks] == [0, 0]
 
 
-# -- ranks as threads: full rings, messages that nobody asked for, callbacks, limits ---------------
+# -- ranks as threads: full rings, unexpected messages, callbacks, limits -------------------------
 
 
 @pytest.fixture
@@ -490,7 +490,7 @@ def test_more_receives_than_a_ring_holds_may_be_posted_in_any_order(two: Ranks) 
 
 
 def fills_the_ring(group: Any) -> None:
-    """A synchronous block of more messages than a ring holds at first, and nobody receives."""
+    """Send more messages than a ring holds at first in a synchronous block; no rank receives."""
     if group.rank == 1:
         while group.backend("cpu").failure() is None:
             pass
@@ -508,7 +508,7 @@ def test_a_full_ring_does_not_outlast_the_timeout() -> None:
 
 
 def past_a_posted_receive(group: Any) -> None:
-    """A message for anyone arrives before the one that a posted receive waits for."""
+    """A message for any receive arrives before the message that a posted receive waits for."""
     x, y = np.zeros(3), np.zeros(3)
     if group.rank == 1:
         group.send(np.full(3, 7.0), 0, tag=7)
@@ -528,7 +528,7 @@ def test_a_receive_from_any_source_sees_past_posted_receives(two: Ranks) -> None
 
 
 def callback_of_a_receive(group: Any, source: int | None) -> None:
-    """Callbacks of receives come though nobody waits, and another message lies before."""
+    """Callbacks of receives run although no thread waits, and another message lies before."""
     if group.rank == 1:
         group.barrier()
         for tag in (1, 2):
@@ -553,13 +553,13 @@ def test_callbacks_of_receives_are_called_although_no_thread_waits(
 
 
 def unexpected_message(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> None:
-    """A long message that nobody asked for stops halfway; looking elsewhere must not mind."""
+    """A long unexpected message stops halfway; other receives go on."""
     count = 1 << 20
     if group.rank == 1:
         lock = group.backend("cpu").group.links.to(0).address + at.C_LOCK
         work = group.isend(np.arange(count), 0, tag=1)
         while entry_points.compare_and_swap(lock, 0, 7) != 0:
-            pass  # now nobody advances the link
+            pass  # now no thread advances the link
         gate.wait()
         entry_points.compare_and_swap(lock, 7, 0)
         group.send(np.ones(3), 0, tag=2)

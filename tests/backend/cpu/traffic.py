@@ -1,6 +1,6 @@
 """Traffic for stress tests: collectives with changing data, and the right value of every element.
 
-A script is a list of steps that follows from a seed, alike on all ranks; what a rank decides for
+A script is a list of steps that follows from a seed, the same on all ranks; what a rank decides for
 itself (delays, the order of its waits and posts) follows from the seed and its rank.
 """
 
@@ -22,13 +22,13 @@ COUNTS = (0, 1, 2, 7, 300, 3000, 9001, 40_000, 150_001)
 
 
 def data(rank: int, number: int, count: int) -> Words:
-    """What `rank` contributes to call `number`: no two calls look alike."""
+    """The contribution of `rank` to call `number`: no two calls have the same."""
     return (np.arange(count) * 7 + rank * 1009 + number * 31) % 10007
 
 
 @dataclass
 class Call:
-    """One collective of one rank: how to launch it, and which arrays must end as what."""
+    """A collective of a rank: how to launch it, and the expected contents of its arrays."""
 
     launch: Callable[[bool], Any]
     checks: Checks = field(default_factory=list)
@@ -185,7 +185,7 @@ class Traffic:
         self.pending += [(block, call, what) for call, what in calls]
 
     def messages(self, group: Any, plan: random.Random) -> None:
-        """Everyone posts its ends of some messages in an order of its own."""
+        """Each rank posts its ends of some messages in a separate order."""
         mine = []
         for tag in range(plan.randrange(1, 10)):
             src, dst = plan.sample(range(group.size), 2)

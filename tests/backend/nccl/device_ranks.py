@@ -184,7 +184,7 @@ def a_block_with_another_array_in_its_middle_is_another(group: ProcessGroup) -> 
 
 
 def gathers_and_scatters_may_be_ragged(group: ProcessGroup) -> None:
-    """In one block, rank 1 first gathers parts and then scatters them."""
+    """In a block, rank 1 first gathers parts and then scatters them."""
     root, mine = group.rank == 1, full(group, float(group.rank + 1), 10 * group.rank + 3)
     parts = [full(group, -1.0, 10 * rank + 3) for rank in range(group.size)] if root else None
     for _ in range(2):
