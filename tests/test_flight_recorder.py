@@ -72,8 +72,8 @@ def test_entries_have_times_and_messages_are_among_them() -> None:
         calls = [entry for entry in entries if not entry.message]
         assert [entry.seq for entry in calls] == [*range(1, len(calls) + 1)]
         assert all(a.ended <= b.begun for a, b in itertools.pairwise(calls))
-        name, whom = ("recv", "src=0") if rank else ("send", "dst=1")
-        call = f"{name}(dtype=float64, count=3, {whom}, tag=3)"
+        name, peer = ("recv", "src=0") if rank else ("send", "dst=1")
+        call = f"{name}(dtype=float64, count=3, {peer}, tag=3)"
         assert [(entry.seq, entry.call) for entry in entries if entry.message] == [
             (number, call) for number in (1, 2, 3)
         ]

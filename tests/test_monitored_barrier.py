@@ -25,7 +25,7 @@ def caught(call: Any) -> DistError:
 
 
 def test_all_ranks_pass_each_time_all_have_arrived() -> None:
-    def meet(group: Any) -> list[int]:
+    def call_barrier(group: Any) -> list[int]:
         come: list[int] = []
         for turn in range(3):
             dist.monitored_barrier(timeout=datetime.timedelta(seconds=20))
@@ -34,19 +34,19 @@ def test_all_ranks_pass_each_time_all_have_arrived() -> None:
             come.append(turn)
         return come
 
-    assert run_ranks(meet, SIZE) == [[0, 1, 2]] * SIZE
-    assert run_local(meet, SIZE) == [[0, 1, 2]] * SIZE
+    assert run_ranks(call_barrier, SIZE) == [[0, 1, 2]] * SIZE
+    assert run_local(call_barrier, SIZE) == [[0, 1, 2]] * SIZE
 
 
 def test_no_rank_leaves_before_all_have_arrived() -> None:
     came: list[int] = []
 
-    def meet(group: Any) -> int:
+    def call_barrier(group: Any) -> int:
         came.append(group.rank)
         dist.monitored_barrier()
         return len(came)
 
-    assert run_ranks(meet, SIZE) == [SIZE] * SIZE
+    assert run_ranks(call_barrier, SIZE) == [SIZE] * SIZE
 
 
 @pytest.mark.parametrize("missing", [[0], [2], [1, 3], [0, 1, 2]])
@@ -54,7 +54,7 @@ def test_no_rank_leaves_before_all_have_arrived() -> None:
 def test_missing_ranks_are_named_on_every_rank(missing: list[int], wait_all_ranks: bool) -> None:
     over = threading.Barrier(SIZE)
 
-    def meet(group: Any) -> DistError:
+    def call_barrier(group: Any) -> DistError:
         dist.monitored_barrier()
         start = time.monotonic()
         if group.rank not in missing:
@@ -65,7 +65,7 @@ def test_missing_ranks_are_named_on_every_rank(missing: list[int], wait_all_rank
             error = caught(lambda: dist.monitored_barrier(group, LIMIT))
         return error
 
-    for error in run_ranks(meet, SIZE):
+    for error in run_ranks(call_barrier, SIZE):
         assert type(error) is CollectiveTimeout
         assert error.rank == missing[0]
         named = ", ".join(map(str, missing))
@@ -77,7 +77,7 @@ def test_missing_ranks_are_named_on_every_rank(missing: list[int], wait_all_rank
 def test_the_shortest_time_decides() -> None:
     over = threading.Event()
 
-    def meet(group: Any) -> tuple[DistError, float]:
+    def call_barrier(group: Any) -> tuple[DistError, float]:
         start = time.monotonic()
         if group.rank == 1:
             over.wait(30)
@@ -85,7 +85,7 @@ def test_the_shortest_time_decides() -> None:
         over.set()
         return error, time.monotonic() - start
 
-    outcomes = run_ranks(meet, 3)
+    outcomes = run_ranks(call_barrier, 3)
     assert all("rank 1 of group" in str(error) for error, _ in outcomes)
     assert all(taken < 10 for _, taken in outcomes)
 
@@ -111,13 +111,13 @@ def _pair_apart(group: Any) -> DistError | None:
 
 
 def test_a_rank_that_makes_another_call_is_a_mismatch() -> None:
-    def meet(group: Any) -> DistError:
+    def call_barrier(group: Any) -> DistError:
         call = group.barrier if group.rank else dist.monitored_barrier
         if group.rank == 1:
             call = lambda: group.all_reduce(np.ones(1))  # noqa: E731
         return caught(call)
 
-    assert {type(error) for error in run_ranks(meet, 2)} == {dist.CollectiveMismatch}
+    assert {type(error) for error in run_ranks(call_barrier, 2)} == {dist.CollectiveMismatch}
 
 
 def test_mistakes_are_refused() -> None:

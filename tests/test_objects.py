@@ -308,7 +308,7 @@ def test_arrays_of_registered_types_are_moved_as_a_whole(three: Ranks) -> None:
 def test_a_receive_from_any_rank_takes_whole_messages_and_returns_the_sender(three: Ranks) -> None:
     turns = 20
 
-    def meet(group: Any) -> Any:
+    def exchange(group: Any) -> Any:
         if group.rank != 2:
             for turn in range(turns):
                 dist.send_object_list([group.rank, turn, np.zeros(1000 * turn)], 2)
@@ -322,7 +322,7 @@ def test_a_receive_from_any_rank_takes_whole_messages_and_returns_the_sender(thr
             received[sender].append(places[1])
         return received
 
-    assert three.run(meet)[2] == [list(range(turns))] * 2
+    assert three.run(exchange)[2] == [list(range(turns))] * 2
 
 
 def test_ranks_of_sub_groups_and_of_the_world(three: Ranks) -> None:

@@ -71,7 +71,7 @@ def test_a_group_is_made_on_all_of_its_members_or_on_none(fates: list[str]) -> N
                 group.members[rank].die()
         asking = [rank for rank in members if fates[rank] in ("made", "failed")]
         answers = [pool.submit(ask, group.attempt(r), fates[r] == "made") for r in asking]
-        results = [one.result(30) for one in answers]
+        results = [answer.result(30) for answer in answers]
         assert [made for made, _ in results] == [set(fates) == {"made"}] * len(asking)
         assert all(lost == results[0][1] for _, lost in results), "all blame the same ranks"
 
@@ -94,10 +94,10 @@ def work_on(group: Any) -> Any:
     return x[0]
 
 
-def excluding(group: Any, gone: threading.Event) -> Any:
+def excluding(group: Any, shrunk: threading.Event) -> Any:
     group.barrier()
     if group.rank == 1:
-        gone.wait(30)
+        shrunk.wait(30)
         with pytest.raises(Aborted, match=r"gone on without rank 1: they are \[0, 2\]"):
             dist.shrink_group()
         return None
@@ -108,7 +108,7 @@ def excluding(group: Any, gone: threading.Event) -> Any:
     with pytest.raises(DistError):
         group.barrier()
     result = work_on(new)
-    gone.set()
+    shrunk.set()
     return result
 
 

@@ -359,14 +359,14 @@ def test_a_work_keeps_its_arrays_until_it_is_dropped() -> None:
         pass
 
     x = np.zeros(4).view(Array)
-    gone = weakref.ref(x)
+    reference = weakref.ref(x)
     work = Work((AllReduce(x),))
     del x
     gc.collect()
-    assert gone() is not None
+    assert reference() is not None
     del work
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_a_forked_child_can_finish_works_though_a_thread_held_the_lock() -> None:

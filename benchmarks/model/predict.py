@@ -199,8 +199,8 @@ def prediction_errors(
     found = []
     for call in calls:
         world = apart if call.far else spread(2)
-        predicted = [seconds(constants([one]), call.op, call.nbytes, world) for one in rounds]
-        measured = [one.times[call] for one in rounds]
+        predicted = [seconds(constants([round_]), call.op, call.nbytes, world) for round_ in rounds]
+        measured = [round_.times[call] for round_ in rounds]
         error = statistics.median(p / m for p, m in zip(predicted, measured, strict=True)) - 1
         middle = statistics.median(predicted), statistics.median(measured)
         found.append(PredictionError(call, *middle, error))
@@ -225,13 +225,13 @@ def _check(options: argparse.Namespace) -> int:
     after = os.getloadavg()[0]
     print(f"# {options.rounds} rounds; load {before:.1f} before, {after:.1f} after")
     print(f"{'collective':<16}{'bytes':>10}{'predicted us':>14}{'measured us':>13}{'error':>8}")
-    for one in found:
-        place = where(apart) if one.call.far else "2 ranks"
+    for row in found:
+        place = where(apart) if row.call.far else "2 ranks"
         print(
-            f"{one.call.op:<16}{bytes_label(one.call.nbytes):>10}{one.predicted * 1e6:>14.1f}"
-            f"{one.measured * 1e6:>13.1f}{one.error:>+8.0%}  {place}"
+            f"{row.call.op:<16}{bytes_label(row.call.nbytes):>10}{row.predicted * 1e6:>14.1f}"
+            f"{row.measured * 1e6:>13.1f}{row.error:>+8.0%}  {place}"
         )
-    near = sum(abs(one.error) <= NEAR for one in found)
+    near = sum(abs(row.error) <= NEAR for row in found)
     print(f"# {near} of {len(found)} within {NEAR:.0%}")
     return 0
 

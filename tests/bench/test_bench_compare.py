@@ -142,7 +142,7 @@ def test_saved_samples_are_shown_and_drawn(
 def test_every_library_has_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_OPENMPI", "/opt/ompi")
     found = {name: jobs.start_command(name, 4) for name in ("nc10d", "gloo", "mpich", "openmpi")}
-    assert all("4" in one.words and sys.executable in one.words for one in found.values())
+    assert all("4" in job.words and sys.executable in job.words for job in found.values())
     assert found["openmpi"].words[0] == "/opt/ompi/bin/mpirun"
     assert found["openmpi"].environment["MPI4PY_LIBMPI"] == "/opt/ompi/lib/libmpi.so.40"
     with pytest.raises(ValueError, match="unknown library 'nccl'"):
@@ -186,7 +186,7 @@ def test_samples_are_saved_round_by_round(tmp_path: Path) -> None:
     compare.collect(compare.parse(words), start)
     assert rounds == [0, 1, 2]
     assert len(compare.load(file)[2]) == 3
-    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert [job.name for job in tmp_path.iterdir()] == [file.name]
 
 
 APART = """

@@ -42,7 +42,7 @@ def test_an_interval_is_as_narrow_as_its_confidence_allows(count: int, low: int)
 def test_an_interval_covers_the_median_with_its_confidence() -> None:
     chance = random.Random(1)
     samples = [[chance.expovariate(1.0) for _ in range(9)] for _ in range(2000)]
-    hits = sum(one.low <= 0.6931 <= one.high for one in map(estimate, samples))
+    hits = sum(found.low <= 0.6931 <= found.high for found in map(estimate, samples))
     assert 0.94 < hits / 2000 < 0.98
 
 
@@ -79,9 +79,9 @@ def test_intervals_that_overlap_are_a_tie() -> None:
 
 @given(TIMES, TIMES)
 def test_to_overlap_is_mutual_and_to_share_a_time(some: list[float], others: list[float]) -> None:
-    one, other = estimate(some), estimate(others)
-    shared = max(one.low, other.low) <= min(one.high, other.high)
-    assert one.overlaps(other) == other.overlaps(one) == shared
+    found, other = estimate(some), estimate(others)
+    shared = max(found.low, other.low) <= min(found.high, other.high)
+    assert found.overlaps(other) == other.overlaps(found) == shared
 
 
 def test_the_best_peer_counts() -> None:

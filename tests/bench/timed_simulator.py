@@ -46,7 +46,7 @@ class TimedRank(FarRank):
         self.times = [0.0]
         self.heard: list[float] = []
         self.freed: Sequence[int] = ()
-        self.gone: float | None = None
+        self.sent_until: float | None = None
         self.pushed: dict[int, float] = {}
         self.taken: dict[int, int] = {}
 
@@ -71,8 +71,8 @@ class TimedRank(FarRank):
         step, nbytes = steps[self.pc], self.length(steps[self.pc])
         rows = steps[self.pc + 1 : self.pc + 1 + step.repeat] if step.kind is StepKind.FLOW else ()
         amounts = [self.length(row) for row in rows]
-        if rows and self.gone is None:
-            self.gone = self._send(rows, amounts)
+        if rows and self.sent_until is None:
+            self.sent_until = self._send(rows, amounts)
         self.heard = []
         if step.kind is StepKind.EXPOSE:
             self.world.expose(step)
@@ -91,10 +91,10 @@ class TimedRank(FarRank):
                 moved = sum(min(moved, peer.writable) for peer in peers)
             size, arrays = self.world.size, self.world.arrays
             busy = self.machine.price(step, moved, self.rank, size, arrays, uses(steps))
-            for peer, gone in self.pushed.items():
-                if gone > self.now:  # a rank that folds does not send
+            for peer, until in self.pushed.items():
+                if until > self.now:  # a rank that folds does not send
                     flights = self.world.flights[self.number, peer]
-                    flights[-1] = (*flights[-1][:2], gone + busy)
+                    flights[-1] = (*flights[-1][:2], until + busy)
                     self.pushed[peer] += busy
             self.now += busy
         if step.kind is StepKind.SIGNAL:
@@ -117,31 +117,31 @@ class TimedRank(FarRank):
             shared, rate = self.world.shared, at_reach(self.machine.shared, reach)
             shared.append(max(begin, shared[-1]) + total * rate)
             through = max(through, shared[-1])
-        gone = through + self.machine.send * len(new)
+        until = through + self.machine.send * len(new)
         for peer, nbytes in new:
-            self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, gone))
-            self.pushed[peer] = gone
+            self.world.flights.setdefault((self.number, peer), []).append((nbytes, begin, until))
+            self.pushed[peer] = until
         self.freed = [peer for peer, _ in new]
         self.world.network = through if new else self.world.network
         given = [self.pushed.pop(row.peer) for row in rows if row.kind is StepKind.GIVE]
         return max(given, default=self.now)
 
     def _take(self, rows: Sequence[Step], amounts: Sequence[int]) -> None:
-        assert self.gone is not None
-        ends, count = [self.now, self.gone], 0
+        assert self.sent_until is not None
+        ends, count = [self.now, self.sent_until], 0
         for row, nbytes in zip(rows, amounts, strict=True):
             if row.kind is StepKind.TAKE:
                 count += 1
                 last = self.taken[row.peer] = self.taken.get(row.peer, 0) + nbytes
                 ends.append(self._left(row.peer, last) + self.machine.hop)
         self.now = max(ends) + max(0, count - 1) * self.machine.send
-        self.gone = None
+        self.sent_until = None
 
     def _left(self, peer: int, last: int) -> float:
         """Return when the byte number `last` of all that a peer has sent me left it."""
-        for nbytes, begin, gone in self.world.flights[peer, self.number]:
+        for nbytes, begin, until in self.world.flights[peer, self.number]:
             if last <= nbytes:
-                return begin + (last / nbytes if nbytes else 1.0) * (gone - begin)
+                return begin + (last / nbytes if nbytes else 1.0) * (until - begin)
             last -= nbytes
         raise AssertionError("taken, and never sent")
 

@@ -177,9 +177,9 @@ def test_an_object_that_occurs_twice_is_one_object_again() -> None:
 
 
 def test_texts_that_occur_often_travel_once() -> None:
-    one = len(encode([{"a name of some length": 1}]).header)
+    single = len(encode([{"a name of some length": 1}]).header)
     many = len(encode([{"a name of some length": 1} for _ in range(100)]).header)
-    assert many < 100 * 16 + one
+    assert many < 100 * 16 + single
 
 
 @pytest.mark.parametrize("number", [0.1, 7, True, 2**64])

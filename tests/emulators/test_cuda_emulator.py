@@ -170,7 +170,7 @@ def pinned_memory_is_read_when_the_stream_comes_there(gpu: Gpu) -> None:
     assert (gpu.get(other, plain) == 1).all()
 
 
-def what_is_outside_an_allocation_is_refused(gpu: Gpu) -> None:
+def memory_outside_an_allocation_is_refused(gpu: Gpu) -> None:
     x = np.zeros(100, np.uint8)
     at = gpu.put(x)
     assert gpu.code("cuMemcpyHtoD", at + 50, x.ctypes.data, 51) == INVALID_VALUE
@@ -300,7 +300,7 @@ CHECKS: list[Check] = [
     a_destroyed_stream_runs_to_its_end,
     the_time_between_events_is_that_of_the_stream,
     pinned_memory_is_read_when_the_stream_comes_there,
-    what_is_outside_an_allocation_is_refused,
+    memory_outside_an_allocation_is_refused,
     a_pointer_knows_where_it_is,
     a_capture_runs_nothing_and_its_graph_runs_it_again_and_again,
     work_that_nobody_has_joined_spoils_a_capture,

@@ -164,7 +164,7 @@ def test_every_copying_collective_is_the_reference(ranks: Ranks, count: int) -> 
 # Messages
 
 
-def everybody_sends_first(group: ProcessGroup, count: int) -> list[Array]:
+def every_rank_sends_first(group: ProcessGroup, count: int) -> list[Array]:
     """Send two messages to each rank, including this rank, before any receive."""
     here, x = world(group), np.zeros(count)
     here.nccl("ncclGroupStart")
@@ -182,7 +182,7 @@ def everybody_sends_first(group: ProcessGroup, count: int) -> list[Array]:
 
 @pytest.mark.parametrize("count", [3, 50_000])  # the second exceeds a ring buffer
 def test_messages_of_a_group_go_side_by_side_and_in_order(ranks: Ranks, count: int) -> None:
-    for rank, got in enumerate(ranks.run(everybody_sends_first, [count] * SIZE)):
+    for rank, got in enumerate(ranks.run(every_rank_sends_first, [count] * SIZE)):
         wanted = [100.0 * n + 10 * src + rank for n in range(2) for src in range(SIZE)]
         assert [x[-1] for x in got] == wanted
         assert all((x == x[0]).all() for x in got)

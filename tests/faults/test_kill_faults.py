@@ -42,29 +42,29 @@ def kills(count: int, size: int, seed: int) -> list[dict[str, Any]]:
 def test_every_survivor_names_the_killed_rank(size: int, count: int) -> None:
     played = kills(count, size, seed=size)
     assert len(played) == count
-    for one in played:
-        survivors = [rank for rank in range(size) if rank != one["victim"]]
-        assert sorted(words["rank"] for words in one["reports"]) == survivors, one
-        assert one["codes"] == [-9 if rank == one["victim"] else 0 for rank in range(size)]
-        for words in one["reports"]:
-            names_the_victim(words, one)
-        assert len({words["message"] for words in one["reports"]}) == 1, "one root cause"
-    late = [words["late"] for one in played for words in one["reports"]]
+    for play in played:
+        survivors = [rank for rank in range(size) if rank != play["victim"]]
+        assert sorted(words["rank"] for words in play["reports"]) == survivors, play
+        assert play["codes"] == [-9 if rank == play["victim"] else 0 for rank in range(size)]
+        for words in play["reports"]:
+            names_the_victim(words, play)
+        assert len({words["message"] for words in play["reports"]}) == 1, "one root cause"
+    late = [words["late"] for play in played for words in play["reports"]]
     assert max(late) < LATEST
 
 
-def names_the_victim(words: dict[str, Any], one: dict[str, Any]) -> None:
+def names_the_victim(words: dict[str, Any], play: dict[str, Any]) -> None:
     assert words["kind"] == "PeerLost", words
-    assert words["failed"] == one["victim"]
-    assert words["pid"] == one["pid"]
+    assert words["failed"] == play["victim"]
+    assert words["pid"] == play["pid"]
     assert words["host"]
     assert words["cause"] == "killed by signal 9"
     assert words["group"] == "world"
     assert words["op"] in ("all_reduce", "broadcast", "all_gather", "barrier")
     assert words["seq"] >= 1
-    assert sorted(map(int, words["last"])) == list(range(one["size"]))
+    assert sorted(map(int, words["last"])) == list(range(play["size"]))
     assert max(words["last"].values()) - min(words["last"].values()) <= 2
-    for part in (f"rank {one['victim']} of group 'world' is lost", "killed by signal 9"):
+    for part in (f"rank {play['victim']} of group 'world' is lost", "killed by signal 9"):
         assert part in words["message"]
 
 

@@ -17,7 +17,7 @@ HOSTS = ["aa", "ab", "aab"]
 """The host (a letter) of each rank; the last rank skips a call."""
 
 
-def one_fewer(group: Any, then: str) -> DistError | None:
+def skip_a_call(group: Any, then: str) -> DistError | None:
     group.barrier()
     if group.rank < group.size - 1:
         with pytest.raises(DistError) as caught:
@@ -34,7 +34,7 @@ def one_fewer(group: Any, then: str) -> DistError | None:
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_all_ranks_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
-        errors = ranks.run(one_fewer, ["call"] * len(hosts))
+        errors = ranks.run(skip_a_call, ["call"] * len(hosts))
     assert all(isinstance(error, CollectiveMismatch) for error in errors)
     (message,) = {str(error) for error in errors}
     assert (
@@ -46,7 +46,7 @@ def test_all_ranks_get_an_error_at_the_ranks_next_call(hosts: str) -> None:
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_the_other_ranks_get_an_error_when_the_rank_closes_its_groups(hosts: str) -> None:
     with ranks_on(hosts, LATEST) as ranks:
-        *errors, _ = ranks.run(one_fewer, ["close"] * len(hosts))
+        *errors, _ = ranks.run(skip_a_call, ["close"] * len(hosts))
     assert len({str(error) for error in errors}) == 1
     for error in errors:
         assert isinstance(error, PeerLost)

@@ -211,7 +211,7 @@ def test_no_rank_is_accused_while_a_peer_may_still_arrive(by_thread: bool) -> No
         assert ranks.run(comes_late, [by_thread] * 2) == [True, True]
 
 
-def apart(group: Any) -> str:
+def wait_for_no_rank(group: Any) -> str:
     groups, never = groups_of(group, [[0, 1]]), threading.Event()
     group.timeout = 1.0
     if group.rank == 0:
@@ -225,7 +225,7 @@ def apart(group: Any) -> str:
 
 def test_a_rank_that_waits_for_no_rank_is_late_and_in_no_cycle() -> None:
     with Ranks(2, "processes", timeout=60.0) as ranks:
-        messages = ranks.run(apart)
+        messages = ranks.run(wait_for_no_rank)
     assert all("timed out on rank 0 waiting for rank 1" in message for message in messages)
 
 

@@ -16,12 +16,12 @@ from nc10d.kernels import cache, cache_dir, lazy
 
 
 @lazy.on_demand("int64(int64)")
-def _one_more(number: int) -> int:
+def _add_one(number: int) -> int:
     return number + 1
 
 
 @lazy.on_demand("int64(int64)")
-def _two_more(number: int) -> int:
+def _add_two(number: int) -> int:
     return number + 2
 
 

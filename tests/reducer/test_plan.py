@@ -25,8 +25,8 @@ LIMITS = st.lists(st.integers(0, 50) | st.integers(0, 5000), min_size=1, max_siz
 
 
 def specs(keys=KEYS):
-    one = st.tuples(COUNTS, keys).map(lambda drawn: (drawn[0], *drawn[1]))
-    return st.lists(one, min_size=1, max_size=30)
+    parameter = st.tuples(COUNTS, keys).map(lambda drawn: (drawn[0], *drawn[1]))
+    return st.lists(parameter, min_size=1, max_size=30)
 
 
 def torchs(specs, limits, sparse, indices):

@@ -62,7 +62,7 @@ def _full(pipe: int) -> bool:
     return int.from_bytes(held, sys.byteorder) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 8192
 
 
-def wait_gone(pids: list[int]) -> bool:
+def wait_for_ends(pids: list[int]) -> bool:
     """Wait for the end of processes that are not our children; return whether all ended."""
     deadline = time.monotonic() + PATIENCE
     for pid in pids:
@@ -230,7 +230,7 @@ def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, befo
         began = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(PATIENCE) == 130
-        assert wait_gone(pids)
+        assert wait_for_ends(pids)
         return time.monotonic() - began
 
     assert soon(1.0, attempt)
@@ -251,7 +251,7 @@ def test_ctrl_c_reaches_ranks_whose_output_has_no_reader(start: Start, script: S
         pass
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(PATIENCE) == 130
-    assert wait_gone([pid])
+    assert wait_for_ends([pid])
 
 
 def test_sigterm_is_passed_on_and_ends_the_job(start: Start, script: Script) -> None:
@@ -259,14 +259,14 @@ def test_sigterm_is_passed_on_and_ends_the_job(start: Start, script: Script) -> 
     pids = pids_of(launcher, 2)
     launcher.terminate()
     assert launcher.wait(PATIENCE) == 143
-    assert wait_gone(pids)
+    assert wait_for_ends(pids)
 
 
 def test_a_killed_launcher_leaves_nothing(start: Start, script: Script) -> None:
     launcher = start("--nproc-per-node", "2", script(WAIT.format(before=IGNORE_SIGTERM)))
     pids = pids_of(launcher, 2)
     launcher.kill()
-    assert wait_gone(pids)
+    assert wait_for_ends(pids)
 
 
 def test_a_reader_that_leaves_ends_the_job(start: Start, script: Script) -> None:

@@ -125,13 +125,13 @@ def test_torchs_client_times_out_and_goes_on(port):
 
 
 def test_torchs_clients_see_each_others_keys_and_wake_each_other(port):
-    one, other = torch_store(port), torch_store(port)
-    waiter = threading.Thread(target=one.wait, args=(["go"],))
+    first, second = torch_store(port), torch_store(port)
+    waiter = threading.Thread(target=first.wait, args=(["go"],))
     waiter.start()
-    other.set("go", "")
+    second.set("go", "")
     waiter.join(10)
     assert not waiter.is_alive()
-    assert other.clone().get("go") == b""
+    assert second.clone().get("go") == b""
 
 
 def test_torchs_barrier_opens(port):

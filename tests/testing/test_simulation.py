@@ -88,24 +88,24 @@ def test_a_wait_that_nothing_ends_is_no_progress() -> None:
 def test_a_stream_brings_everything_once_and_in_order() -> None:
     sim = Simulation(5)
     net = Network(sim, Weather(delay=0.01, lost=0.1, pieces=True, room=600))
-    one, other = net.stream("a", "b")
+    near, far = net.stream("a", "b")
     sent, got = bytes(range(256)) * 40, bytearray()
 
     def send() -> None:
         rest = sent
         while rest:
             try:
-                rest = rest[one.send(rest) :]
+                rest = rest[near.send(rest) :]
             except BlockingIOError:
-                sim.wait(one.changed, sim.end)
-        one.close()
+                sim.wait(near.changed, sim.end)
+        near.close()
 
     def take() -> None:
         while True:
             try:
-                data = other.recv(1000)
+                data = far.recv(1000)
             except BlockingIOError:
-                sim.wait(other.changed, sim.end)
+                sim.wait(far.changed, sim.end)
                 continue
             if not data:
                 return

@@ -92,7 +92,7 @@ def test_inputs_are_moved_wherever_tensors_are_in_them():
         *found[1:],
     )
     tensors = [first, second, pair.x, ordered["b"][0], packed.data]
-    assert all(one.device == meta for one in tensors)
+    assert all(tensor.device == meta for tensor in tensors)
     assert (type(pair), pair.y, type(ordered), text) == (Pair, 3, OrderedDict, "s")
     assert type(found) is tuple
 
@@ -102,12 +102,12 @@ def channels_last(x):
 
 
 @pytest.mark.parametrize("lay", [torch.clone, channels_last, lambda x: x.permute(1, 0, 3, 2)])
-@pytest.mark.parametrize("alike", [True, False])
-def test_the_reducer_copies_from_the_memory_of_a_gradient(lay, alike):
+@pytest.mark.parametrize("same_layout", [True, False])
+def test_the_reducer_copies_from_the_memory_of_a_gradient(lay, same_layout):
     """The gradient is passed in memory order if its strides match the slot's, else copied."""
     values = torch.arange(36.0).reshape(1, 4, 3, 3)
     x = torch.nn.Parameter(lay(torch.zeros(1, 4, 3, 3)))
-    x.grad = lay(values) if alike else lay(values).contiguous().flip(0)
+    x.grad = lay(values) if same_layout else lay(values).contiguous().flip(0)
     expected = x.grad.clone()
     bucket = torch.zeros(36)
     slot = slots.Moved(x, bucket.reshape(x.shape))
@@ -199,7 +199,7 @@ def test_gradients_of_a_failed_pass_are_not_used_in_the_next_pass(monkeypatch):
 def test_inputs_of_other_types_are_moved_as_by_torch(value):
     def kinds(x):
         inner = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
-        return type(x), getattr(x, "device", None), [kinds(one) for one in inner]
+        return type(x), getattr(x, "device", None), [kinds(tensor) for tensor in inner]
 
     meta = torch.device("meta")
     (wanted,) = _recursive_to(value, meta, False)

@@ -187,11 +187,11 @@ def test_hooks_go_with_their_model():
     def run(group):
         model = Two()
         whole = DistributedDataParallel(model)
-        gone = weakref.ref(whole)
+        reference = weakref.ref(whole)
         del whole
         gc.collect()
         model(torch.tensor(1.0)).backward()
-        return gone() is None, model.a.grad.tolist(), len(model.a._post_accumulate_grad_hooks)
+        return reference() is None, model.a.grad.tolist(), len(model.a._post_accumulate_grad_hooks)
 
     assert run_local(run, 1) == [(True, [1.0] * 2, 0)]
 

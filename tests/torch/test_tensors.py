@@ -31,7 +31,7 @@ def as_tensors(op):
     for name in FIELDS:
         x = getattr(op, name, None)
         if x is not None:
-            seen = [as_tensor(one) for one in x] if isinstance(x, list) else as_tensor(x)
+            seen = [as_tensor(item) for item in x] if isinstance(x, list) else as_tensor(x)
             setattr(op, name, seen)
     return op
 
@@ -200,8 +200,8 @@ def test_a_tensor_without_memory_of_its_values_is_refused(reason):
         with pytest.raises((TypeError, ValueError), match=reason):
             dist.all_reduce(REFUSED[reason]())
 
-    with Ranks(1) as one:
-        one.run(run)
+    with Ranks(1) as ranks:
+        ranks.run(run)
 
 
 def test_a_lazy_negative_is_not_confused_with_the_tensor_of_its_memory():
@@ -211,8 +211,8 @@ def test_a_lazy_negative_is_not_confused_with_the_tensor_of_its_memory():
         with pytest.raises(TypeError, match="resolve_neg"):
             dist.all_reduce(x.conj().imag)
 
-    with Ranks(1) as one:
-        one.run(run)
+    with Ranks(1) as ranks:
+        ranks.run(run)
 
 
 @settings(deadline=None)

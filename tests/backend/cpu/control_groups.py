@@ -24,7 +24,7 @@ class Member:
         )
         self.connections.wake = lambda: os.eventfd_write(self._wake, 1)
         self.control = GroupControl(
-            "group", range(len(wires) + 1), rank, self.connections, self.gone
+            "group", range(len(wires) + 1), rank, self.connections, self.departed
         )
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name=f"member {rank}")
@@ -33,7 +33,7 @@ class Member:
         """Start the control thread."""
         self._thread.start()
 
-    def gone(self) -> set[int]:
+    def departed(self) -> set[int]:
         """Return the ranks whose connection has ended."""
         return {
             rank for rank in self.connections.connections if self.connections.lost(rank) is not None
@@ -85,7 +85,7 @@ class ControlGroup:
 
     def attempt(self, rank: int, number: int = 1) -> ShrinkAttempt:
         """Return an attempt to shrink, of one rank."""
-        return ShrinkAttempt(self.members[rank].control, number, self.members[rank].gone)
+        return ShrinkAttempt(self.members[rank].control, number, self.members[rank].departed)
 
     def __enter__(self) -> ControlGroup:
         return self

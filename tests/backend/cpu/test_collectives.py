@@ -49,16 +49,16 @@ class Pools:
     """Ranks kept alive between examples, by kind and world size."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Kind, int], Ranks] = {}
+        self._ranks: dict[tuple[Kind, int], Ranks] = {}
 
     def get(self, kind: Kind, size: int) -> Ranks:
         key = (kind, size)
-        if key not in self._known:
-            self._known[key] = Ranks(size, kind)
-        return self._known[key]
+        if key not in self._ranks:
+            self._ranks[key] = Ranks(size, kind)
+        return self._ranks[key]
 
     def close(self) -> None:
-        for ranks in self._known.values():
+        for ranks in self._ranks.values():
             ranks.close()
 
 

@@ -19,17 +19,17 @@ Pair = tuple[socket.socket, socket.socket]
 
 def pair() -> Pair:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    one.setblocking(False)
-    return one, other
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    near.setblocking(False)
+    return near, far
 
 
 @pytest.fixture
 def ends() -> Iterator[Pair]:
-    one, other = pair()
-    with one, other:
-        yield one, other
+    near, far = pair()
+    with near, far:
+        yield near, far
 
 
 LAST = {"kind": "leave", "group": "world"}
@@ -50,15 +50,15 @@ FIELDS = st.sampled_from(["kind", "group"])
 def test_messages_arrive_whole_however_they_are_cut(
     messages: list[dict[str, object]], cuts: list[int]
 ) -> None:
-    one, other = pair()
-    with one, other:
-        connection, raw, got = ControlConnection(1, one), b"".join(map(framed, messages)), []
+    near, far = pair()
+    with near, far:
+        connection, raw, got = ControlConnection(1, near), b"".join(map(framed, messages)), []
         turn = 0
         while raw:
             cut = cuts[turn % len(cuts)]
-            other.sendall(raw[:cut])
+            far.sendall(raw[:cut])
             raw, turn = raw[cut:], turn + 1
-            select.select([one], [], [], 5.0)
+            select.select([near], [], [], 5.0)
             got += connection.receive()
         assert got == messages
         assert connection.ended is None
@@ -66,15 +66,15 @@ def test_messages_arrive_whole_however_they_are_cut(
 
 @pytest.mark.parametrize("end", [b"", b"\xff" * 64], ids=["closed", "broken"])
 def test_a_connection_that_has_ended_keeps_no_messages(ends: Pair, end: bytes) -> None:
-    one, other = ends
-    connection, data = ControlConnection(1, one), framed(LAST) * 1000
+    near, far = ends
+    connection, data = ControlConnection(1, near), framed(LAST) * 1000
     while connection.send(data):
         pass
     assert connection.backlogged()
-    other.sendall(end)
-    other.shutdown(socket.SHUT_WR)
+    far.sendall(end)
+    far.shutdown(socket.SHUT_WR)
     while connection.ended is None:
-        select.select([one], [], [], 5.0)
+        select.select([near], [], [], 5.0)
         connection.receive()
     assert not connection.backlogged()
     assert connection.send(data), "no flush is needed"
@@ -82,32 +82,32 @@ def test_a_connection_that_has_ended_keeps_no_messages(ends: Pair, end: bytes) -
 
 
 def test_messages_that_do_not_fit_are_sent_later(ends: Pair) -> None:
-    one, other = ends
-    connection = ControlConnection(1, one)
+    near, far = ends
+    connection = ControlConnection(1, near)
     for number in range(2000):
         connection.send(framed({**LAST, "number": number, "text": "x" * 4000}))
-    other.setblocking(False)
-    far = ControlConnection(0, other)
+    far.setblocking(False)
+    peer = ControlConnection(0, far)
     got = []
-    while len(got) < 2000 and far.ended is None:
-        select.select([other], [], [], 5.0)
-        got += far.receive()
+    while len(got) < 2000 and peer.ended is None:
+        select.select([far], [], [], 5.0)
+        got += peer.receive()
         connection.flush()
     assert [message["number"] for message in got] == list(range(2000))
 
 
 def test_the_end_of_a_connection_is_reported_once_after_its_last_message(ends: Pair) -> None:
-    one, other = ends
+    near, far = ends
     heard: list[object] = []
     control = ControlConnections(
-        {7: one},
+        {7: near},
         lambda number, message: heard.append((number, message)),
         lambda number, reason: heard.append((number, reason)),
     )
     poller = select.poll()
     control.register(poller)
-    other.sendall(framed(LAST))
-    other.close()
+    far.sendall(framed(LAST))
+    far.close()
     while len(heard) < 2:
         for fd, _ in poller.poll(5000):
             assert control.ready(fd, poller)
@@ -118,10 +118,10 @@ def test_the_end_of_a_connection_is_reported_once_after_its_last_message(ends: P
 
 
 def test_a_peer_that_breaks_the_protocol_is_cut_off(ends: Pair) -> None:
-    one, other = ends
-    connection = ControlConnection(1, one)
-    other.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    select.select([one], [], [], 5.0)
+    near, far = ends
+    connection = ControlConnection(1, near)
+    far.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    select.select([near], [], [], 5.0)
     assert connection.receive() == []
     assert connection.ended == "it does not keep to the protocol"
 
@@ -133,10 +133,10 @@ def test_a_peer_that_breaks_the_protocol_is_cut_off(ends: Pair) -> None:
     | st.builds(lambda m, drop: json.dumps({**m, drop: []}).encode(), MESSAGES, FIELDS)
 )
 def test_a_body_that_is_no_message_ends_the_connection_and_nothing_else(body: bytes) -> None:
-    one, other = pair()
-    with one, other:
-        connection = ControlConnection(1, one)
-        other.sendall(struct.pack("<I", len(body)) + body)
-        select.select([one], [], [], 5.0)
+    near, far = pair()
+    with near, far:
+        connection = ControlConnection(1, near)
+        far.sendall(struct.pack("<I", len(body)) + body)
+        select.select([near], [], [], 5.0)
         assert connection.receive() == []
         assert connection.ended == "it does not keep to the protocol"

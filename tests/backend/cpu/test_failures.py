@@ -103,14 +103,14 @@ def test_a_late_rank_is_not_reported_as_waiting_elsewhere() -> None:
         assert "meanwhile" not in str(error)
 
 
-def too_late(group: Any, call: Callable[[Any], Any], gone: Sequence[threading.Event]) -> DistError:
-    call(group)  # known from here on: it would take the short way
+def too_late(group: Any, call: Callable[[Any], Any], over: Sequence[threading.Event]) -> DistError:
+    call(group)  # prepared from here on: it would take the fast path
     group.timeout = 0.3
     if group.rank == 2:
-        assert all(event.wait(30) for event in gone)
+        assert all(event.wait(30) for event in over)
         return caught(group, call)
     error = caught(group, call)
-    gone[group.rank].set()
+    over[group.rank].set()
     return error
 
 
@@ -123,8 +123,8 @@ def too_late(group: Any, call: Callable[[Any], Any], gone: Sequence[threading.Ev
     ],
 )
 def test_a_rank_that_arrives_after_the_others_timed_out_gets_their_error(call: Any) -> None:
-    gone = [threading.Event(), threading.Event()]
-    errors = run_ranks(lambda group: too_late(group, call, gone), 3)
+    over = [threading.Event(), threading.Event()]
+    errors = run_ranks(lambda group: too_late(group, call, over), 3)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
     assert all(isinstance(error, CollectiveTimeout) for error in errors)
 

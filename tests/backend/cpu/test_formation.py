@@ -110,7 +110,7 @@ def test_all_members_get_the_same_answer_however_close_it_is(
 def slot_sizes(group: dist.ProcessGroup) -> list[int]:
     """Return the bytes of the staging slots of overlapping groups."""
     found = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 1, 2], [1, 2])]
-    backends = [one.backend("cpu") for one in found if group.rank in getattr(one, "ranks", ())]
+    backends = [made.backend("cpu") for made in found if group.rank in getattr(made, "ranks", ())]
     for backend in backends:
         sums = np.ones(100_000)
         backend.launch((AllReduce(sums),), 20.0, False)

@@ -99,7 +99,7 @@ def silent(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     link.shutdown(socket.SHUT_WR)
 
 
-def gone_at_once(info: RankInfo, open_links: contextlib.ExitStack) -> None:
+def ends_at_once(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     call(info).close()
 
 
@@ -128,7 +128,7 @@ def reads_the_store(info: RankInfo, open_links: contextlib.ExitStack) -> None:
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
-STRANGERS = [silent, gone_at_once, wrong_secret, garbage, no_descriptors, reads_the_store]
+STRANGERS = [silent, ends_at_once, wrong_secret, garbage, no_descriptors, reads_the_store]
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)

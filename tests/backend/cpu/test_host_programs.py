@@ -45,8 +45,8 @@ def play(
     cluster.run(None if seed is None else rng.randrange)
     for case in cases:
         for got, want in zip(case.arrays, case.expected, strict=True):
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_array_equal(one, other, err_msg=case.name)
+            for x, expected in zip(got, want, strict=True):
+                np.testing.assert_array_equal(x, expected, err_msg=case.name)
     return cluster
 
 
@@ -116,7 +116,7 @@ def test_64_hosts_of_8_ranks_agree_with_the_oracle(name: str) -> None:
 
 
 def direct(hosts: Topology) -> list[GroupShape]:
-    return [replace(one, direct=512) for one in world(hosts)]
+    return [replace(shape, direct=512) for shape in world(hosts)]
 
 
 LARGE = ["all_reduce", "broadcast", "all_gather_into_one", "reduce_scatter", "even_all_to_all"]
@@ -130,12 +130,14 @@ def test_large_arrays_of_local_peers_are_read_in_place(name: str, shape: str) ->
         for unreadable in ([], [0], [hosts.size - 1], [1, 2]):
             case = MAKERS[name](direct(hosts), count, seed)
             if name in LARGE and count > 79:
-                assert all(StepKind.BRANCH_IF_FLAGGED in kinds(one) for one in case.programs[:2])
+                assert all(
+                    StepKind.BRANCH_IF_FLAGGED in kinds(program) for program in case.programs[:2]
+                )
             play(hosts, [case], SLOT, seed, unreadable)
 
 
-def kinds(one: Program) -> set[StepKind]:
-    return {step.kind for step in one.steps}
+def kinds(program: Program) -> set[StepKind]:
+    return {step.kind for step in program.steps}
 
 
 @pytest.fixture(params=["tree", "chain"])
@@ -240,8 +242,8 @@ def test_no_array_changes_before_all_hosts_have_arrived(name: str) -> None:
         with pytest.raises(Disagreement):
             cluster.run(random.Random(seed).randrange)
         for now, then in zip(case.arrays[:2], before, strict=False):
-            for one, other in zip(now, then, strict=True):
-                np.testing.assert_array_equal(one, other)
+            for x, y in zip(now, then, strict=True):
+                np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("shape", ["01", "0011", "012", "0123", "00112"])

@@ -76,10 +76,10 @@ def test_large_arrays_come_down_a_chain_of_hosts(names: str) -> None:
     count = (CHAINED * len(set(names)) + 3 * SEGMENT) // 4 + 1
     with ranks_on(names) as ranks:
         for root in range(len(names)):
-            assert all(ranks.run(hears, [root] * len(names), [count] * len(names)))
+            assert all(ranks.run(receives, [root] * len(names), [count] * len(names)))
 
 
-def hears(group: Any, root: int, count: int) -> bool:
+def receives(group: Any, root: int, count: int) -> bool:
     x = np.arange(count, dtype=np.float32) * (group.rank + 1)
     group.broadcast(x, root)
     return reference.same_bits(x, np.arange(count, dtype=np.float32) * (root + 1))

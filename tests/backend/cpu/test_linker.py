@@ -28,8 +28,10 @@ from nc10d.ops import SUM
 
 
 def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    known = vars(step_format)
-    assert {kind.name: int(kind) for kind in StepKind} == {k.name: known[k.name] for k in StepKind}
+    numbers = vars(step_format)
+    assert {kind.name: int(kind) for kind in StepKind} == {
+        k.name: numbers[k.name] for k in StepKind
+    }
 
 
 def test_a_step_has_the_size_that_the_engine_expects() -> None:

@@ -43,7 +43,7 @@ class World:
         self.control = cast(ControlConnections, self.connections)
         self.exchanges = [NoticeExchange() for _ in hosts]
 
-    def known(self, me: int) -> dict[int, VersionedNotice]:
+    def notices_of(self, me: int) -> dict[int, VersionedNotice]:
         near = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[me]]
         return self.exchanges[me].received | {peer: (2, self.notice(peer)) for peer in near}
 
@@ -54,12 +54,12 @@ class World:
         )
 
     def look(self, me: int) -> list[int]:
-        known = self.known(me)
-        notices = {rank: notice for rank, (_, notice) in known.items() if notice is not None}
+        versioned = self.notices_of(me)
+        notices = {rank: notice for rank, (_, notice) in versioned.items() if notice is not None}
         found = find_cycle(me, notices)
         if not found:
             near = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[me]]
-            sent = {rank: known[rank] for rank in waiting_for(me, notices)}
+            sent = {rank: versioned[rank] for rank in waiting_for(me, notices)}
             self.exchanges[me].forward(sent, me, near, self.control)
         return found
 

@@ -30,7 +30,7 @@ def payload(src: int, dst: int, number: int, count: int) -> Any:
 Plan = list[tuple[int, int, int, int]]  # source, destination, tag, count
 
 
-def everyone_sends(group: Any, plan: Plan, send_order: list[int], recv_order: list[int]) -> None:
+def every_rank_sends(group: Any, plan: Plan, send_order: list[int], recv_order: list[int]) -> None:
     """Post all sends and receives in the given orders, then wait for all of them."""
     works, expected = [], []
     for kind, index in [("s", i) for i in send_order] + [("r", i) for i in recv_order]:
@@ -56,7 +56,7 @@ def test_messages_with_tags_of_their_own_may_be_awaited_in_any_order(three: Any,
     plan = [(s, d, tag, data.draw(sizes)) for tag, (s, d) in enumerate(pairs)]
     numbers = list(range(len(plan)))
     orders = [data.draw(st.permutations(numbers)) for _ in range(6)]
-    three.run(everyone_sends, [plan] * 3, orders[:3], orders[3:])
+    three.run(every_rank_sends, [plan] * 3, orders[:3], orders[3:])
 
 
 def taken_at_once(group: Any, turn: int) -> None:
@@ -83,7 +83,7 @@ def taken_at_once(group: Any, turn: int) -> None:
 
 
 def test_a_received_message_is_not_kept_as_unexpected(three: Any) -> None:
-    for turn in range(2):  # the second time, the messages are known
+    for turn in range(2):  # the second time, the messages are prepared
         three.run(taken_at_once, [turn] * 3)
 
 
@@ -102,7 +102,7 @@ def test_messages_of_one_tag_arrive_in_order(three: Any) -> None:
     three.run(same_tag)
 
 
-def anyone(group: Any) -> list[int]:
+def any_source(group: Any) -> list[int]:
     if group.rank:
         for number in range(20):
             group.send(np.array([group.rank * 100 + number]), 0, tag=number % 2)
@@ -117,7 +117,7 @@ def anyone(group: Any) -> list[int]:
 
 
 def test_receiving_from_any_source_takes_each_message_once(three: Any) -> None:
-    seen = three.run(anyone)[0]
+    seen = three.run(any_source)[0]
     assert sorted(seen) == sorted(r * 100 + n for r in (1, 2) for n in range(20))
 
 
@@ -185,7 +185,7 @@ def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_firs
     run_ranks(all_before_any, 2, kind, [sends_first] * 2)
 
 
-def one_to_all(group: Any) -> None:
+def to_both_peers(group: Any) -> None:
     """Send an array to both peers, and receive from both, in batches that count once each."""
     peers = [(group.rank + way) % 3 for way in (1, 2)]
     x, ys = np.full(5, float(group.rank)), np.zeros((2, 5))
@@ -204,7 +204,7 @@ def one_to_all(group: Any) -> None:
 
 
 def test_one_array_goes_to_several_ranks_at_once() -> None:
-    run_ranks(one_to_all, 3, "processes")
+    run_ranks(to_both_peers, 3, "processes")
 
 
 def of_tensors(group: Any) -> None:
@@ -227,7 +227,7 @@ def test_a_batch_of_tensors_returns_the_callers_own_tensors() -> None:
     run_ranks(of_tensors, 2)
 
 
-def anyone_beside_one(group: Any) -> None:
+def any_source_beside_a_rank(group: Any) -> None:
     """A thread receives from any source, another from a named rank, on the same link."""
     if group.rank == 0:
         for number in range(600):
@@ -254,7 +254,7 @@ def anyone_beside_one(group: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(kind: Any) -> None:
-    run_ranks(anyone_beside_one, 2, kind)
+    run_ranks(any_source_beside_a_rank, 2, kind)
 
 
 def sends_what_it_then_overwrites(group: Any) -> None:

@@ -85,7 +85,7 @@ NAMES = sorted(MADE)
 
 def direct(size: int) -> list[GroupShape]:
     world = layouts(size, SLOT, SMALL)
-    return [replace(one, direct=512, window=512, page=PAGE) for one in world]
+    return [replace(shape, direct=512, window=512, page=PAGE) for shape in world]
 
 
 def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None:
@@ -103,21 +103,21 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
     world.run(chance.randrange)
     for case in cases:
         for got, want in zip(case.arrays, case.expected, strict=True):
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_array_equal(one, other, err_msg=case.name)
+            for x, expected in zip(got, want, strict=True):
+                np.testing.assert_array_equal(x, expected, err_msg=case.name)
 
 
 def test_programs_of_large_arrays_read_peers_arrays() -> None:
     for name in NAMES:
-        for one in MADE[name](direct(3), 300, 0).programs:
-            assert StepKind.BRANCH_IF_FLAGGED in {step.kind for step in one.steps}, name
+        for planned in MADE[name](direct(3), 300, 0).programs:
+            assert StepKind.BRANCH_IF_FLAGGED in {step.kind for step in planned.steps}, name
 
 
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
 def test_an_array_is_read_in_place_if_each_peer_takes_much_of_it(name: str) -> None:
     for count, large in ((63, False), (64, True)):  # of 8 bytes; 512 are much
-        for one in MADE[name](direct(9), count, 0).programs:
-            assert (StepKind.FETCH in {step.kind for step in one.steps}) == large
+        for planned in MADE[name](direct(9), count, 0).programs:
+            assert (StepKind.FETCH in {step.kind for step in planned.steps}) == large
 
 
 @pytest.mark.parametrize("count", [64, 79, 80, 300])
@@ -134,8 +134,8 @@ def test_whole_pages_are_exposed_for_writing(
     name: str, size: int, writers: list[int], share: int, count: int
 ) -> None:
     """Of a broadcast that is each rank's share of the work, of two ranks' swap all."""
-    for rank, one in enumerate(MADE[name](direct(size), count, 0).programs):
-        exposed = [s.nbytes for s in one.steps if s.kind is StepKind.EXPOSE and not s.tick]
+    for rank, planned in enumerate(MADE[name](direct(size), count, 0).programs):
+        exposed = [s.nbytes for s in planned.steps if s.kind is StepKind.EXPOSE and not s.tick]
         assert exposed == [8 * count // share // PAGE * PAGE] * (rank in writers)
 
 
@@ -187,14 +187,14 @@ def caught(name: str, size: int, victim: int, index: int, seed: int, unreadable:
 @pytest.mark.parametrize("name", NAMES)
 def test_removing_any_single_wait_for_peers_arrays_is_caught(name: str, size: int) -> None:
     programs = MADE[name](direct(size), 300, 0).programs
-    for victim, one in enumerate(programs):
-        way = next(i for i, step in enumerate(one.steps) if step.kind is StepKind.JUMP)
-        for index, step in enumerate(one.steps[:way]):
+    for victim, planned in enumerate(programs):
+        way = next(i for i, step in enumerate(planned.steps) if step.kind is StepKind.JUMP)
+        for index, step in enumerate(planned.steps[:way]):
             if step.kind in WAITS and step.kind is not StepKind.FREE:
                 # The second call has the root of the programs looked at.
                 seeds = range(size - 1, 25 * size, size)
                 tries = product(seeds, ([], [0]))
-                assert any(caught(name, size, victim, index, *one) for one in tries), (victim, step)
+                assert any(caught(name, size, victim, index, *run) for run in tries), (victim, step)
 
 
 def messages(counts: list[int]) -> list[Case]:

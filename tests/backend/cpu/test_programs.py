@@ -30,8 +30,8 @@ def play(cases: list[Case], size: int, slot: int, seed: int | None) -> None:
     world.run(None if seed is None else rng.randrange)
     for case in cases:
         for got, want in zip(case.arrays, case.expected, strict=True):
-            for one, other in zip(got, want, strict=True):
-                np.testing.assert_array_equal(one, other, err_msg=case.name)
+            for x, expected in zip(got, want, strict=True):
+                np.testing.assert_array_equal(x, expected, err_msg=case.name)
 
 
 # Larger worlds are slower: sizes from 33 to 63 need a long campaign.
@@ -190,8 +190,8 @@ def _caught(cases: list[Case], size: int, seed: int) -> bool:
 
 def test_different_calls_are_noticed_on_entry() -> None:
     world = layouts(2, SLOT, SMALL)
-    one, other = all_reduce(world, 8, 1), broadcast(world, 8, 1)
-    mixed = Case("mixed", [one.programs[0], other.programs[1]], one.arrays, one.expected)
+    reduced, sent = all_reduce(world, 8, 1), broadcast(world, 8, 1)
+    mixed = Case("mixed", [reduced.programs[0], sent.programs[1]], reduced.arrays, reduced.expected)
     with pytest.raises(Disagreement):
         play([mixed], 2, SLOT, 1)
 

@@ -63,7 +63,7 @@ def test_mixed_traffic_is_right_in_every_element(stressed: Ranks, seed: int, wai
     stressed.run(campaign, [seed] * size, [150] * size, [waiting] * size)
 
 
-def one_of_each(group: Any) -> None:
+def each_collective(group: Any) -> None:
     for number, name in enumerate(COLLECTIVES):
         call = COLLECTIVES[name](group, number, 70, number)
         call.launch(False)
@@ -75,7 +75,7 @@ def one_of_each(group: Any) -> None:
 
 def test_as_many_ranks_as_a_host_takes_stay_right() -> None:
     with Ranks(64, timeout=60.0) as ranks:
-        ranks.run(one_of_each)
+        ranks.run(each_collective)
 
 
 @pytest.mark.long

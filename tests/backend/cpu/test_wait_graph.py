@@ -59,12 +59,12 @@ class World:
         """Return whether the wait of a rank's thread is over."""
         rank = self.ranks[me]
         assert rank.waits is not None
-        kind, what = rank.waits
+        kind, event = rank.waits
         if kind == "call":
-            return rank.number not in rank.queues[what]
+            return rank.number not in rank.queues[event]
         if kind == "send":
-            return self.sent[link_key(me, what)] - self.taken[link_key(me, what)] < 1
-        return self.sent[link_key(what, me)] > self.taken[link_key(what, me)]
+            return self.sent[link_key(me, event)] - self.taken[link_key(me, event)] < 1
+        return self.sent[link_key(event, me)] > self.taken[link_key(event, me)]
 
     def moves(self) -> list[tuple[str, int, int]]:
         """Return the events that may happen next."""
@@ -90,39 +90,39 @@ class World:
             self.ranks[member].entered[group] >= queue[0] for member in GROUPS[group]
         )
 
-    def move(self, what: str, me: int, group: int) -> None:
+    def move(self, event: str, me: int, group: int) -> None:
         rank = self.ranks[me]
-        if what == "enter":
+        if event == "enter":
             rank.entered[group] = rank.queues[group][0]
-        elif what == "end":
+        elif event == "end":
             rank.queues[group].pop(0)
-        elif what == "next":
+        elif event == "next":
             self._next(me)
         else:
             self._go_on(me)
 
     def _next(self, me: int) -> None:
         rank = self.ranks[me]
-        kind, what = rank.program.pop(0)
+        kind, event = rank.program.pop(0)
         if kind in ("call", "start"):
-            if me not in GROUPS[what]:
+            if me not in GROUPS[event]:
                 return
-            rank.calls[what] += 1
-            rank.queues[what].append(rank.calls[what])
-            rank.number = rank.calls[what]
-        elif what == me:
+            rank.calls[event] += 1
+            rank.queues[event].append(rank.calls[event])
+            rank.number = rank.calls[event]
+        elif event == me:
             return
         if kind != "start":
-            rank.waits = (kind, what)
+            rank.waits = (kind, event)
 
     def _go_on(self, me: int) -> None:
         rank = self.ranks[me]
         assert rank.waits is not None
-        kind, what = rank.waits
+        kind, event = rank.waits
         if kind == "send":
-            self.sent[link_key(me, what)] += 1
+            self.sent[link_key(me, event)] += 1
         elif kind == "recv":
-            self.taken[link_key(what, me)] += 1
+            self.taken[link_key(event, me)] += 1
         rank.waits, rank.notice = None, None
         rank.version += 1
 
@@ -140,18 +140,18 @@ class World:
     def _needs(self, me: int) -> Iterator[Need]:
         rank = self.ranks[me]
         assert rank.waits is not None
-        kind, what = rank.waits
+        kind, event = rank.waits
         if kind == "call":
-            number = rank.entered[what]
-            for member in GROUPS[what]:
-                if self.ranks[member].entered[what] < number:
-                    yield Need(what, number, -1, member, what)
+            number = rank.entered[event]
+            for member in GROUPS[event]:
+                if self.ranks[member].entered[event] < number:
+                    yield Need(event, number, -1, member, event)
         elif kind == "send":
-            key = link_key(me, what)
-            yield Need(key, 0, self.taken[key], what, 0)
+            key = link_key(me, event)
+            yield Need(key, 0, self.taken[key], event, 0)
         else:
-            key = link_key(what, me)
-            yield Need(key, 0, self.sent[key], what, 0)
+            key = link_key(event, me)
+            yield Need(key, 0, self.sent[key], event, 0)
 
     def _states(self, me: int) -> Iterator[ProgressState]:
         rank = self.ranks[me]

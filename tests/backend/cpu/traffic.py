@@ -33,11 +33,11 @@ class Call:
     launch: Callable[[bool], Any]
     checks: Checks = field(default_factory=list)
 
-    def check(self, what: object) -> None:
+    def check(self, label: object) -> None:
         for got, want in self.checks:
             if not np.array_equal(got, want):
                 first = int(np.flatnonzero(got != want)[0])
-                raise AssertionError(f"{what}: element {first} is {got[first]}, not {want[first]}")
+                raise AssertionError(f"{label}: element {first} is {got[first]}, not {want[first]}")
 
 
 def all_reduce(group: Any, number: int, count: int, root: int) -> Call:
@@ -154,8 +154,8 @@ class Traffic:
                 self.linger()
                 step(group, plan)
             if len(self.pending) > 12 or self.own.random() < 0.2:
-                self.settle()
-        self.settle()
+                self.finish()
+        self.finish()
 
     def linger(self) -> None:
         """Be late, by nothing or by some tenths of a millisecond."""
@@ -165,16 +165,16 @@ class Traffic:
     def call(self, group: Any, plan: random.Random, number: int) -> tuple[Call, object]:
         name, count = plan.choice(sorted(COLLECTIVES)), plan.choice(COUNTS)
         root = plan.randrange(group.size)
-        what = (name, number, count, root, group.name, group.rank)
-        return COLLECTIVES[name](group, number, count, root), what
+        label = (name, number, count, root, group.name, group.rank)
+        return COLLECTIVES[name](group, number, count, root), label
 
     def one(self, group: Any, plan: random.Random) -> None:
-        call, what = self.call(group, plan, self.number)
+        call, label = self.call(group, plan, self.number)
         if self.own.random() < 0.5:  # sync on one rank may be async on another
             call.launch(False)
-            call.check(what)
+            call.check(label)
         else:
-            self.pending.append((call.launch(True), call, what))
+            self.pending.append((call.launch(True), call, label))
 
     def batch(self, group: Any, plan: random.Random) -> None:
         calls = []
@@ -182,7 +182,7 @@ class Traffic:
             for place in range(plan.randrange(1, 5)):
                 calls.append(self.call(group, plan, self.number + place))
                 calls[-1][0].launch(False)
-        self.pending += [(block, call, what) for call, what in calls]
+        self.pending += [(block, call, label) for call, label in calls]
 
     def messages(self, group: Any, plan: random.Random) -> None:
         """Each rank posts its ends of some messages in a separate order."""
@@ -194,19 +194,19 @@ class Traffic:
                 mine.append((src, dst, self.number + tag, count))
         self.own.shuffle(mine)
         for src, dst, tag, count in mine:
-            what = ("message", src, dst, tag, count)
+            label = ("message", src, dst, tag, count)
             sent = data(src, tag, count)
             if group.rank == src:
-                self.pending.append((group.isend(sent, dst, tag=tag), Call(bool), what))
+                self.pending.append((group.isend(sent, dst, tag=tag), Call(bool), label))
             else:
                 x = np.full(count, -1)
                 work = group.irecv(x, src, tag=tag)
-                self.pending.append((work, Call(bool, [(x, sent)]), what))
+                self.pending.append((work, Call(bool, [(x, sent)]), label))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for the pending calls, in an order of this rank's own, and check them."""
         self.own.shuffle(self.pending)
         while self.pending:
-            work, call, what = self.pending.pop()
+            work, call, label = self.pending.pop()
             work.wait()
-            call.check(what)
+            call.check(label)

@@ -35,7 +35,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield found
 
 
-def everybody(group: ProcessGroup, timeout: float = 20.0, options: Any = None) -> ProcessGroup:
+def whole_group(group: ProcessGroup, timeout: float = 20.0, options: Any = None) -> ProcessGroup:
     """Make a new group, which the test may break."""
     made = dist.new_group(range(group.size), timeout, pg_options=options)
     assert isinstance(made, ProcessGroup)
@@ -73,7 +73,7 @@ def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> N
 
 
 def calls_differ(group: ProcessGroup) -> str:
-    sub, x = everybody(group), np.full(5, 7.0)
+    sub, x = whole_group(group), np.full(5, 7.0)
     text = raised(
         CollectiveMismatch, lambda: sub.all_reduce(x) if group.rank else sub.broadcast(x, 1)
     )
@@ -90,7 +90,7 @@ def test_different_calls_are_an_error_everywhere_and_touch_nothing(ranks: Ranks)
 
 
 def sizes_differ(group: ProcessGroup) -> str:
-    sub, rank = everybody(group), group.rank
+    sub, rank = whole_group(group), group.rank
     outs = [np.zeros(2 + (rank == 2 and r == 0)) for r in range(SIZE)]
     ins = [np.ones(2) for _ in range(SIZE)]
     text = raised(CollectiveMismatch, lambda: sub.all_to_all(outs, ins))
@@ -104,7 +104,7 @@ def test_sizes_that_only_two_ranks_know_are_compared_too(ranks: Ranks) -> None:
 
 
 def wrong_length(group: ProcessGroup, sent: int, taken: int) -> None:
-    sub = everybody(group)
+    sub = whole_group(group)
     if group.rank == 0:
         sub.isend(np.ones(sent), 1)
     if group.rank == 1:
@@ -122,8 +122,8 @@ def test_a_message_of_another_length_is_an_error(ranks: Ranks, sent: int, taken:
 # Deadlines and departures
 
 
-def one_is_late(group: ProcessGroup) -> str:
-    sub = everybody(group, 0.2)
+def a_rank_is_late(group: ProcessGroup) -> str:
+    sub = whole_group(group, 0.2)
     call = lambda: sub.all_reduce(np.ones(3))  # noqa: E731
     if group.rank < 2:
         text = raised(CollectiveTimeout, call)
@@ -134,7 +134,7 @@ def one_is_late(group: ProcessGroup) -> str:
 
 
 def test_a_timeout_fails_the_group_on_all_ranks(ranks: Ranks) -> None:
-    for text in ranks.run(one_is_late):
+    for text in ranks.run(a_rank_is_late):
         assert "all_reduce timed out on rank" in text
 
 
@@ -158,7 +158,7 @@ def test_a_wait_that_is_too_short_leaves_the_call_alone(ranks: Ranks) -> None:
     ranks.run(waits_briefly)
 
 
-def one_stays_away(group: ProcessGroup) -> str:
+def a_rank_stays_away(group: ProcessGroup) -> str:
     text = ""
     if group.rank != 1:
         members = [2, 1, 0]
@@ -169,13 +169,13 @@ def one_stays_away(group: ProcessGroup) -> str:
 
 
 def test_a_group_is_not_made_unless_all_members_arrive(ranks: Ranks) -> None:
-    zero, _, two = ranks.run(one_stays_away)
+    zero, _, two = ranks.run(a_rank_stays_away)
     assert "ranks [1] have not come in time" in two
     assert "not come" in zero
 
 
-def one_leaves(group: ProcessGroup) -> None:
-    sub = everybody(group)
+def a_rank_leaves(group: ProcessGroup) -> None:
+    sub = whole_group(group)
     before = time.monotonic()
     if group.rank == 2:
         work = sub.isend(np.arange(4.0), 0, tag=2**31 - 1)
@@ -194,11 +194,11 @@ def one_leaves(group: ProcessGroup) -> None:
 
 
 def test_a_rank_that_waits_for_a_departed_rank_raises_peer_lost(ranks: Ranks) -> None:
-    ranks.run(one_leaves)
+    ranks.run(a_rank_leaves)
 
 
-def one_leaves_before_a_call(group: ProcessGroup) -> None:
-    sub = everybody(group)
+def a_rank_leaves_before_a_call(group: ProcessGroup) -> None:
+    sub = whole_group(group)
     if group.rank == 0:
         dist.destroy_process_group(sub)
     else:
@@ -207,13 +207,13 @@ def one_leaves_before_a_call(group: ProcessGroup) -> None:
 
 
 def test_a_call_that_a_departed_rank_missed_raises_peer_lost(ranks: Ranks) -> None:
-    ranks.run(one_leaves_before_a_call)
+    ranks.run(a_rank_leaves_before_a_call)
 
 
 # Works
 
 
-def nobody_waits(group: ProcessGroup, count: int) -> str:
+def no_thread_waits(group: ProcessGroup, count: int) -> str:
     x, over, names = np.full(count, group.rank + 0.5), threading.Event(), []
     work = group.all_reduce(x, async_op=True)
     assert work is not None
@@ -230,11 +230,11 @@ def nobody_waits(group: ProcessGroup, count: int) -> str:
 
 @pytest.mark.parametrize("count", [3, 50_000])
 def test_a_call_ends_although_no_thread_waits_for_it(ranks: Ranks, count: int) -> None:
-    assert set(ranks.run(nobody_waits, [count] * SIZE)) == {"nc10d-mpi"}
+    assert set(ranks.run(no_thread_waits, [count] * SIZE)) == {"nc10d-mpi"}
 
 
 def in_any_order(group: ProcessGroup) -> bytes:
-    sub = everybody(group, options=dist_options())
+    sub = whole_group(group, options=dist_options())
     x = np.random.default_rng(group.rank).random(1000, np.float32)
     want = sum(np.random.default_rng(r).random(1000, np.float32) for r in range(SIZE))
     narrow = x.astype(np.float16)
@@ -256,7 +256,7 @@ def test_mpi_may_choose_the_order_of_sums(ranks: Ranks) -> None:
 
 
 def refuses_options(group: ProcessGroup) -> None:
-    assert "MpiOptions" in raised(TypeError, lambda: everybody(group, options="fast"))
+    assert "MpiOptions" in raised(TypeError, lambda: whole_group(group, options="fast"))
     group.barrier()
 
 
@@ -289,7 +289,7 @@ def test_device_arrays_need_a_cuda_aware_mpi(ranks: Ranks) -> None:
 
 
 def many_threads(group: ProcessGroup) -> None:
-    groups = [everybody(group) for _ in range(4)]
+    groups = [whole_group(group) for _ in range(4)]
     sums = np.zeros((4, 30))
     found: list[BaseException] = []
 

@@ -299,7 +299,7 @@ def a_plan_is_launched_again_and_again(group: ProcessGroup) -> None:
     assert value(a) == value(b) == group.size**4
 
 
-def what_is_under_way_keeps_its_arrays(group: ProcessGroup) -> None:
+def operations_in_flight_keep_their_arrays(group: ProcessGroup) -> None:
     """The operation alone keeps its arrays alive until it is over."""
     keep = ones(group)
     group.all_reduce(keep)
@@ -344,7 +344,7 @@ def _all_of(group: ProcessGroup, *arrays: Any) -> None:
             group.all_reduce(x)
 
 
-def mistakes_are_told_before_anything_is_sent(group: ProcessGroup) -> None:
+def mistakes_raise_before_anything_is_sent(group: ProcessGroup) -> None:
     x = ones(group, 8)
     group.all_reduce(x)
     if cuda.device_count() > 1:
@@ -427,7 +427,7 @@ def a_graph_repeats_its_collectives(group: ProcessGroup) -> None:
     assert value(y) == 2.0**4
 
 
-def the_device_says_how_long_it_took(group: ProcessGroup) -> None:
+def durations_are_measured_by_the_device(group: ProcessGroup) -> None:
     """The emulator delays each all_reduce by 50 ms; its stream has the highest priority."""
     work = group.all_reduce(ones(group), async_op=True)
     work.wait_blocking()

@@ -348,7 +348,7 @@ def doubled(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
     return hooks.require_work(group.all_reduce(bucket.buffer(), premul_sum(2.0), async_op=True))
 
 
-def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None:
+def the_pass_after_a_failed_pass_comes_behind_it(group: ProcessGroup) -> None:
     """Later work on the gradients' streams waits for the collectives of the failed pass."""
     mine, failing = device(group), [False]
 
@@ -380,7 +380,7 @@ def what_follows_a_pass_that_failed_comes_behind_it(group: ProcessGroup) -> None
     assert number(reducer.gradients[first]) == 5.0
 
 
-def what_lies_there_for_unused_gradients_comes_first(group: ProcessGroup) -> None:
+def the_stream_that_calls_begin_comes_first(group: ProcessGroup) -> None:
     """A bucket's collective runs after the work of the stream that called begin(unused=...)."""
     mine = device(group)
     begins, marks = cuda.Stream(mine), cuda.Stream(mine)
@@ -436,6 +436,6 @@ ANYWHERE = [
 REDUCING = [
     *ANYWHERE,
     a_bucket_leaves_behind_every_stream_of_its_gradients,
-    what_follows_a_pass_that_failed_comes_behind_it,
-    what_lies_there_for_unused_gradients_comes_first,
+    the_pass_after_a_failed_pass_comes_behind_it,
+    the_stream_that_calls_begin_comes_first,
 ]

@@ -33,15 +33,15 @@ LONE = [
 
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["blocking", "nonblocking"])
-def one(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def one_rank(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     given = {"NC10D_NCCL_NONBLOCKING": request.param, "NC10D_EMULATED_GPUS": "1"}
     with emulators(**given), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
         yield ranks
 
 
 @pytest.mark.parametrize("law", [*LONE, lone.arrays_of_numba], ids=lambda law: law.__name__)
-def test_single_rank_laws_hold_on_a_device(one: Ranks, law: Callable[..., None]) -> None:
-    one.run(_afresh, [law])
+def test_single_rank_laws_hold_on_a_device(one_rank: Ranks, law: Callable[..., None]) -> None:
+    one_rank.run(_afresh, [law])
 
 
 def _afresh(group: Any, law: Callable[..., None]) -> None:

@@ -63,7 +63,11 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
 def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int, list[str]]:
     """Return the number of checks on `size` ranks, and the failures."""
     cases = [case for case in cover((size,), dtypes, seed) if has(case.dtype, case.op)]
-    demands = [one for one in REQUIREMENTS if one is not any_source_takes_each_message_once]
+    demands = [
+        requirement
+        for requirement in REQUIREMENTS
+        if requirement is not any_source_takes_each_message_once
+    ]
     found = []
     with Ranks(size, "processes", Registered("through-device"), timeout=30.0) as ranks:
         for dtype in dtypes:

@@ -36,10 +36,10 @@ LAWS = [
     on.an_array_in_the_place_of_a_freed_one_is_another,
     on.a_block_is_its_calls,
     on.a_plan_is_launched_again_and_again,
-    on.what_is_under_way_keeps_its_arrays,
+    on.operations_in_flight_keep_their_arrays,
     on.callbacks_and_await_come_when_it_is_over,
     on.both_kinds_of_arrays_in_one_group,
-    on.mistakes_are_told_before_anything_is_sent,
+    on.mistakes_raise_before_anything_is_sent,
     on.a_graph_repeats_its_collectives,
     on.a_group_with_a_device_is_bound_to_it_at_once,
     on.groups_of_groups_end_alone,
@@ -97,7 +97,7 @@ def test_durations_are_the_devices() -> None:
     options = NcclOptions(timing=True, high_priority=True)
     ranks = Ranks(2, "processes", "nccl", timeout=20.0, pg_options=options)
     with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@*=delay:50"), ranks:
-        ranks.run(on.the_device_says_how_long_it_took)
+        ranks.run(on.durations_are_measured_by_the_device)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -35,16 +35,18 @@ def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> 
     work = group.all_reduce(x, async_op=True)
     backend = group.backend("cuda")
     assert isinstance(backend, NcclBackend)
-    forming = [one for one in threading.enumerate() if one.name.startswith("nc10d-nccl-form")]
+    forming = [
+        thread for thread in threading.enumerate() if thread.name.startswith("nc10d-nccl-form")
+    ]
     once(group, f"launched-{group.rank}")
     for rank in range(group.size):
         after(group, f"launched-{rank}")
     end()
     with pytest.raises(dist.DistError, match=words):
         work.wait_blocking()
-    for one in forming:
-        one.join(LONG)
-        assert not one.is_alive()
+    for thread in forming:
+        thread.join(LONG)
+        assert not thread.is_alive()
     assert value(x) == 1.0
     assert backend._device_group is not None
     comm_streams = backend._device_group.comm_streams.all()
@@ -54,7 +56,7 @@ def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> 
     assert not any(comm_stream.queue for comm_stream in comm_streams)
 
 
-def what_a_launch_fails_of_behind_forming_is_its_cause(group: ProcessGroup) -> None:
+def the_failure_of_a_launch_behind_forming_is_its_cause(group: ProcessGroup) -> None:
     """The emulator refuses to create the operator; a rank creates it once the group is formed."""
     work = group.all_reduce(full(group, 1.0), premul_sum(0.5), async_op=True)
     with pytest.raises(NCCLError, match="ncclRedOpCreatePreMulSum"):
@@ -98,7 +100,7 @@ SLOW = "ncclCommInitRankConfig@1=slow:1500"
 ENDINGS = [
     (a_group_that_ends_before_it_is_formed_leaves_arrays_alone, SLOW),
     (a_group_that_is_closed_before_it_is_formed_leaves_arrays_alone, SLOW),
-    (what_a_launch_fails_of_behind_forming_is_its_cause, "ncclRedOpCreatePreMulSum@1=fail:3"),
+    (the_failure_of_a_launch_behind_forming_is_its_cause, "ncclRedOpCreatePreMulSum@1=fail:3"),
     (a_thread_that_is_stuck_in_nccl_is_freed_by_an_abort, "ncclAllReduce@2=stuck"),
     (a_thread_that_is_stuck_in_nccl_is_a_timeout, "ncclAllReduce@2=stuck"),
 ]

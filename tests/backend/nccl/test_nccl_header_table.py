@@ -121,11 +121,13 @@ def c_source() -> str:
         lines.append(f'printf("\\"{name}\\": [0{", %zu" * len(row.arguments)}],"')
         inner = row.prototype.partition("(")[2].rpartition(")")[0]
         kinds = [
-            one.strip().rpartition(" ")[0]
-            for one in inner.split(",")
-            if one.strip() not in ("", "void")
+            parameter.strip().rpartition(" ")[0]
+            for parameter in inner.split(",")
+            if parameter.strip() not in ("", "void")
         ]
-        stars = ["*" if "*" in one.rpartition(" ")[2] else "" for one in inner.split(",")]
+        stars = [
+            "*" if "*" in parameter.rpartition(" ")[2] else "" for parameter in inner.split(",")
+        ]
         sizes = [f", sizeof({kind}{star})" for kind, star in zip(kinds, stars, strict=False)]
         lines.append("".join(sizes) + ");")
     for name, fields in STRUCTS.items():

@@ -60,7 +60,7 @@ def test_results_have_texts(nccl: Library) -> None:
 def test_unique_ids_differ(nccl: Library) -> None:
     ids = {nccl.unique_id() for _ in range(3)}
     assert len(ids) == 3
-    assert {len(one) for one in ids} == {CONSTANTS["NCCL_UNIQUE_ID_BYTES"]}
+    assert {len(unique_id) for unique_id in ids} == {CONSTANTS["NCCL_UNIQUE_ID_BYTES"]}
 
 
 @pytest.mark.parametrize("name", ["ncclCommCount", "ncclCommGetAsyncError"])

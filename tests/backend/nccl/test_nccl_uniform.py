@@ -55,7 +55,7 @@ def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
     elsewhere = any(x.device != DEVICE for x in ops.arrays)
     if elsewhere or not all(calls) or len(in_groups(ops)) > 1:
         return None
-    return [(FUNCTION, 7, GROUPED, *call[1:], COMM, STREAM, 0) for one in calls for call in one]
+    return [(FUNCTION, 7, GROUPED, *call[1:], COMM, STREAM, 0) for rows in calls for call in rows]
 
 
 def by_the_short_way(ops: AllReduces) -> Any:

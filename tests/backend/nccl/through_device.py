@@ -96,7 +96,7 @@ class Copies:
 
     def _copy(self, x: Any, written: bool) -> Any:
         if isinstance(x, (list, tuple)):
-            return [self._copy(one, written) for one in x]
+            return [self._copy(array, written) for array in x]
         found = self._made.get(id(x))
         if found is None:
             found = self._made[id(x)] = Twin(x, self._device)

@@ -113,7 +113,7 @@ def read_on(x: cuda.DeviceArray, stream: int) -> Any:
     return (ctypes.c_double * len(x)).from_address(address)[:]
 
 
-def it_begins_behind_the_current_stream(group: ProcessGroup) -> None:
+def operations_begin_behind_the_current_stream(group: ProcessGroup) -> None:
     x, mine = filled(0.0), cuda.Stream(0)
     hold = Hold(mine.handle) if group.rank == 0 else None
     set_later(x, group.rank + 1.0, mine.handle)
@@ -221,7 +221,7 @@ def another(group: ProcessGroup, timeout: float = 20.0) -> ProcessGroup:
     return made
 
 
-def what_fails_writes_nothing(group: ProcessGroup) -> None:
+def a_failed_operation_writes_nothing(group: ProcessGroup) -> None:
     sub, x = another(group), filled(7.0)
     count = 4 if group.rank == 2 else 5
     text = raised(DistError, lambda: sub.all_reduce(x[:count]))
@@ -324,13 +324,13 @@ def the_inner_backend_is_an_option(group: ProcessGroup) -> None:
 
 
 CHECKS: list[Check] = [
-    it_begins_behind_the_current_stream,
+    operations_begin_behind_the_current_stream,
     wait_orders_the_current_stream_and_no_other,
     launches_that_share_memory_keep_their_order,
     a_blocking_call_goes_behind_what_is_on_its_way,
     messages_overtake,
     host_memory_is_used_again,
-    what_fails_writes_nothing,
+    a_failed_operation_writes_nothing,
     an_array_that_is_never_computed_is_a_timeout_on_every_rank,
     an_abort_ends_what_waits_for_the_device,
     closing_does_not_wait_for_a_stream,

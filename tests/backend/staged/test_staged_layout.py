@@ -78,9 +78,9 @@ def test_memory_is_shared_on_the_host_as_it_is_on_the_device(arrays: list[Array]
 
 
 @given(st.lists(views(), max_size=3), st.lists(views(), max_size=3))
-def test_arrays_that_share_a_byte_overlap(ones: list[Array], others: list[Array]) -> None:
-    share = any(np.may_share_memory(x, y) for x in ones for y in others if x.size and y.size)
-    assert overlap_any([as_buffer(x) for x in ones], [as_buffer(x) for x in others]) == share
+def test_arrays_that_share_a_byte_overlap(first: list[Array], second: list[Array]) -> None:
+    share = any(np.may_share_memory(x, y) for x in first for y in second if x.size and y.size)
+    assert overlap_any([as_buffer(x) for x in first], [as_buffer(x) for x in second]) == share
 
 
 # Copies to the host and back
