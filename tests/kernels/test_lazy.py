@@ -57,7 +57,7 @@ def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.Monk
 
     assert HERE.two_more(4) == 6  # writes the cache file
     del HERE.two_more
-    cache._names.discard(f"{__name__}._two_more")
+    cache._names.discard(f"{__name__}._add_two")
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(cache._OneFile, "load_overload", interrupted)

@@ -46,7 +46,7 @@ def sends(group):
         group.send(np.ones(100_000), peer)
 
 
-def quick_sends(group):
+def prepared_sends(group):
     while True:
         group.send(known, peer)
 
@@ -60,7 +60,7 @@ CALLS = {
     "recv again": lambda group: group.recv(known, peer),
     "recv from anyone": lambda group: group.recv(x, None),
     "send": sends,
-    "send again": quick_sends,
+    "send again": prepared_sends,
     "coalesced": lambda group: coalesced(group, False),
     "wait": lambda group: group.all_reduce(x, async_op=True).wait(),
     "wait with a timeout": lambda group: group.all_reduce(x, async_op=True).wait(20.0),
