@@ -16,12 +16,12 @@ from nc10d.kernels import cache, cache_dir, lazy
 
 
 @lazy.on_demand("int64(int64)")
-def _add_one(number: int) -> int:
+def _one_more(number: int) -> int:
     return number + 1
 
 
 @lazy.on_demand("int64(int64)")
-def _add_two(number: int) -> int:
+def _two_more(number: int) -> int:
     return number + 2
 
 
@@ -57,7 +57,7 @@ def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.Monk
 
     assert HERE.two_more(4) == 6  # writes the cache file
     del HERE.two_more
-    cache._names.discard(f"{__name__}._add_two")
+    cache._names.discard(f"{__name__}._two_more")
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(cache._OneFile, "load_overload", interrupted)
