@@ -53,15 +53,17 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def take(self, param: int, gradient: Any) -> None:
+    def take(self, param: int, gradient: Any, divisor: int = 0) -> None:
         """Take a gradient before its mark: an array that gets the mean, or None if in place.
+
+        With a divisor a copy of the array divides it.
 
         Any thread may call it without the lock, so that copies run in parallel. RuntimeError,
         before any write, if the gradient is not expected (again).
         """
         if self._marks is not None:
             self._schedule.require_expected(param)
-        self._storage.take(param, gradient)
+        self._storage.take(param, gradient, divisor)
 
     def ready(self, param: int) -> None:
         """Mark a gradient as ready; may launch buckets."""

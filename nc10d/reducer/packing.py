@@ -1,4 +1,4 @@
-"""Cast and scale CPU arrays by compiled kernels, and the checks that packing into buckets needs.
+"""Cast, scale and divide CPU arrays by compiled kernels, and the checks that packing needs.
 
 Contract: arrays are contiguous, and calls block until all elements are copied, without the GIL.
 Rounding is that of `nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the
@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.pack import cast_address, copy_address, move_all
-from nc10d.kernels.reduce import scale_address
+from nc10d.kernels.reduce import divide_address, scale_address
 from nc10d.kernels.streaming import SCALED, STREAM_BYTES, stream_copy_address, stream_scale_address
-from nc10d.ops import Array
+from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
 
 Row = tuple[int, int, int]
+FRACTIONAL = frozenset({ElementKind.FLOAT, ElementKind.COMPLEX})
 
 
 def cast(source: Array, target: Array, scale: float = 1.0) -> None:
@@ -30,6 +31,35 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
     read, written = memory_of(source, False), memory_of(target, True)
     (place,) = places_in(written, [read], [0])
     move([(place, read.address, read.nbytes)], read.dtype, written.dtype, scale)
+
+
+def divide(pairs: Sequence[tuple[Array, Array]], count: int) -> None:
+    """Write `source / count` to `target`, rounded once, for each pair of them; may be in place.
+
+    All arrays are contiguous, on the CPU, and of a single dtype of real or complex floats.
+    """
+    table = np.array(
+        [(as_buffer(y).address, as_buffer(x).address, as_buffer(x).nbytes) for x, y in pairs],
+        np.int64,
+    )
+    kernel = divide_address(as_buffer(pairs[0][0]).dtype)
+    move_all(table.ctypes.data, len(pairs), kernel, count)
+
+
+def divided(x: Array, count: int, size: int) -> ReduceOp:
+    """Divide a contiguous `x` by `count`; return the reduction over `size` ranks for the mean.
+
+    A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a device
+    the reduction itself multiplies first. Ints stay as they are, since each would be truncated.
+    """
+    buffer = as_buffer(x)
+    if buffer.dtype.family not in FRACTIONAL:
+        return AVG if count == size else premul_sum(1 / count)
+    if buffer.device != "cpu":
+        return premul_sum(1 / count)
+    if count > 1:
+        divide([(x, x)], count)
+    return SUM
 
 
 def memory_of(x: Array, written: bool) -> Buffer:

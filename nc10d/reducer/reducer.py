@@ -167,6 +167,18 @@ class Reducer(PassStats):
             self._pass = BackwardPass(self._storage, schedule, marks, self._launch, delay=delay)
             self._pass.start()
 
+    @property
+    def divisor(self) -> int:
+        """The divisor of the current pass's gradients; 0 if it is unknown or a hook divides."""
+        return self._averaging.divisor if self._hook is None else 0
+
+    def mark_divided(self, param: int) -> None:
+        """Record, before `grad_ready`, that `gradients[param]` has been divided by `divisor`.
+
+        For a caller whose own copy to the bucket divides. Valid for this pass; CPU arrays only.
+        """
+        self._storage.mark_divided(param)
+
     def grad_ready(self, param: int, gradient: Array | SparseGradient | None = None) -> None:
         """Mark a gradient as final; its bucket is launched when all its gradients are final.
 
@@ -181,7 +193,7 @@ class Reducer(PassStats):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
         if self._pass is not None:
-            self._pass.take(param, gradient)
+            self._pass.take(param, gradient, self.divisor)
         elif gradient is not None:
             assign(self.gradients[param], gradient)
         with self._lock:

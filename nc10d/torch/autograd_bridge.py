@@ -108,7 +108,11 @@ class Gradients:
         with self._begin_lock:
             if not self._running:
                 self._begin()
-        gradient = self._slots[index].take(x)
+        slot, divisor, gradient = self._slots[index], self.reducer.divisor, None
+        if divisor and slot.divide(x, divisor):
+            self.reducer.mark_divided(index)
+        else:
+            gradient = slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient)
 

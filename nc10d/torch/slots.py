@@ -33,11 +33,21 @@ class Dense:
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
+        # A view accumulates, and a copy on a device is the Reducer's. torch divides no 8-bit floats.
+        self._divides = not as_view and x.is_cpu and x.is_floating_point() and x.itemsize > 1
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy the gradient of `x` into the bucket; return None."""
         self.fill(x)
         return None
+
+    def divide(self, x: torch.Tensor, divisor: int) -> bool:
+        """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
+        grad = x.grad
+        if not self._divides or grad is None or grad.dtype is not self.view.dtype:
+            return False
+        torch.div(grad.detach() if grad.requires_grad else grad, divisor, out=self.view)
+        return True
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` into the bucket, or zeros without a gradient."""
@@ -91,6 +101,10 @@ class Sparse:
     """The rows of an embedding's gradient, which have no slot in a bucket."""
 
     as_view = False
+
+    def divide(self, _x: torch.Tensor, _divisor: int) -> bool:
+        """Return False: every rank divides the rows of all ranks."""
+        return False
 
     def __init__(self, gradient: SparseGradient) -> None:
         self._gradient = gradient

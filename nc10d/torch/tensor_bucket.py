@@ -66,7 +66,12 @@ class TensorBucket(GradBucket):
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
         """Launch the reduction of the buffer over a group: in place, or to a new sparse tensor."""
-        outcome = self._inner.all_reduce(group, op)
+        return self._reduced(self._inner.all_reduce(group, op))
+
+    def average(self, group: ProcessGroup, count: int | None = None) -> Work | Future[Any]:
+        return self._reduced(self._inner.average(group, count))
+
+    def _reduced(self, outcome: Work | Future[Any]) -> Work | Future[Any]:
         if isinstance(outcome, Work):
             return outcome
         return outcome.then(lambda done: self._tensor(done.value()))

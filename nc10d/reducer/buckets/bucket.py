@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.gradients import assign, copy_of
 from nc10d.reducer.hooks.grad_bucket import Allocate, CommHook, GradBucket, call_hook, reduced_array
+from nc10d.reducer.packing import FRACTIONAL, divide
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
 
 Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
 """An allocator for all devices, an allocator for each device, or None for the default memory."""
+
+_LARGE = 1 << 16
+"""The bytes from which on a division of its own costs less than another walk over the memory."""
 
 
 class Bucket:
@@ -37,6 +42,8 @@ class Bucket:
         self.grad_bucket = self._grad_bucket(index, plan, members, is_last, purpose, allocate)
         self.views = dict(zip(plan.params, self.grad_bucket.gradients(), strict=True))
         self._allocate = allocate
+        self._divides = plan.dtype.family in FRACTIONAL
+        self.divided = self.grad_bucket.divided
         self._given: dict[int, Array] = {}
         self._kept: dict[int, Array] = {}
         self._outcome: Work | Future[Any] | None = None
@@ -55,11 +62,21 @@ class Bucket:
         for param in params:
             assign(self.views[param], kept[param])
 
-    def take(self, param: int, gradient: Array | None) -> None:
-        """Take a final gradient: an array that gets the mean later, or None if it is in place."""
-        if gradient is not None:
-            self._given[param] = gradient
-            assign(self.views[param], gradient)
+    def take(self, param: int, gradient: Array | None, divisor: int = 0) -> None:
+        """Take a final gradient: an array that gets the mean later, or None if it is in place.
+
+        With a divisor, the copy of a large array divides it, which costs nothing there.
+        """
+        if gradient is None:
+            return
+        self._given[param] = gradient
+        self.divided.discard(param)
+        view = self.views[param]
+        if divisor and self._divides and view.nbytes >= _LARGE and _is_apart(gradient, view):
+            divide([(gradient, view)], divisor)
+            self.divided.add(param)
+        else:
+            assign(view, gradient)
 
     def launch(self, hook: CommHook, state: Any) -> None:
         """Call the hook; blocks only if the hook blocks."""
@@ -93,9 +110,16 @@ class Bucket:
     def end(self, reduced: bool) -> None:
         """Release the arrays from `take`; with `reduced`, write the means to them first."""
         given, self._given = self._given, {}
+        self.divided.clear()
         if reduced:
             self._give(given)
 
     def _give(self, given: Mapping[int, Array]) -> None:
         for param, gradient in given.items():
             assign(gradient, self.views[param])
+
+
+def _is_apart(x: Array, view: Array) -> bool:
+    """Return whether contiguous `x` is another array than `view`, which may be marked again."""
+    buffer = as_buffer(x)
+    return buffer.contiguous and buffer.address != as_buffer(view).address

@@ -17,7 +17,7 @@ import numpy as np
 from nc10d.arrays.buffer import as_buffer
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import Array, RedOp, ReduceOp
+from nc10d.ops import AVG, Array, RedOp, ReduceOp, premul_sum
 from nc10d.reducer.gradients import SparseGradient, assign, check, copy_of, no_rows
 from nc10d.reducer.hooks.deferred_future import DeferredFuture
 from nc10d.reducer.hooks.grad_bucket import (
@@ -85,13 +85,16 @@ class SparseGradBucket(GradBucket):
         self.exchanges.append(exchange)
         return exchange
 
+    def _divide(self, count: int, size: int) -> ReduceOp:
+        return AVG if count == size else premul_sum(1 / count)
+
     def check(self, value: Any) -> None:
         """Raise a TypeError or ValueError if `value` is no sparse gradient of the parameter."""
         check(value, self._spec, True, self._name)
 
 
 class RowExchange(DeferredFuture[SparseGradient]):
-    """The sum of all ranks' rows, times `factor`; the constructor sends the number of rows.
+    """The sum of all ranks' rows times `factor`; the constructor sends the number of rows.
 
     The waiting thread completes it, or the end of the pass.
     """
@@ -165,8 +168,11 @@ class RowExchange(DeferredFuture[SparseGradient]):
 
     def _total(self, places: list[Array], values: list[Array]) -> SparseGradient:
         rows = np.concatenate(values)
-        total = sum_rows(np.concatenate(places).T, rows, self._spec.shape)
-        return SparseGradient(total.indices, (total.values * self._factor).astype(rows.dtype))
+        wide = rows if rows.dtype.itemsize >= 4 else rows.astype(np.float32)
+        # Floats before the sum, which might overflow; ints after it, which would lose their halves.
+        early, late = (self._factor, 1) if wide.dtype.kind in "fc" else (1, self._factor)
+        total = sum_rows(np.concatenate(places).T, wide * early, self._spec.shape)
+        return SparseGradient(total.indices, (total.values * late).astype(rows.dtype))
 
     def _complete(self, deadline: Deadline | None) -> None:
         """Send the rows if they are not sent yet, and block until all rows have arrived."""
@@ -210,7 +216,7 @@ class SparseBucket:
         if params:
             assign(self.grad_bucket.gradient, kept)
 
-    def take(self, _param: int, gradient: SparseGradient | None) -> None:
+    def take(self, _param: int, gradient: SparseGradient | None, _divisor: int = 0) -> None:
         """Take final rows: the caller's own, or None if they are in place."""
         if gradient is not None:
             self._given = gradient

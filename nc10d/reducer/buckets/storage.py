@@ -35,9 +35,13 @@ class Storage:
             views.update(bucket.views)
         self.gradients = [views[param] for param in range(len(views))]
 
-    def take(self, param: int, gradient: Any) -> None:
+    def take(self, param: int, gradient: Any, divisor: int = 0) -> None:
         """Take a gradient into its bucket; see `Bucket.take`."""
-        self._bucket_of[param].take(param, gradient)
+        self._bucket_of[param].take(param, gradient, divisor)
+
+    def mark_divided(self, param: int) -> None:
+        """Record that the gradient in its bucket has been divided; valid for this pass."""
+        self._bucket_of[param].grad_bucket.divided.add(param)
 
     def keep(self, params: Collection[int]) -> None:
         """Copy the current gradients of these parameters; see `Bucket.keep`."""

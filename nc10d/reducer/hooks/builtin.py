@@ -11,14 +11,14 @@ from typing import Any
 
 from nc10d.arrays.dtypes import DType
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
+from nc10d.ops import SUM, Array
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket, require_work, single_array
 from nc10d.work import Future, Work
 
 
 def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any]:
-    """Average the bucket over the ranks."""
-    return bucket.all_reduce(group, AVG)
+    """Average the bucket over the ranks; see `GradBucket.average`."""
+    return bucket.average(group)
 
 
 def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
@@ -83,9 +83,9 @@ class AveragingHook:
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._size = int(size)
         self._counting: Work | None = None
-        self._count = size
+        self._count = self._size
 
     def count_by(self, work: Work, use_static_world_size: bool) -> None:
         """Divide the next pass by the result of `work`, or by all ranks if the flag is set.
@@ -96,20 +96,19 @@ class AveragingHook:
         self._count = self._size if use_static_world_size else 0
 
     @property
-    def factor(self) -> float:
-        """The factor of the sums; blocks until ranks are counted, and raises the count's error."""
+    def divisor(self) -> int:
+        """The divisor if it is known without waiting, else 0."""
+        return self._size if self._counting is None else 0
+
+    def count(self) -> int:
+        """Return the divisor; blocks until ranks are counted, and raises the count's error."""
         if self._counting is not None:
             (counted,) = self._counting.result()
             self._count = self._count or int(counted.reshape(-1)[0])
             self._counting = None
         if not 1 <= self._count <= self._size:
             raise ValueError(f"{self._count} of {self._size} ranks have a batch: none is left")
-        return 1 / self._count
-
-    def reduction(self) -> ReduceOp:
-        """Return the reduction that computes the mean; blocks and raises as `factor`."""
-        factor = self.factor
-        return AVG if self._count == self._size else premul_sum(factor)
+        return self._count
 
     def reset(self) -> None:
         """Divide by all ranks again: a count is valid for a single pass."""
@@ -117,4 +116,4 @@ class AveragingHook:
 
     def __call__(self, group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any]:
         """Launch the averaging of a bucket over the group."""
-        return bucket.all_reduce(group, self.reduction())
+        return bucket.average(group, self.count())

@@ -23,9 +23,9 @@ import numpy as np
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import Array, ReduceOp
+from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.reducer.hooks.deferred_future import awaited
-from nc10d.reducer.packing import cast
+from nc10d.reducer.packing import cast, divide, divided
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
 
@@ -44,7 +44,7 @@ class GradBucket:
 
     __slots__ = (
         *("_allocate", "_buffer", "_index", "_last", "_narrow"),
-        *("_parameters", "_purpose", "_slots"),
+        *("_parameters", "_purpose", "_slots", "divided"),
     )
 
     def __init__(
@@ -65,6 +65,8 @@ class GradBucket:
         self._slots = slots
         self._parameters = parameters
         self._last = is_last
+        self.divided: set[int] = set()
+        """The parameters whose gradients `average` need not divide any more."""
 
     def index(self) -> int:
         """Return the bucket's position in the order of launches, from 0."""
@@ -112,6 +114,26 @@ class GradBucket:
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
         """Launch the reduction of the buffer over a group: in place, or to a new SparseGradient."""
         return require_work(group.all_reduce(self.buffer(), self.reduction(op), async_op=True))
+
+    def average(self, group: ProcessGroup, count: int | None = None) -> Work | Future[Any]:
+        """Launch the mean over a group: divide the buffer in place, then add up in rank order.
+
+        So the mean does not overflow. `count` is the divisor, by default the size of the group.
+        """
+        return self.all_reduce(group, self._divide(int(count or group.size), group.size))
+
+    def _divide(self, count: int, size: int) -> ReduceOp:
+        """Divide the buffer by `count`; return the reduction over `size` ranks for the mean."""
+        if not self.divided:
+            return divided(self._buffer, count, size)
+        rest = [
+            self._buffer[slot.offset : slot.offset + slot.count]
+            for slot in self._slots
+            if slot.param not in self.divided
+        ]
+        if rest:
+            divide([(x, x) for x in rest], count)
+        return SUM
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
         """Return the gradients, divided by the size of group `over`, in another dtype.

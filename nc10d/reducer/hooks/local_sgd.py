@@ -8,11 +8,14 @@ SGD" (2020).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from nc10d.arrays.buffer import as_buffer
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, Array
 from nc10d.reducer.hooks import GradBucket, allreduce_hook, noop_hook
 from nc10d.reducer.hooks.grad_bucket import PassCounter
+from nc10d.reducer.packing import divided
 from nc10d.work import Future, Work
 
 
@@ -50,8 +53,11 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | F
 def average_parameters(parameters: Sequence[Array], group: ProcessGroup) -> None:
     """Average parameters over the ranks of a group, in place; blocks until all ranks have called.
 
-    All reductions are coalesced into one submission.
+    Every rank divides before the sum, which so does not overflow. All reductions are coalesced into
+    one submission.
     """
-    with group.coalescing_manager():
-        for parameter in parameters:
-            group.all_reduce(parameter, AVG)
+    with getattr(group, "coalescing_manager", nullcontext)():
+        for x in parameters:
+            # Memory with gaps is divided by its group, which might overflow at the limits of float.
+            dense = as_buffer(x).contiguous
+            group.all_reduce(x, divided(x, group.size, group.size) if dense else AVG)

@@ -20,9 +20,10 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import AVG, SUM, Array, ReduceOp
+from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.reducer.hooks.builtin import allreduce_hook
 from nc10d.reducer.hooks.grad_bucket import GradBucket, PassCounter, require_work
+from nc10d.reducer.packing import divided
 from nc10d.work import Future, Work, collect_all
 
 Shapes = Sequence[tuple[int, int]]
@@ -181,7 +182,7 @@ class _CompressedMean:
 
     def launch(self) -> Future[Array]:
         """Launch all steps but the last, which the Future runs; blocks until P is reduced."""
-        rest = self._reduce(self._rest, AVG)
+        rest = self._reduce(self._rest, self._divided(self._rest))
         self._state.count(self._rest.size, self._rest.size)
         self._state.count(sum(x.size for x in self._local), self._p.size + self._q.size)
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
@@ -190,8 +191,12 @@ class _CompressedMean:
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
             p[...] = orthonormal(p, self._state.epsilon)
             np.matmul(x.T, p, out=q)
-        works = [rest, self._reduce(self._q, AVG)]
+        works = [rest, self._reduce(self._q, self._divided(self._q))]
         return collect_all([work.get_future() for work in works]).then(self._restore)
+
+    def _divided(self, flat: Array) -> ReduceOp:
+        size = self._state.group.size
+        return divided(flat, size, size)
 
     def _reduce(self, flat: Array, op: ReduceOp) -> Work:
         reduction = self._bucket.reduction(op)

@@ -67,7 +67,7 @@ def decode(message: Bytes, count: int, width: int) -> Array:
 
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:
     whole = bucket.on_host()
-    own = encode(whole, width)
+    own = encode(whole.astype(np.float32) / np.float32(group.size), width)
     messages = np.zeros((group.size, own.size), np.uint8)
     work = require_work(group.all_gather_into_tensor(messages, own, async_op=True))
 
@@ -76,7 +76,7 @@ def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Ar
         total = np.zeros(whole.size, np.float32)
         for message in messages:
             total += decode(message, whole.size, width)
-        whole[...] = (total / np.float32(group.size)).astype(whole.dtype)
+        whole[...] = total.astype(whole.dtype)
         return bucket.buffer()
 
     return work.get_future().then(average)
