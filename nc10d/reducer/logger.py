@@ -72,7 +72,7 @@ class Logger:
         return {
             "world_size": group.size,
             "rank": group.rank,
-            "backend_name": group.backend_name,
+            "backend_name": getattr(group, "backend_name", type(group).__name__),
             "torch_distributed_debug": get_debug_level().name,
             "dtypes": _words(sorted({spec.dtype.label for spec in reducer.specs}), ", "),
             "num_parameter_tensors": len(reducer.specs),

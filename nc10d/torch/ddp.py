@@ -8,19 +8,21 @@ torch.nn.parallel.DistributedDataParallel, on an nc10d group. A bucket is launch
 autograd has computed its gradients. `backward` waits for all buckets, and raises their errors. A
 module is on the CPU or on GPUs, one or several. The group's GPU backend reduces the gradients of
 GPUs, in the order of torch's current streams; the group needs a CPU backend, too. torch.compile
-compiles the module, but not the code of this class.
+compiles the module, but not the code of this class. The class derives from torch's, so that
+`isinstance` finds it, and takes nothing from it: no group of torch.distributed exists.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
 from nc10d.reducer import hooks
@@ -28,31 +30,12 @@ from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
+from nc10d.torch.compiling import in_python
 from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
-P = ParamSpec("P")
-T = TypeVar("T")
-_uncompiled = cache(torch.compiler.disable)
 
-
-def in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that calls `function` without compiling it or its callees.
-
-    It does not load the compiler: that takes a second, and fails if two threads load it at once.
-    """
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        result: T = _uncompiled(function)(*args, **kwargs)
-        return result
-
-    return call
-
-
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(TorchDDP):
     """Trains `module` on all ranks of a group, each with data of its own.
 
     `process_group` is an nc10d group (None: the default group), or `device_mesh` is a mesh with a
@@ -73,9 +56,11 @@ class DistributedDataParallel(torch.nn.Module):
     graph, so all ranks need a copy then. A comm hook is not copied.
 
     The constructor blocks until all ranks call it. ValueError on every rank if their parameters
-    differ, and for devices as in torch. RuntimeError without a trainable parameter, or if a
-    parameter has no shape yet. Backward passes raise DistErrors, and a RuntimeError that names the
-    parameters with missing gradients.
+    differ, and for devices as in torch. RuntimeError without a trainable parameter, if a parameter
+    has no shape yet, or if an optimizer steps in its backward pass. A forward pass raises a
+    RuntimeError if the module has a parameter to train that was frozen or missing when it was
+    wrapped. Backward passes raise DistErrors, and a RuntimeError that names the parameters with
+    missing gradients.
     """
 
     def __init__(
@@ -96,11 +81,12 @@ class DistributedDataParallel(torch.nn.Module):
         device_mesh: Any = None,
         forward_sync_buffers: bool | None = None,
     ) -> None:
-        super().__init__()
+        Module.__init__(self)
         self._contents = Contents(module)
+        trained = self._contents.trained()
         self._placement = placement(self._contents.parameters(), device_ids, output_device)
         self.device_ids, self.output_device = self._placement
-        self.device = next(iter(self._contents.trained().values())).device
+        self.device = next(iter(trained.values())).device
         self.device_type = self.device.type
         self.parameters_to_ignore = set(self._contents.ignored)
         self.process_group = _group(process_group, device_mesh)
@@ -187,7 +173,9 @@ class DistributedDataParallel(torch.nn.Module):
     @in_python
     def _before(self, recording: bool, reducing: bool) -> None:
         if recording:
-            self._gradients.prepare(reducing)
+            gradients = self._gradients
+            self._contents.check_trained()
+            gradients.prepare(reducing)
             self.reducer.prepare_for_forward()
         if self.will_sync_module_buffers():
             same_everywhere(self.process_group, self._contents.buffers())
@@ -260,7 +248,7 @@ class DistributedDataParallel(torch.nn.Module):
         return {**kept, "_parts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        Module.__setstate__(self, state)
         self.process_group = get_default_group()
         self._contents = Contents(self.module)
 
@@ -273,12 +261,29 @@ class DistributedDataParallel(torch.nn.Module):
         self.logger.set_sample_rate(sample_rate)
 
 
+def _without_torchs(kind: type[TorchDDP]) -> None:
+    """Hide what a class inherits from torch's DistributedDataParallel, as if from Module alone."""
+    for name in vars(TorchDDP).keys() - vars(kind).keys() - vars(type).keys():
+        setattr(kind, name, getattr(Module, name) if hasattr(Module, name) else _Missing(name))
+
+
+class _Missing:
+    """An attribute that is not there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(f"nc10d's {owner.__name__} has no attribute {self._name!r}")
+
+
+_without_torchs(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 
 
 def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
     chosen = _chosen(group, mesh)
-    if not hasattr(chosen, "coalescing_manager"):
+    if not isinstance(chosen, Collectives):
         raise TypeError(f"process_group must be a group of nc10d's, got {type(chosen)}")
     return chosen
 

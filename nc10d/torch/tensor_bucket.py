@@ -22,6 +22,7 @@ from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.slots import as_rows, as_sparse
 from nc10d.torch.tensors import as_numpy, as_tensor
+from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
 
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
@@ -103,6 +104,8 @@ def on_tensors(hook: TensorHook) -> CommHook:
     @wraps(hook)
     def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
         outcome = hook(state, TensorBucket(bucket))
+        if isinstance(outcome, LaunchedCall):
+            outcome = outcome.work
         if isinstance(outcome, Work):
             outcome.ops = [_on_arrays(op, bucket) for op in outcome.ops]
         elif isinstance(outcome, torch.futures.Future):

@@ -8,6 +8,8 @@ needs no GPU, since only the `device` attribute of tensors is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -78,14 +80,17 @@ def moved(value: Any, device: torch.device) -> Any:
 class Contents:
     """The parameters and buffers of `module` by name, except those in `ignored`.
 
-    RuntimeError if a parameter has no shape yet, ValueError for SyncBatchNorm on the CPU.
+    RuntimeError if a parameter has no shape yet, or if an optimizer steps in its backward pass.
+    ValueError for SyncBatchNorm on the CPU.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module = module
         self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
+        self._known: dict[int, torch.Tensor] = {}
         for name, x in self._params.items():
+            _require_no_step(name, x)
             if torch.nn.parameter.is_lazy(x):
                 raise RuntimeError(f"{name} has no shape yet: run a forward pass before wrapping")
         if self.has_sync_bn() and all(x.is_cpu for x in self._params.values()):
@@ -103,8 +108,44 @@ class Contents:
         """Return the parameters that require gradients; RuntimeError if there are none."""
         found = {name: x for name, x in self._params.items() if x.requires_grad}
         if not found:
-            raise RuntimeError("no parameter of the module requires a gradient: nothing to reduce")
+            kind, none = type(self._module).__name__, not self._params
+            what = "has no parameters" if none else "has no parameter that requires a gradient"
+            raise RuntimeError(f"{kind} {what}: there is nothing to reduce, do not wrap it")
+        self._known = {id(x): x for x in found.values()}
+        self._look()
         return found
+
+    def check_trained(self) -> None:
+        """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
+
+        That is: if it was thawed, added or replaced after `trained`, or if an optimizer steps in
+        its backward pass.
+        """
+        # Only steps in C for each layer: every forward pass takes them.
+        parts = map(id, chain.from_iterable(map(dict.values, self._tables)))
+        same = list(parts) == self._ids and not any(x.requires_grad for x in self._frozen)
+        if same and not any(hasattr(x, _STEP) for x in self._known.values()):
+            return
+        for name, x in self._module.named_parameters():
+            if name in self.ignored or not isinstance(x, torch.nn.Parameter):
+                continue  # a tensor that stands for a parameter, as in torch.func
+            _require_no_step(name, x)
+            if x.requires_grad and id(x) not in self._known:
+                raise RuntimeError(
+                    f"{name} requires a gradient, but was frozen or not there when the module was "
+                    "wrapped, so it would get this rank's gradient alone: wrap the module again, "
+                    "or wrap it first when all parameters to train are there"
+                )
+        self._look()
+
+    def _look(self) -> None:
+        """Remember the parts of all layers, which stay alive so that each has an id of its own."""
+        layers = list(self._module.modules())
+        self._tables = [table for x in layers for table in (x._parameters, x._modules)]
+        self._parts = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._ids = list(map(id, self._parts))
+        named = self._module.named_parameters()
+        self._frozen = [x for n, x in named if n not in self.ignored and id(x) not in self._known]
 
     def sparse(self) -> set[str]:
         """Return the names of parameters with sparse gradients: those of sparse embeddings."""
@@ -125,6 +166,19 @@ class Contents:
         return {n: x for n, x in self._module.named_buffers() if n not in self.ignored}
 
 
+_STEP = "_in_backward_optimizers"
+"""The mark of torch.distributed.optim._apply_optimizer_in_backward."""
+
+
+def _require_no_step(name: str, x: torch.Tensor) -> None:
+    if hasattr(x, _STEP):
+        raise RuntimeError(
+            f"an optimizer steps in the backward pass of {name} "
+            "(_apply_optimizer_in_backward), by this rank's gradient, before any mean is there: "
+            "step after backward() instead"
+        )
+
+
 def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> None:
     """Broadcast `tensors` from rank 0, coalesced into a submission per kind of device.
 
@@ -132,7 +186,7 @@ def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) ->
     """
     whole = [_own(name, x.detach()) for name, x in tensors.items() if x.numel()]
     for kind in sorted({x.device.type for x in whole}):
-        with group.coalescing_manager():
+        with getattr(group, "coalescing_manager", nullcontext)():
             for x in whole:
                 if x.device.type == kind:
                     group.broadcast(x, 0)

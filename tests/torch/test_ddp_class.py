@@ -1,0 +1,168 @@
+"""DistributedDataParallel is torch's class for isinstance, and takes nothing else from it."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from nc10d.group.collectives import Collectives
+from nc10d.group.members import Members
+from nc10d.testing import run_local
+from nc10d.torch import DistributedDataParallel
+
+
+def test_isinstance_finds_it_and_unwrapping_leaves_no_prefix():
+    def run(group):
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        copies = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        assert all(isinstance(x, TorchDDP) for x in copies)
+        bare = [x.module if isinstance(x, TorchDDP) else x for x in copies]
+        assert not torch.distributed.is_initialized()
+        return [list(x.state_dict()) for x in (model, *bare)]
+
+    names = ["weight", "bias"]
+    assert run_local(run, 2) == [[["module.weight", "module.bias"], names, names, names]] * 2
+
+
+def test_it_has_no_attribute_of_torchs_that_it_does_not_define_itself():
+    own = vars(DistributedDataParallel)
+    for name in vars(TorchDDP):
+        if name in vars(nn.Module):
+            assert getattr(DistributedDataParallel, name) is not getattr(TorchDDP, name)
+        assert name in own or name in vars(type) or name in vars(object), name
+    assert not hasattr(DistributedDataParallel, "join")
+    assert DistributedDataParallel.train is nn.Module.train
+
+
+def frozen(group):
+    layer = nn.Linear(2, 1)
+    layer.bias.requires_grad_(False)
+    return layer, DistributedDataParallel(layer)
+
+
+def thaw(layer):
+    layer.bias.requires_grad_(True)
+
+
+def add(layer):
+    layer.more = nn.Parameter(torch.ones(1))
+
+
+def add_a_layer(layer):
+    layer.inner = nn.Linear(1, 1)
+
+
+def replace(layer):
+    layer.weight = nn.Parameter(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(thaw, "bias"), (add, "more"), (add_a_layer, "inner"), (replace, "weight")]
+)
+def test_a_parameter_that_nobody_reduces_is_an_error_of_the_next_forward_pass(change, name):
+    def run(group):
+        layer, model = frozen(group)
+        x = torch.ones(1, 2)
+        model(x).sum().backward()
+        change(layer)
+        with torch.no_grad():
+            model(x)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=rf"^{name}.*frozen or not there.*wrap the modu"):
+                model(x)
+
+    run_local(run, 1)
+
+
+@pytest.mark.parametrize("how", ["freeze again", "a frozen layer", "ignored", "torch.func"])
+def test_other_changes_of_the_module_are_none_of_its_business(how):
+    def run(group):
+        layer, x = nn.Linear(2, 1), torch.ones(1, 2)
+        layer.bias.requires_grad_(how == "freeze again")
+        layer._ddp_params_and_buffers_to_ignore = ["bias"] if how == "ignored" else []
+        model = DistributedDataParallel(layer, find_unused_parameters=True)
+        if how == "freeze again":
+            layer.bias.requires_grad_(False)
+            model(x).sum().backward()
+            layer.bias.requires_grad_(True)
+        elif how == "a frozen layer":
+            layer.inner = nn.Linear(1, 1).requires_grad_(False)
+        elif how == "ignored":
+            layer.bias = nn.Parameter(torch.ones(1))
+        else:
+            doubled = {name: 2 * value for name, value in model.named_parameters()}
+            torch.func.functional_call(model, doubled, (x,))
+        for _ in range(2):
+            model(x).sum().backward()
+        return layer.weight.grad is not None
+
+    assert run_local(run, 1) == [True]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the import
+def test_an_optimizer_in_the_backward_pass_is_refused_whenever_it_comes():
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    def run(group):
+        layer = nn.Linear(2, 1)
+        model = DistributedDataParallel(layer)
+        _apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 0.1})
+        for use in (lambda: DistributedDataParallel(layer), lambda: model(torch.ones(1, 2))):
+            with pytest.raises(RuntimeError, match="steps in the backward pass of weight"):
+                use()
+
+    run_local(run, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.ReLU(), "ReLU has no parameters: there is nothing to reduce"),
+        (nn.Linear(1, 1).requires_grad_(False), "Linear has no parameter that requires a gradient"),
+    ],
+)
+def test_a_module_without_anything_to_train_is_told_so(module, words):
+    def run(group):
+        with pytest.raises(RuntimeError, match=words):
+            DistributedDataParallel(module)
+
+    run_local(run, 1)
+
+
+class OwnGroup(Collectives, Members):
+    """A group as a user writes it, on another group."""
+
+    def __init__(self, group):
+        Members.__init__(self, str(group.name), group.ranks, int(group.rank))
+        self._inner = group
+
+    def _run(self, op, array, async_op, timeout):
+        return self._inner._run(op, array, async_op, timeout)
+
+
+def test_a_group_in_python_trains_a_model():
+    def run(group):
+        torch.manual_seed(group.rank)
+        layer = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+        model = DistributedDataParallel(layer, process_group=OwnGroup(group))
+        for _ in range(2):
+            model.zero_grad()
+            (model(torch.ones(2, 2)).sum() + layer[0].bias.sum() * group.rank).backward()
+        assert model._get_ddp_logging_data()["backend_name"] == "OwnGroup"
+        return layer[0].weight.tolist(), np.round(layer[0].bias.grad.tolist(), 6).tolist()
+
+    first, second = run_local(run, 2)
+    assert first == second
+    assert first[1] == [0.5]
+
+
+def test_other_things_are_no_group():
+    def run(group):
+        with pytest.raises(TypeError, match="process_group must be a group of nc10d's"):
+            DistributedDataParallel(nn.Linear(1, 1), process_group=3)
+
+    run_local(run, 1)
