@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from nc10d.group.world import destroy_process_group as destroy_process_group
     from nc10d.group.world import get_default_group as get_default_group
     from nc10d.group.world import init_process_group as init_process_group
+    from nc10d.init_methods.methods import rendezvous as rendezvous
     from nc10d.ops import AVG as AVG
     from nc10d.ops import BAND as BAND
     from nc10d.ops import BOR as BOR
@@ -122,7 +123,6 @@ if TYPE_CHECKING:
         compute_bucket_assignment_by_size as compute_bucket_assignment_by_size,
     )
     from nc10d.reducer.reducer import Reducer as Reducer
-    from nc10d.rendezvous.methods import rendezvous as rendezvous
     from nc10d.store import FileStore as FileStore
     from nc10d.store import HashStore as HashStore
     from nc10d.store import PrefixStore as PrefixStore
@@ -163,7 +163,7 @@ _NAMES = {
     "reducer.plan": "compute_bucket_assignment_by_size",
     "reducer.reducer": "Reducer",
     "api.registered": "empty from_numpy zeros",
-    "rendezvous.methods": "rendezvous",
+    "init_methods.methods": "rendezvous",
     "store": "FileStore HashStore PrefixStore Store TCPStore",
     "group.shrink": "shrink_group",
     "group.new_group": "new_group new_subgroups new_subgroups_by_enumeration split_group",

@@ -143,12 +143,12 @@ BUGS: dict[str, Bug] = {
         "store.auth_server:AuthServer._poll_timeout", wrong.nothing, ("unknown client",)
     ),
     "differing sizes unnoticed": Bug(
-        "rendezvous.methods:_size_disagreement",
+        "init_methods.methods:_size_disagreement",
         wrong.instead(lambda store, rank, size: ""),
         ("rendezvous",),
     ),
     "missing rank not named": Bug(
-        "rendezvous.methods:_missing_ranks", wrong.one_rank_less, ("rendezvous",)
+        "init_methods.methods:_missing_ranks", wrong.one_rank_less, ("rendezvous",)
     ),
     "arrival not seen": Bug("store.arrival:wait_for_keys", wrong.never_seen, _FORMS),
     "slow store taken for a no": Bug(

@@ -16,7 +16,7 @@ from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.deadline import Deadline
 from nc10d.errors import PeerLost, RendezvousError, StoreError
-from nc10d.rendezvous.methods import _wait_for_ranks
+from nc10d.init_methods.methods import _wait_for_ranks
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from simulation.clock import Actor, Simulation

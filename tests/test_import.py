@@ -52,6 +52,32 @@ def test_every_public_name_is_there() -> None:
     assert set(nc10d.__all__) <= set(dir(nc10d))
 
 
+def test_no_public_name_becomes_a_module() -> None:
+    """Names stay what they are after an import of every module, as `rendezvous` once did not."""
+    code = """
+import contextlib, importlib, pkgutil, types, nc10d, nc10d.reducer
+for found in pkgutil.walk_packages(nc10d.__path__, "nc10d."):
+    if not found.name.endswith("__main__"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(found.name)
+packages = [nc10d, nc10d.reducer]
+names = [(package, name) for package in packages for name in package.__all__]
+print([name for package, name in names if isinstance(getattr(package, name), types.ModuleType)])
+print([name for package, name in names if name in vars(package) and getattr(package, name) is not
+    getattr(importlib.import_module(f"{package.__name__}.{package._HOME[name]}"), name)])"""
+    assert fresh(code).split() == ["[]", "[]"]
+
+
+def test_names_of_the_reducer_are_imported_on_first_use() -> None:
+    names = "Reducer GradBucket Logger SparseGradient CommHook compute_bucket_assignment_by_size"
+    code = f"""
+import sys, nc10d.reducer
+print([m for m in sys.modules if m.startswith("nc10d.reducer.")])
+from nc10d.reducer import {", ".join(names.split())}
+print(Reducer.__module__, set(nc10d.reducer.__all__) == set("{names}".split()))"""
+    assert fresh(code).split("\n") == ["[]", "nc10d.reducer.reducer True"]
+
+
 SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.errors import RendezvousError
-from nc10d.rendezvous.launcher_env import RankPlace, find_place, first_node, launcher_ancestor
+from nc10d.init_methods.launcher_env import RankPlace, find_place, first_node, launcher_ancestor
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
@@ -124,7 +124,7 @@ def test_the_launchers_process_is_found_behind_a_shell():
     if not mpirun.exists():
         pytest.skip("needs mpirun")
     code = (
-        "from nc10d.rendezvous.launcher_env import launcher_ancestor as f\n"
+        "from nc10d.init_methods.launcher_env import launcher_ancestor as f\n"
         "print(f() + chr(10), end='')"
     )
     shell = f'{sys.executable} -c "{code}"; true'
@@ -143,7 +143,7 @@ def test_ranks_of_mpirun_find_each_other_without_any_variable():
     if not mpirun.exists():
         pytest.skip("needs mpirun")
     script = """
-        from nc10d.rendezvous.methods import rendezvous
+        from nc10d.init_methods.methods import rendezvous
         for number in range(2):
             store, rank, size = rendezvous(timeout=30)
             store.add("sum", rank + 1)
@@ -161,7 +161,7 @@ def test_ranks_of_mpirun_find_each_other_without_any_variable():
 
 
 def test_a_launchers_name_may_be_any_bytes():
-    child = "from nc10d.rendezvous.launcher_env import launcher_ancestor as f; print(f())"
+    child = "from nc10d.init_methods.launcher_env import launcher_ancestor as f; print(f())"
     # prctl(PR_SET_NAME): a name that was cut in the middle of a character.
     parent = (
         "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(15, b'\\xd1\\x81\\xd0'); "

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from nc10d.errors import RendezvousError
-from nc10d.rendezvous.launcher_env import find_place
-from nc10d.rendezvous.methods import rendezvous
+from nc10d.init_methods.launcher_env import find_place
+from nc10d.init_methods.methods import rendezvous
 from nc10d.store import Store, TCPStore
 
 HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from nc10d.backend.cpu.memory.host_peer import process
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.group.world import current_world, own_world, prefix_store
-from nc10d.rendezvous.methods import rendezvous
+from nc10d.init_methods.methods import rendezvous
 from nc10d.store import HashStore, PrefixStore, Store
 from nc10d.testing import run_ranks
 

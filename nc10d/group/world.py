@@ -280,7 +280,7 @@ def _meet(
     if method is None and meet is not None:
         return meet(rank, size, deadline)
     # Imported late: a job with a given store needs no sockets.
-    from nc10d.rendezvous.methods import rendezvous
+    from nc10d.init_methods.methods import rendezvous
 
     return rendezvous(method or "env://", rank, size, deadline.remaining())
 

@@ -18,9 +18,7 @@ import nc10d
 from nc10d.api import async_array, functional
 
 F = TypeVar("F", bound=Callable[..., Any])
-_SKIPPED = eval_frame._FrameExecStrategy(
-    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
-)
+_SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 _REASON = "nc10d's calls are not compiled"
 
 

@@ -33,7 +33,7 @@ class Dense:
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
-        # A view accumulates, and a copy on a device is the Reducer's. torch divides no 8-bit floats.
+        # A view accumulates. The Reducer copies on devices. torch divides no 8-bit floats.
         self._divides = not as_view and x.is_cpu and x.is_floating_point() and x.itemsize > 1
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nc10d.rendezvous.launcher_env import find_place
+from nc10d.init_methods.launcher_env import find_place
 
 # `srun -n 2` of Slurm 22.05 on a node (the second task), without useless variables.
 SRUN = {

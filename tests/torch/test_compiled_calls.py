@@ -1,4 +1,4 @@
-"""A compiled function calls nc10d as Python does: the calls are graph breaks, and stay uncompiled."""
+"""A compiled function calls nc10d as Python does: calls are graph breaks, and stay uncompiled."""
 
 import inspect
 import subprocess

@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from nc10d.auth.token import job_token, require_token
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import RendezvousError
-from nc10d.rendezvous.launcher_env import RankPlace, find_place, launcher_ancestor
+from nc10d.init_methods.launcher_env import RankPlace, find_place, launcher_ancestor
 from nc10d.store.arrival import arrive, publish_outcome
 from nc10d.store.base import Store
 from nc10d.store.file import FileStore
