@@ -17,8 +17,12 @@ from nc10d.kernels.pack import cast_address, copy_address, move_all
 from nc10d.kernels.reduce import divide_address, scale_address
 from nc10d.kernels.streaming import SCALED, STREAM_BYTES, stream_copy_address, stream_scale_address
 from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
+from nc10d.reducer.plan import Slot
 
 Row = tuple[int, int, int]
+LARGE = 1 << 16
+"""The bytes of a gradient from which on its copy to the bucket divides it. Dividing many small ones
+on their own costs more than another walk over the memory of the bucket."""
 FRACTIONAL = frozenset({ElementKind.FLOAT, ElementKind.COMPLEX})
 
 
@@ -33,17 +37,22 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
     move([(place, read.address, read.nbytes)], read.dtype, written.dtype, scale)
 
 
-def divide(pairs: Sequence[tuple[Array, Array]], count: int) -> None:
-    """Write `source / count` to `target`, rounded once, for each pair of them; may be in place.
+def divide(read: Buffer, written: Buffer, count: int) -> None:
+    """Write the elements of `read`, divided by `count` and rounded once, to `written`.
 
-    All arrays are contiguous, on the CPU, and of a single dtype of real or complex floats.
+    Both are contiguous, on the CPU, equally long, and of a single dtype of real or complex floats.
     """
-    table = np.array(
-        [(as_buffer(y).address, as_buffer(x).address, as_buffer(x).nbytes) for x, y in pairs],
-        np.int64,
-    )
-    kernel = divide_address(as_buffer(pairs[0][0]).dtype)
-    move_all(table.ctypes.data, len(pairs), kernel, count)
+    table = np.array([written.address, read.address, read.nbytes], np.int64)
+    move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
+
+
+def divide_slots(flat: Array, slots: Iterable[Slot], count: int) -> None:
+    """Divide these slots of a flat array in place; see `divide`."""
+    buffer = as_buffer(flat)
+    first, size = buffer.address, buffer.dtype.itemsize
+    rows = [(first + x.offset * size, first + x.offset * size, x.count * size) for x in slots]
+    table = np.array(rows, np.int64)
+    move_all(table.ctypes.data, len(rows), divide_address(buffer.dtype), count)
 
 
 def divided(x: Array, count: int, size: int) -> ReduceOp:
@@ -58,7 +67,7 @@ def divided(x: Array, count: int, size: int) -> ReduceOp:
     if buffer.device != "cpu":
         return premul_sum(1 / count)
     if count > 1:
-        divide([(x, x)], count)
+        divide(buffer, buffer, count)
     return SUM
 
 

@@ -172,20 +172,16 @@ class Reducer(PassStats):
         """The divisor of the current pass's gradients; 0 if it is unknown or a hook divides."""
         return self._averaging.divisor if self._hook is None else 0
 
-    def mark_divided(self, param: int) -> None:
-        """Record, before `grad_ready`, that `gradients[param]` has been divided by `divisor`.
-
-        For a caller whose own copy to the bucket divides. Valid for this pass; CPU arrays only.
-        """
-        self._storage.mark_divided(param)
-
-    def grad_ready(self, param: int, gradient: Array | SparseGradient | None = None) -> None:
+    def grad_ready(
+        self, param: int, gradient: Array | SparseGradient | None = None, divided: bool = False
+    ) -> None:
         """Mark a gradient as final; its bucket is launched when all its gradients are final.
 
         Without `gradient`, the value is already in `gradients[param]`. An array (or SparseGradient)
         of the caller's own is copied there, and receives the mean when the pass is finished. On a
         device it is copied at the launch of the bucket, in stream order: leave it unchanged until
-        then. Callable in any order and from any thread; blocks only if the hook blocks.
+        then. Callable in any order and from any thread; blocks only if the hook blocks. If the
+        caller's own copy to a bucket on the CPU has divided by `divisor`, `divided` says so.
         RuntimeError if the gradient is not expected, or not again; ValueError or TypeError if it
         does not fit. Outside of a pass, only records that the parameter is used.
         """
@@ -194,6 +190,8 @@ class Reducer(PassStats):
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
         if self._pass is not None:
             self._pass.take(param, gradient, self.divisor)
+            if divided:
+                self._storage.mark_divided(param)
         elif gradient is not None:
             assign(self.gradients[param], gradient)
         with self._lock:

@@ -108,13 +108,11 @@ class Gradients:
         with self._begin_lock:
             if not self._running:
                 self._begin()
-        slot, divisor, gradient = self._slots[index], self.reducer.divisor, None
-        if divisor and slot.divide(x, divisor):
-            self.reducer.mark_divided(index)
-        else:
-            gradient = slot.take(x)
+        slot, divisor = self._slots[index], self.reducer.divisor
+        divided = divisor > 1 and slot.divide(x, divisor)
+        gradient = None if divided else slot.take(x)
         self._arrived.add(index)
-        self.reducer.grad_ready(index, gradient)
+        self.reducer.grad_ready(index, gradient, divided)
 
     def _begin(self) -> None:
         for index in self._unused:

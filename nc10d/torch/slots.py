@@ -16,6 +16,7 @@ import torch
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, no_rows
+from nc10d.reducer.packing import LARGE
 from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
@@ -34,7 +35,8 @@ class Dense:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
         # A view accumulates. The Reducer copies on devices. torch divides no 8-bit floats.
-        self._divides = not as_view and x.is_cpu and x.is_floating_point() and x.itemsize > 1
+        kind = x.is_cpu and x.is_floating_point() and x.itemsize > 1
+        self._divides = kind and not as_view and self.view.nbytes >= LARGE
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy the gradient of `x` into the bucket; return None."""

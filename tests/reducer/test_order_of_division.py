@@ -1,6 +1,7 @@
 """Ranks divide gradients by their number before they add them, so that a mean is no overflow."""
 
 import functools
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -119,14 +120,16 @@ def test_a_mean_of_parameters_has_no_overflow():
 def test_a_gradient_that_is_its_bucket_may_be_marked_again():
     """A copy divides; an array that is its own slot is not divided at each of its marks."""
 
-    def run(group):
+    def run(group, arrays):
         reducer = Reducer([np.zeros(LARGE)], group, static_graph=True)
         for _ in range(2):
-            reducer.gradients[0][...] = group.rank
             reducer.begin()
-            reducer.grad_ready(0, reducer.gradients[0])
-            reducer.grad_ready(0, reducer.gradients[0])
+            for array in arrays:
+                reducer.gradients[0][...] = group.rank
+                own = np.full(LARGE, float(group.rank))
+                reducer.grad_ready(0, {"own": own, "slot": reducer.gradients[0]}.get(array))
             reducer.finish()
         return reducer.gradients[0][0]
 
-    assert run_local(run, 2) == [0.5] * 2
+    for arrays in itertools.product(["own", "slot", "none"], repeat=2):
+        assert run_local(run, 2, [arrays] * 2) == [0.5] * 2

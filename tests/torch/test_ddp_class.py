@@ -166,3 +166,32 @@ def test_other_things_are_no_group():
             DistributedDataParallel(nn.Linear(1, 1), process_group=3)
 
     run_local(run, 1)
+
+
+class Weight(nn.Module):
+    """A single weight, whose gradient is the input."""
+
+    def __init__(self, count, dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, dtype=dtype))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+TOPS = [(torch.float16, 60_000), (torch.bfloat16, 3e38), (torch.float32, 3e38)]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
+@pytest.mark.parametrize(("dtype", "top"), TOPS, ids=str)
+@pytest.mark.parametrize("count", [2, 40_000])
+def test_a_mean_of_large_gradients_has_no_overflow(count, dtype, top, options):
+    def run(group):
+        model, found = DistributedDataParallel(Weight(count, dtype), **options), []
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((count,), top, dtype=dtype)).backward()
+            found.append(bool((model.module.weight.grad == torch.tensor(top, dtype=dtype)).all()))
+        return found
+
+    assert run_local(run, 2) == [[True] * 3] * 2

@@ -14,15 +14,12 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.gradients import assign, copy_of
 from nc10d.reducer.hooks.grad_bucket import Allocate, CommHook, GradBucket, call_hook, reduced_array
-from nc10d.reducer.packing import FRACTIONAL, divide
+from nc10d.reducer.packing import FRACTIONAL, LARGE, divide
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
 
 Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
 """An allocator for all devices, an allocator for each device, or None for the default memory."""
-
-_LARGE = 1 << 16
-"""The bytes from which on a division of its own costs less than another walk over the memory."""
 
 
 class Bucket:
@@ -67,16 +64,19 @@ class Bucket:
 
         With a divisor, the copy of a large array divides it, which costs nothing there.
         """
+        self.divided.discard(param)
         if gradient is None:
             return
         self._given[param] = gradient
-        self.divided.discard(param)
         view = self.views[param]
-        if divisor and self._divides and view.nbytes >= _LARGE and _is_apart(gradient, view):
-            divide([(gradient, view)], divisor)
-            self.divided.add(param)
-        else:
-            assign(view, gradient)
+        if divisor and self._divides and view.nbytes >= LARGE:
+            read, written = as_buffer(gradient), as_buffer(view)
+            # A gradient that is its own slot may be marked again: it is divided at the launch.
+            if read.contiguous and read.address != written.address:
+                divide(read, written, divisor)
+                self.divided.add(param)
+                return
+        assign(view, gradient)
 
     def launch(self, hook: CommHook, state: Any) -> None:
         """Call the hook; blocks only if the hook blocks."""
@@ -117,9 +117,3 @@ class Bucket:
     def _give(self, given: Mapping[int, Array]) -> None:
         for param, gradient in given.items():
             assign(gradient, self.views[param])
-
-
-def _is_apart(x: Array, view: Array) -> bool:
-    """Return whether contiguous `x` is another array than `view`, which may be marked again."""
-    buffer = as_buffer(x)
-    return buffer.contiguous and buffer.address != as_buffer(view).address

@@ -25,7 +25,7 @@ from nc10d.arrays.dtypes import DType
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.reducer.hooks.deferred_future import awaited
-from nc10d.reducer.packing import cast, divide, divided
+from nc10d.reducer.packing import cast, divide_slots, divided
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
 
@@ -126,13 +126,8 @@ class GradBucket:
         """Divide the buffer by `count`; return the reduction over `size` ranks for the mean."""
         if not self.divided:
             return divided(self._buffer, count, size)
-        rest = [
-            self._buffer[slot.offset : slot.offset + slot.count]
-            for slot in self._slots
-            if slot.param not in self.divided
-        ]
-        if rest:
-            divide([(x, x) for x in rest], count)
+        rest = [slot for slot in self._slots if slot.param not in self.divided]
+        divide_slots(self._buffer, rest, count)
         return SUM
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
