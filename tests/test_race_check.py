@@ -413,3 +413,35 @@ def test_a_forked_child_has_its_arrays_back() -> None:
     for work, _ in flights:
         work.wait()
     assert base.flags.writeable
+
+
+def writes_to_a_new_view(group: Any, async_op: bool) -> list[float]:
+    x = np.ones(1000)
+    table = x.reshape(2, 500)
+    first = group.all_reduce(x, async_op=True)
+    second = group.broadcast(table[0, :10], 0, async_op=async_op)  # made while x is read-only
+    first.wait()
+    if second is not None:
+        second.wait()
+    return sorted(set(x.tolist()))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_view_made_of_an_array_in_flight_can_be_used_at_once(async_op: bool) -> None:
+    assert run_ranks(writes_to_a_new_view, 2, "threads", [async_op] * 2) == [[2.0]] * 2
+
+
+def writes_to_a_read_only_array(group: Any) -> None:
+    x = np.ones(10)
+    x.flags.writeable = False
+    group.all_reduce(np.ones(10), async_op=True).wait()
+    work = group.isend(x, 1 - group.rank)
+    with pytest.raises(ValueError, match="read-only"):
+        group.broadcast(x, 1 - group.rank, async_op=True)
+    group.recv(np.ones(10), 1 - group.rank)
+    work.wait()
+    assert not x.flags.writeable
+
+
+def test_an_array_that_the_program_made_read_only_stays_so() -> None:
+    run_ranks(writes_to_a_read_only_array, 2, "threads")

@@ -6,7 +6,9 @@ another library. It shows in the array's checksum at the end and is an error tha
 operation. Without an error, results are copied into the program's arrays.
 
 An operation waits for earlier operations on the same memory, unless all of them only read. Arrays
-of a launch that overlap without being the same array are waited for, but not checked.
+of a launch that overlap without being the same array are waited for, but not checked. A view of an
+array in flight is read-only as the array is. It becomes writable with the array if an operation
+that is launched meanwhile writes to it.
 """
 
 from __future__ import annotations
@@ -137,11 +139,24 @@ def wait_for_conflicts(ops: Sequence[Op]) -> None:
     with _lock:
         in_flight = list(_in_flight)
     uses = [*_arrays_used(ops).values()] if in_flight else []
+    inherited: list[Any] = []
     for work in in_flight:
         pairs = itertools.product(work.uses, uses)
-        if any((a.written or b.written) and overlap(a.memory, b.memory) for a, b in pairs):
+        found = [
+            (a, b) for a, b in pairs if (a.written or b.written) and overlap(a.memory, b.memory)
+        ]
+        if found:
+            inherited += [b.array for a, b in found if _inherits(b, a)]
             with NoCallbacks():  # the launching thread must not run the work's callbacks
                 work._block(NEVER)
+    for x in inherited:
+        _set_writable(x)
+
+
+def _inherits(view: ArrayUse, use: ArrayUse) -> bool:
+    """Return whether an array may be read-only because it was made of an array in flight."""
+    locked = id(use.array) in _read_only and id(view.array) not in _read_only
+    return locked and view.written and not view.memory.writable
 
 
 def _arrays_used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
