@@ -216,6 +216,8 @@ def test_as_numpy_is_for_the_cpu() -> None:
         (torch.zeros(2, dtype=torch.float8_e5m2), r"view\(torch.uint8\).*float8_e5m2"),
         (torch.zeros(2, requires_grad=True), r"x.detach\(\)"),
         (torch.zeros(2, dtype=torch.complex64).conj(), "plain array"),
+        (torch.zeros(2, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (torch._efficientzerotensor(2), "plain array"),
     ],
 )
 def test_a_tensor_that_dlpack_refuses_is_a_type_error_with_advice(
@@ -223,6 +225,7 @@ def test_a_tensor_that_dlpack_refuses_is_a_type_error_with_advice(
 ) -> None:
     # Other tests import nc10d.torch, which registers tensors.
     monkeypatch.delitem(buffer._resolvers, torch.Tensor, raising=False)
+    monkeypatch.setattr(buffer, "_families", set())
     with pytest.raises(TypeError, match=advice):
         as_buffer(x)
 

@@ -80,6 +80,8 @@ REDUCTIONS: list[Mistake] = [
     ("op by name", reducing(piece, "sum"), TypeError, "ReduceOp"),
     ("op by number", reducing(piece, 0), TypeError, "ReduceOp"),
     ("no op", reducing(piece, None), TypeError, "ReduceOp"),
+    ("an array for an op", reducing(piece, np.ones(N)), TypeError, "the result replaces tensor"),
+    ("a list for an op", reducing(piece, [1]), TypeError, "ReduceOp"),
     ("a kind for an op", reducing(piece, O.RedOp.SUM), TypeError, "ReduceOp"),
     ("bits of floats", reducing(piece, O.BAND), TypeError, "bitwise"),
     ("order of complex", reducing(lambda: np.ones(N, complex), O.MAX), TypeError, "order"),
@@ -92,6 +94,13 @@ REDUCTIONS: list[Mistake] = [
         "can't be scaled",
     ),
     ("reduce", lambda g, **h: g.reduce(piece(), 0, "sum", **h), TypeError, "ReduceOp"),
+    ("reduce", lambda g, **h: g.reduce(piece(), 0, piece(), **h), TypeError, "replaces tensor"),
+    (
+        "an array to reduce by",
+        lambda g, **h: g.reduce_scatter_tensor(piece(), whole(), whole(), **h),
+        TypeError,
+        "the result replaces output",
+    ),
     (
         "reduce_scatter",
         lambda g, **h: g.reduce_scatter_tensor(piece(), whole(), O.BOR, **h),
@@ -360,6 +369,8 @@ def right_calls(group: ProcessGroup) -> None:
     assert (part == 1).all()
     group.all_reduce(x)
     assert (x == 3).all()
+    group.reduce(x, 1)
+    assert (x == 3 * (1 + group.rank)).all()
 
 
 def err(group: ProcessGroup, mistake: Mistake, how: str) -> None:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from nc10d.arrays import buffer, interop
+from nc10d.arrays import buffer
 from nc10d.codec import register_type
 from nc10d.ops import Array
 from nc10d.work import Work
@@ -148,4 +148,3 @@ buffer.register(
     lambda x: buffer.device_type(x._array),
 )
 register_type(AsyncCollectiveArray, lambda x: x.wait(), lambda x: x, "nc10d.AsyncCollectiveArray")
-interop.register_view(AsyncCollectiveArray, lambda x: interop.numpy_view(x.wait()), lambda _: None)

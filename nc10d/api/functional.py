@@ -252,10 +252,10 @@ def _empty(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _array(tensor: Array) -> Array:
-    """Return the plain array; nc10d.as_buffer's TypeError if it is no array."""
+    """Return the plain array, an ndarray for a bytearray and the like; TypeError if it is none."""
     x = unwrapped(tensor)
-    as_buffer(x)
-    return x
+    found = as_buffer(x)
+    return x if hasattr(x, "shape") and hasattr(x, "dtype") else found.as_numpy()
 
 
 def _copy(x: Array) -> Array:

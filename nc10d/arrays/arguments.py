@@ -44,7 +44,8 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
     except TypeError as error:
         raise TypeError(f"{call}: {name}: {error}") from error
     if written and not found.buffer.writable:
-        raise ValueError(f"{call}: {name} is written, so it must not be read-only")
+        message = f"{call}: {name} is written, so it must not be read-only"
+        raise ValueError(f"{message}: copy it, np.array(x), and pass the copy")
     if written and found.buffer.repeats:
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
@@ -62,7 +63,10 @@ def arrays(call: str, name: str, xs: Sequence[Any], size: int, *, written: bool)
 def check_reducible(x: Argument, op: ReduceOp) -> None:
     """Raise TypeError unless the dtype of `x` supports the reduction `op`."""
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {op!r}")
+        found = f"{op!r}"
+        if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
+            found = f"an array ({type(op).__name__}): the result replaces {x.name}, so pass a copy"
+        raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
         check_reduce(x.buffer.dtype, op)
     except TypeError as error:

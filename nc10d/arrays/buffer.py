@@ -1,17 +1,18 @@
 """Arrays as memory: address, count, dtype and device of an array of any library.
 
-`as_buffer` looks the type up: NumPy arrays, then `__cuda_array_interface__`, then DLPack; a
-framework's adapter registers its own type. A Buffer keeps its owner alive and copies nothing;
-making one never waits for a device.
+`as_buffer` looks the type up: NumPy arrays, a framework's types that its adapter has registered,
+`__cuda_array_interface__`, then the ways in which host arrays show their memory (arrays.exporters).
+A Buffer keeps its owner alive and copies nothing; making one never waits for a device.
 
-Subclasses of ndarray are treated as plain memory (np.matrix, np.memmap); masked arrays are refused,
-because the mask would be lost.
+A Buffer describes its caller's memory, or there is no Buffer: an array of elements without memory
+of its own is a TypeError. Subclasses of ndarray are treated as plain memory (np.matrix, np.memmap);
+masked arrays are refused, because the mask would be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.arrays.exporters import host_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Buffer:
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
         if isinstance(self.owner, np.ndarray):
-            return self.owner
+            return np.asarray(self.owner)
         return np.asarray(_Memory(self)).view(self.dtype.numpy)
 
 
@@ -96,27 +98,40 @@ class _Memory:
         }
 
 
+_LOWEST_ADDRESS = 4096
+"""No program has memory below, on Linux."""
 Resolver = Callable[[Any], Buffer]
 _resolvers: dict[type, Resolver] = {}
 _devices: dict[type, Callable[[Any], str]] = {}
+_families: set[type] = set()
 single_device_types: set[type] = set()
 """Array types whose arrays are all on the same kind of device."""
 
 
 def register(
-    kind: type, resolve: Resolver, device: str | Callable[[Any], str] | None = None
+    kind: type,
+    resolve: Resolver,
+    device: str | Callable[[Any], str] | None = None,
+    subclasses: bool = False,
 ) -> None:
-    """Resolve arrays of exactly the type `kind` by `resolve`.
+    """Resolve arrays of exactly the type `kind`, or of its subclasses too, by `resolve`.
 
     `device(x)` returns just the device type ("cpu", "cuda"), cheaply. `device` is a str if all such
     arrays are on that type of device. Without `device`, the Buffer is made to find out.
     """
     _resolvers[kind] = resolve
+    if subclasses:
+        _families.add(kind)
     if isinstance(device, str):
         single_device_types.add(kind)
         _devices[kind] = _always(device)
     else:
         _devices[kind] = device or (lambda x: resolve(x).device)
+
+
+def _family(x: Any) -> type | None:
+    """Return the type that has been registered with its subclasses and has `x` among them."""
+    return next((kind for kind in type(x).__mro__ if kind in _families), None)
 
 
 def _register_by_name(x: Any) -> bool:
@@ -152,12 +167,18 @@ def device_type(x: Any) -> str:
 
 
 def _guess_device(x: Any) -> str:
+    family = _family(x)
+    if family is not None:
+        return _devices[family](x)
     if isinstance(x, (np.ndarray, type)):  # a class has its instances' methods, but is no array
         return "cpu"
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda"
     if hasattr(x, "__dlpack_device__"):
-        return _DLPACK_DEVICES.get(int(x.__dlpack_device__()[0]), "unknown")
+        try:
+            return _DLPACK_DEVICES.get(int(x.__dlpack_device__()[0]), "unknown")
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            return "unknown"
     return "cpu"
 
 
@@ -167,23 +188,13 @@ def _resolver_for(x: Any) -> Resolver:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
     if isinstance(x, np.ndarray):
-        return _resolve_numpy
+        return _resolve_subclass
+    family = _family(x)
+    if family is not None:
+        return _resolvers[family]
     if hasattr(x, "__cuda_array_interface__"):
         return _resolvers[type(x)] if _register_by_name(x) else _resolve_cuda
-    if hasattr(x, "__dlpack__"):
-        return _resolve_dlpack
-    raise TypeError(f"expected an array, got {_type_hint(x)}")
-
-
-def _type_hint(x: Any) -> str:
-    kind = type(x).__name__
-    if isinstance(x, np.generic):
-        return f"the NumPy scalar {x!r}: pass np.array(x), a 0-d array, so that it can be written"
-    if isinstance(x, (bool, int, float, complex)):
-        return f"the number {x!r}: pass np.array([{x!r}])"
-    if isinstance(x, (list, tuple)):
-        return f"a {kind}: pass np.array(...) of it"
-    return f"{kind}: pass a NumPy array, or one with __cuda_array_interface__ or __dlpack__"
+    return _resolve_exported
 
 
 def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
@@ -195,6 +206,17 @@ def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
     )
 
 
+def _resolve_subclass(x: np.ndarray[Any, Any]) -> Buffer:
+    return replace(_resolve_numpy(np.asarray(x)), owner=x)  # its attributes may be its own
+
+
+def _with_memory(found: Buffer) -> Buffer:
+    """Return `found`; TypeError if its elements lie at a null pointer, or at an offset to it."""
+    if found.count and found.span[0] < _LOWEST_ADDRESS:
+        raise TypeError("the array has elements, but no memory: its library gives a null pointer")
+    return found
+
+
 def _resolve_cuda(x: Any) -> Buffer:
     """Read `__cuda_array_interface__`, version 2 or 3 (Numba's specification)."""
     interface = x.__cuda_array_interface__
@@ -204,7 +226,9 @@ def _resolve_cuda(x: Any) -> Buffer:
     strides = tuple(interface.get("strides") or packed)
     address, read_only = interface["data"]
     contiguous = _is_packed(shape, strides, packed)
-    return Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
+    return _with_memory(
+        Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
+    )
 
 
 def _resolve_numba(x: Any) -> Buffer:
@@ -231,46 +255,12 @@ Their attributes give the same Buffer as `__cuda_array_interface__`, and faster.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _resolve_dlpack(x: Any) -> Buffer:
+def _resolve_exported(x: Any) -> Buffer:
     device = _guess_device(x)
     if device != "cpu":
         message = f"{type(x).__name__} on {device}: its library must have __cuda_array_interface__"
         raise TypeError(message)
-    try:
-        view = np.from_dlpack(x)
-    except (BufferError, RuntimeError) as error:
-        raise TypeError(
-            f"{_type_text(x)} can't be shared by DLPack ({error}): {_replacement_hint(x)}"
-        ) from error
-    found = _resolve_numpy(view)
-    # The view keeps the memory alive; keep the producer's object too.
-    return Buffer(
-        found.address,
-        found.count,
-        found.dtype,
-        "cpu",
-        (x, view),
-        found.writable,
-        found.contiguous,
-        found.shape,
-        found.strides,
-    )
-
-
-def _type_text(x: Any) -> str:
-    dtype = getattr(x, "dtype", None)
-    return type(x).__name__ if dtype is None else f"a {type(x).__name__} of {dtype}"
-
-
-def _replacement_hint(x: Any) -> str:
-    """Return advice for an array that its library does not export."""
-    if getattr(x, "requires_grad", False):
-        return "pass x.detach(), the same memory without its history"
-    if "float" in str(getattr(x, "dtype", "")):
-        kind = f"ml_dtypes.{str(x.dtype).rpartition('.')[2]}"
-        bits = f"x.view(torch.uint{8 * x.dtype.itemsize}).numpy().view({kind})"
-        return f"pass {bits}, the same memory in a type that NumPy knows"
-    return "pass a plain array in host memory"
+    return _with_memory(_resolve_numpy(host_view(x)))
 
 
 def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

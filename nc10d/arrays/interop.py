@@ -1,12 +1,12 @@
 """Replace other libraries' host arrays in operations by NumPy views of the same memory.
 
-The CPU backend is fastest with NumPy arrays. An adapter registers, for its own type of array, a
-function that returns a NumPy view of the same memory; nothing is copied. Arrays of types that are
-not registered, and arrays without such a view (another device, a layout without strides), stay as
-they are.
+The CPU backend is fastest with NumPy arrays. A view is made once for an operation, so all its steps
+see the same memory, even if an array's library describes other memory at the next look. Nothing is
+copied. Arrays on other devices stay as they are.
 
 There are two kinds of views. An owning view keeps its array alive. An unowned view does not, so it
-can be cached by address; the caller must keep the array alive while it uses the view.
+can be cached by address; the caller must keep the array alive while it uses the view. An adapter
+registers a function that makes unowned views of its own type of array.
 """
 
 from __future__ import annotations
@@ -15,27 +15,63 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from nc10d import ops
+from nc10d.arrays import buffer
+from nc10d.arrays.access import arrays_of
 
 View = Callable[[Any], ops.Array]
 UnownedView = Callable[[Any], ops.Array | None]
-numpy_views: dict[type, View] = {}
 unowned_views: dict[type, UnownedView] = {}
+_addresses: dict[type, Callable[[Any], int]] = {}
 
 
-def register_view(kind: type, view: View, unowned: UnownedView) -> None:
-    """Register NumPy views for arrays of exactly the type `kind`.
+def register_unowned_view(kind: type, unowned: UnownedView, address: Callable[[Any], int]) -> None:
+    """Register unowned views of arrays of exactly the type `kind`; both functions are fast.
 
-    `view(x)` returns an ndarray on the memory of `x`, which it keeps alive, or `x` itself if there
-    is no view. `unowned(x)` returns an ndarray that does not keep it alive, or None; it is fast.
+    `unowned(x)` returns an ndarray in the memory of `x` that does not keep it alive, or None.
+    `address(x)` returns the address of element 0.
     """
-    numpy_views[kind], unowned_views[kind] = view, unowned
+    unowned_views[kind], _addresses[kind] = unowned, address
+
+
+def current_address(x: Any) -> int:
+    """Return where element 0 of an array lies now; 0 if it is no array any more."""
+    address = _addresses.get(type(x))
+    try:
+        return buffer.as_buffer(x).address if address is None else address(x)
+    except (RuntimeError, TypeError):
+        return 0
+
+
+class _Refused:
+    """The stand-in for an argument that is no array: `as_buffer` raises the reason."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: TypeError) -> None:
+        self.error = error
+
+    def reason(self) -> buffer.Buffer:
+        raise self.error
+
+
+buffer.register(_Refused, _Refused.reason, "cpu")
 
 
 def numpy_view(x: ops.Array) -> ops.Array:
-    """Return an ndarray on the memory of `x`, if its type is registered; else `x`."""
-    view = numpy_views.get(type(x))
-    return x if view is None else view(x)
+    """Return an ndarray on the memory of `x`, which it keeps alive; `x` itself on other devices.
+
+    An ndarray is returned unchanged. If `x` is no array, the checks of the arguments will say so.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        memory = buffer.as_buffer(x)
+    except TypeError as error:
+        return _Refused(error)
+    return memory.as_numpy() if memory.device == "cpu" else x
 
 
 def unowned_view(x: ops.Array) -> ops.Array | None:
@@ -68,8 +104,9 @@ _ARRAYS: dict[type[Any], tuple[str, ...]] = {
 
 
 def map_to_numpy(op: ops.Op) -> ops.Op:
-    """Return `op` on the NumPy views of its arrays; an operation without arrays is unchanged."""
-    return map_arrays(op, numpy_view)
+    """Return `op` on the NumPy views of its arrays; `op` itself if all of them are ndarrays."""
+    plain = all(isinstance(x, np.ndarray) for x in arrays_of(op))
+    return op if plain else map_arrays(op, numpy_view)
 
 
 def map_arrays(op: ops.Op, replace: View) -> ops.Op:

@@ -2,7 +2,8 @@
 
 `validate(op, rank, size)` raises ValueError or TypeError, which names the call, the argument and
 the requirement in the words of the public API. It checks this rank's arguments only and changes
-nothing. The fingerprint, not this module, detects disagreement between ranks.
+nothing. It returns the operation to run, on arrays whose memory has been looked up once and for
+all. The fingerprint, not this module, detects disagreement between ranks.
 
 Outputs must be writable, must not repeat an element, and must not share memory with other
 arguments. One overlap is allowed, c10d's in-place form: in all_gather the input may be this
@@ -17,14 +18,17 @@ from typing import Any
 
 from nc10d import ops
 from nc10d.arrays import arguments as args
+from nc10d.arrays.interop import map_to_numpy
 
 
-def validate(op: ops.Op, rank: int, size: int) -> None:
-    """Raise ValueError or TypeError if `rank` of a group of `size` cannot launch `op`."""
+def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
+    """Return `op` on its arrays' memory; ValueError or TypeError if this rank cannot launch it."""
     rule = _RULES.get(type(op))
     if rule is None:
         raise TypeError(f"unknown operation {op!r}: expected one of those in nc10d.ops")
-    rule(op, rank, size)
+    settled = map_to_numpy(op)
+    rule(settled, rank, size)
+    return settled
 
 
 def _all_reduce(op: ops.AllReduce, rank: int, size: int) -> None:

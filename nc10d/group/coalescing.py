@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import single_device_types
+from nc10d.arrays.interop import current_address, map_to_numpy
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
@@ -88,10 +90,12 @@ class Batch:
         self.array_type: type | None = None
         self.reduction: object = _MIXED
         self.works: list[BatchedWork] = []
+        self.given: dict[int, Op] = {}
+        """The operations on arrays of other libraries, by place; `ops` has them on views."""
         self.device: str | None = None
         self.timeout = math.inf
 
-    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout, given: Op) -> Work | None:
         """Take an operation; ValueError if it is for another device than those before."""
         if self.device not in (None, device):
             message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
@@ -100,6 +104,8 @@ class Batch:
         self.timeout = min(self.timeout, limit)
         self.device = device
         self.array_type = self._kind_of(op) if self.timeout <= self.group.timeout else None
+        if op is not given:
+            self.given[len(self)] = given
         first = not (async_op or len(self) or device == "cpu")
         # Another `op` is an invalid argument, which the launch reports.
         if first and type(op) is AllReduce and isinstance(op.op, ReduceOp):
@@ -167,20 +173,41 @@ class Batch:
 class Plan:
     """A batch that is kept, to be launched again on the same arrays."""
 
-    def __init__(self, group: Dispatcher, ops: Sequence[Op], device: str, timeout: float) -> None:
+    def __init__(
+        self,
+        group: Dispatcher,
+        ops: Sequence[Op],
+        device: str,
+        timeout: float,
+        given: dict[int, Op],
+    ) -> None:
         self.group = group
         self.ops = RepeatedOps(ops)
         self._device = device
         self._timeout = None if timeout == group.timeout else timeout
+        self._given = given
+        self._watched = [x for op in given.values() for x in arrays_of(op)]
+        views = [x for place in given for x in arrays_of(ops[place])]
+        self._addresses = [*map(current_address, views)]
 
     def launch(self, async_op: bool = False) -> Work | None:
         """Run the operations again, as a single submission; block, or return a Work."""
         if not self.ops:
             return None
         group = self.group
+        if self._given:
+            self._follow_memory()
         if group._batches:
             group.refuse_in_batch("launching a plan")
         return group.launch(self.ops, self._device, async_op, self._timeout)
+
+    def _follow_memory(self) -> None:
+        """Make new views of arrays of other libraries, if one of them has other memory now."""
+        addresses = [*map(current_address, self._watched)]
+        if addresses != self._addresses:
+            seen = {place: map_to_numpy(op) for place, op in self._given.items()}
+            self.ops = RepeatedOps([seen.get(place, op) for place, op in enumerate(self.ops)])
+            self._addresses = addresses
 
 
 class CoalescingManager:
@@ -223,7 +250,7 @@ class CoalescingManager:
         """Return the block's operations, to be launched again. ValueError inside the block."""
         self._need_end("plan()")
         batch = self._batch
-        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout)
+        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout, batch.given)
 
     def _need_end(self, what: str) -> None:
         if not self._ended:

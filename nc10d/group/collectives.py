@@ -45,8 +45,8 @@ class OpenBatch(Protocol):
     append: Callable[[Op], None]
     take: Callable[[Array], None]
 
-    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
-        """Take an operation; return its pending Work if `async_op`."""
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout, given: Op) -> Work | None:
+        """Take `op`, which is `given` on NumPy's views; return its pending Work if `async_op`."""
 
 
 class Runner:
@@ -84,11 +84,12 @@ class Collectives(Runner):
         if self._batches and not async_op and timeout is None:
             batch = self._batches.get(get_ident())
             if batch is not None and batch.array_type is type(tensor):  # the common case in a block
-                if op is not batch.reduction:
-                    batch.append(ops.AllReduce(tensor, op))
-                else:
+                if op is batch.reduction:
                     batch.take(tensor)
-                return None
+                    return None
+                if type(op) is ReduceOp:
+                    batch.append(ops.AllReduce(tensor, op))
+                    return None
         return self._call(ops.AllReduce, op, tensor, tensor, async_op, timeout)
 
     def reduce(

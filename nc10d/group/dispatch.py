@@ -16,13 +16,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import (
-    map_to_numpy,
-    numpy_views,
-    unowned_view,
-    unowned_views,
-    use_unowned_views,
-)
+from nc10d.arrays.interop import map_to_numpy, unowned_view, unowned_views, use_unowned_views
+from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import PARTS, Backend, PreparingBackend
 from nc10d.backend.config import BackendConfig
@@ -32,15 +27,32 @@ from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.ops import Array, Barrier, Op, Recv, Send
+from nc10d.ops import (
+    AllReduce,
+    Array,
+    Barrier,
+    Broadcast,
+    Op,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Send,
+)
 from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
+_ON_ONE_ARRAY = frozenset({AllReduce, Broadcast, Reduce, Send, Recv})
+_REDUCTIONS = AllReduce, Reduce, ReduceScatter
+
 
 class Dispatcher(Collectives, PointToPoint):
     """The part of a group that launches; a subclass makes backends in `_new_backend`."""
+
+    rank: int
+    size: int
 
     def __init__(self, name: str, config: BackendConfig, timeout: float) -> None:
         self.name = name
@@ -71,7 +83,10 @@ class Dispatcher(Collectives, PointToPoint):
         # One frame for all of it: each frame costs a small call a twentieth of its time.
         backend, prepared, work = self._preparing, None, None
         if backend is not None and timeout is None:
-            prepared = backend.latest[kind].get(extra)
+            try:
+                prepared = backend.latest[kind].get(extra)
+            except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
+                prepared = None
         a, b = x, y
         if prepared is not None and unowned_views and type(x) in unowned_views:
             a = b = None
@@ -119,6 +134,8 @@ class Dispatcher(Collectives, PointToPoint):
 
         The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
         """
+        if isinstance(op, _REDUCTIONS) and type(op.op) is not ReduceOp:
+            validate(op, self.rank, self.size)
         batch = self._batches.get(get_ident()) if self._batches else None
         if (
             batch is not None
@@ -132,13 +149,13 @@ class Dispatcher(Collectives, PointToPoint):
             array = array[0]
         device = self.config.first if type(op) is Barrier else device_type(array)
         seen, lent = op, None
-        if device == "cpu" and type(array) in numpy_views:
+        if device == "cpu" and not (type(array) is np.ndarray and type(op) in _ON_ONE_ARRAY):
             # A view that is lent costs less, but its array must be held until the call is over.
             may_lend = batch is None and not async_op and self._preparing is not None
             lent = None if not may_lend else use_unowned_views(op)
             seen = map_to_numpy(op) if lent is None else op
         if batch is not None:
-            work = batch.add(seen, device, async_op, timeout)
+            work = batch.add(seen, device, async_op, timeout, op)
         else:
             try:
                 work = self.launch((seen,), device, async_op, timeout)

@@ -159,8 +159,7 @@ class LocalBackend(Backend):
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         """Post `ops` to the exchange; without `async_op`, wait until all are done."""
-        for op in ops:
-            validate(op, self.rank, self.size)
+        ops = [validate(op, self.rank, self.size) for op in ops]
         work = LocalWork(ops, self._exchange, timeout)
         with self._exchange.lock:
             failure = self._closed or self._exchange.failure

@@ -2,8 +2,9 @@
 
 Contract: no function copies tensors or waits for a device, except to encode objects. A tensor that
 requires a gradient is accepted, as in c10d: autograd does not record writes to its memory. Tensors
-whose memory does not contain their values (sparse, quantised, lazily conjugated or negated,
-FakeTensors) raise a TypeError that names an alternative.
+whose memory does not contain their values (sparse, nested, quantised, lazily conjugated or negated,
+FakeTensors and other wrappers, freed storage) raise a TypeError that names an alternative. A
+subclass is a tensor like any other; torch's AsyncCollectiveTensor is waited for.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _TORCH = {dtype: kind for kind, dtype in DTYPES.items()}
 _BITS = {DType.BFLOAT16: torch.uint16}
 _BITS |= dict.fromkeys((DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), torch.uint8)
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The types whose attributes are torch's own. Subclasses may redefine theirs."""
+
 
 def register() -> None:
     """Register tensors and parameters as array types, and as parts of objects that nc10d sends.
@@ -39,9 +43,9 @@ def register() -> None:
     Objects contain only values, without autograd history. They are loaded on the CPU, or on the
     device of `map_location`.
     """
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        buffer.register(kind, as_buffer, lambda x: str(x.device.type))
-        interop.register_view(kind, as_numpy, unowned_view)
+    for kind in _PLAIN:
+        buffer.register(kind, as_buffer, lambda x: str(x.device.type), subclasses=True)
+        interop.register_unowned_view(kind, unowned_view, torch.Tensor.data_ptr)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -59,7 +63,7 @@ def as_numpy(x: torch.Tensor) -> Any:
     """
     try:
         memory = as_buffer(x)
-    except (RuntimeError, TypeError):
+    except TypeError:
         return x  # `as_buffer` reports the reason to callers that need a Buffer
     return memory.as_numpy() if memory.device == "cpu" else x
 
@@ -73,7 +77,7 @@ def unowned_view(x: torch.Tensor) -> Any:
         if x.is_contiguous() and not x.is_neg():
             cached = _views.get((x.data_ptr(), x.shape, x.dtype))
             return _new_view(x) if cached is None else cached
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return None  # for example a sparse tensor
     return None
 
@@ -94,20 +98,44 @@ def _new_view(x: torch.Tensor) -> Array | None:
 
 
 def as_buffer(x: torch.Tensor) -> Buffer:
-    """Return the memory of a strided tensor; TypeError for other layouts and unknown dtypes."""
+    """Return the memory of a strided tensor; TypeError if it has none that contains its values."""
+    try:
+        if type(x) in _PLAIN:
+            return _memory(x)
+        if hasattr(type(x), "trigger_wait"):
+            return as_buffer(x.trigger_wait())
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass may redefine its attributes
+            if x.untyped_storage().device == x.device:  # not so for a FakeTensor
+                return _memory(x)
+            raise TypeError(_why_no_memory(x))
+    except RuntimeError as error:  # torch's own words for tensors without storage
+        raise TypeError(_why_no_memory(x)) from error
+
+
+def _memory(x: torch.Tensor) -> Buffer:
     dtype = _check(x)
-    step = dtype.itemsize
-    return Buffer(
-        x.data_ptr(),
-        x.numel(),
-        dtype,
-        x.device.type,
-        x,
-        True,
-        x.is_contiguous(),
-        tuple(x.shape),
-        tuple(step * n for n in x.stride()),
-    )
+    step, count, storage = dtype.itemsize, x.numel(), x.untyped_storage()
+    address, shape, contiguous = x.data_ptr(), tuple(x.shape), x.is_contiguous()
+    strides = tuple([step * n for n in x.stride()])
+    owner = x, storage  # x.data = y gives a tensor other storage
+    found = Buffer(address, count, dtype, x.device.type, owner, True, contiguous, shape, strides)
+    if count:
+        first, end = storage.data_ptr(), address + count * step if contiguous else found.span[1]
+        if not first or end > first + storage.nbytes():
+            raise TypeError(_why_no_memory(x))
+    return found
+
+
+def _why_no_memory(x: torch.Tensor) -> str:
+    if x.is_nested:
+        return "a nested tensor is several: pass each part of x.unbind(), or its values"
+    if type(x) in _PLAIN:
+        return (
+            "the tensor's storage does not hold its elements: it has been freed or cut, or the "
+            "tensor belongs to a transform such as vmap"
+        )
+    kind = type(x).__name__
+    return f"a {kind} has no memory of its own: pass the tensor that it wraps, as x.to_local() does"
 
 
 def _check(x: torch.Tensor) -> DType:
@@ -116,7 +144,7 @@ def _check(x: torch.Tensor) -> DType:
         raise TypeError(f"a tensor of layout {x.layout} has several arrays: send each of them")
     if dtype is None:
         raise TypeError(f"tensors of {x.dtype} can't be communicated: nc10d has no such type")
-    if x.is_conj() or x.is_neg():
+    if x.is_neg() or (x.is_complex() and x.is_conj()):
         kind = "conjugate" if x.is_conj() else "negative"
         undo = "resolve_conj" if x.is_conj() else "resolve_neg"
         raise TypeError(f"the tensor is a lazy {kind}, its memory is not: pass x.{undo}()")
@@ -142,7 +170,10 @@ def zeros(count: int, dtype: np.dtype[Any], device: torch.device) -> torch.Tenso
 
 
 def _values(x: torch.Tensor) -> Any:
-    return as_numpy(x.detach().cpu().resolve_conj().resolve_neg())
+    try:
+        return as_buffer(x.detach().cpu().resolve_conj().resolve_neg()).as_numpy()
+    except (RuntimeError, TypeError) as error:
+        raise CodecError(f"a tensor can't be part of an object: {error}") from error
 
 
 def _from_values(state: Any) -> torch.Tensor:

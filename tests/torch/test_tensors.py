@@ -149,7 +149,11 @@ def test_every_type_there_and_back_is_the_same_memory(kind):
     assert seen.ctypes.data == x.data_ptr() == as_tensor(seen).data_ptr()
     assert as_tensor(seen).dtype is kind
     found = dist.as_buffer(x.t())
-    assert (found.address, found.dtype, found.owner.shape) == (x.data_ptr(), DTYPES[kind], (3, 2))
+    assert (found.address, found.dtype, found.owner[0].shape) == (
+        x.data_ptr(),
+        DTYPES[kind],
+        (3, 2),
+    )
     assert not found.contiguous
     assert found.strides == seen.T.strides
 
@@ -182,37 +186,6 @@ def test_a_tensor_of_a_failed_call_stays_alive():
         return kept() is not None
 
     assert run_local(run, 1) == [True]
-
-
-REFUSED = {
-    "several arrays": lambda: torch.eye(2).to_sparse(),
-    "no such type": lambda: torch.zeros(2, dtype=torch.float8_e4m3fnuz),
-    "resolve_conj": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
-    "resolve_neg": lambda: torch.zeros(2, dtype=torch.complex64).conj().imag,
-    "no backend for meta": lambda: torch.zeros(2, device="meta"),
-    "elements must not share": lambda: torch.zeros(1).expand(3),
-}
-
-
-@pytest.mark.parametrize("reason", REFUSED)
-def test_a_tensor_without_memory_of_its_values_is_refused(reason):
-    def run(group):
-        with pytest.raises((TypeError, ValueError), match=reason):
-            dist.all_reduce(REFUSED[reason]())
-
-    with Ranks(1) as ranks:
-        ranks.run(run)
-
-
-def test_a_lazy_negative_is_not_confused_with_the_tensor_of_its_memory():
-    def run(group):
-        x = torch.zeros(1, dtype=torch.complex64)
-        dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is in the cache now
-        with pytest.raises(TypeError, match="resolve_neg"):
-            dist.all_reduce(x.conj().imag)
-
-    with Ranks(1) as ranks:
-        ranks.run(run)
 
 
 @settings(deadline=None)

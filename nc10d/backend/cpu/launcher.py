@@ -151,14 +151,13 @@ class OpLauncher:
         self._start_and_wait(lambda: self._submit(ops, timeout), ops)
         return None
 
-    def _check(self, ops: Sequence[Op]) -> None:
+    def _checked(self, ops: Sequence[Op]) -> Sequence[Op]:
         self._waiter.health.check()
-        for op in ops:
-            validate(op, self._group.rank, self._group.size)
+        return [validate(op, self._group.rank, self._group.size) for op in ops]
 
     def _run_new(self, ops: Sequence[Op], timeout: float) -> None:
         """Run collectives in this thread, or in their turn if the channel is busy; blocks."""
-        self._check(ops)
+        ops = self._checked(ops)
         lowered = self._lower(ops)
         linked = self.programs.linked(lowered)
         self._remember(ops, linked)
@@ -196,7 +195,7 @@ class OpLauncher:
 
     def _submit(self, ops: Sequence[Op], timeout: float) -> Work:
         """Check and submit messages and collectives; return the Work of all."""
-        self._check(ops)
+        ops = self._checked(ops)
         deadline = Deadline.after(timeout)
         dependencies = find_dependencies(ops, self._shape)
         posted = [

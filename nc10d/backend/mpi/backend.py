@@ -102,8 +102,7 @@ class MpiBackend(Backend):
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. Operations that MPI can't run raise before anything is sent."""
-        for op in ops:
-            validate(op, self.rank, self.size)
+        ops = [validate(op, self.rank, self.size) for op in ops]
         check_devices(ops)
         work = self._group.launch(ops, Deadline.after(timeout))
         if async_op:

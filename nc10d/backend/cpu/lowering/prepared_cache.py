@@ -114,7 +114,10 @@ class PreparedCache:
         parts = _parts(op)
         if parts is None:
             return None
-        found = self._calls[type(op)].get(_key(op, *parts))
+        try:
+            found = self._calls[type(op)].get(_key(op, *parts))
+        except TypeError:  # an argument is no key: the checks say what is wrong
+            return None
         if found is None:
             return None
         extra, x, y = parts
