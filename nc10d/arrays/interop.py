@@ -36,13 +36,13 @@ def register_unowned_view(kind: type, unowned: UnownedView, address: Callable[[A
     unowned_views[kind], _addresses[kind] = unowned, address
 
 
-def current_address(x: Any) -> int:
-    """Return where element 0 of an array lies now; 0 if it is no array any more."""
-    address = _addresses.get(type(x))
-    try:
-        return buffer.as_buffer(x).address if address is None else address(x)
-    except (RuntimeError, TypeError):
-        return 0
+def address_finder(x: Any) -> Callable[[Any], int]:
+    """Return a function that finds where element 0 of arrays such as `x` lies now."""
+    return _addresses.get(type(x), _address)
+
+
+def _address(x: Any) -> int:
+    return buffer.as_buffer(x).address
 
 
 class _Refused:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.access import arrays_of
-from nc10d.arrays.buffer import single_device_types
-from nc10d.arrays.interop import current_address, map_to_numpy
+from nc10d.arrays.buffer import as_buffer, single_device_types
+from nc10d.arrays.interop import address_finder, map_to_numpy
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
@@ -186,9 +186,11 @@ class Plan:
         self._device = device
         self._timeout = None if timeout == group.timeout else timeout
         self._given = given
-        self._watched = [x for op in given.values() for x in arrays_of(op)]
+        self._arrays = [x for op in given.values() for x in arrays_of(op)]
         views = [x for place in given for x in arrays_of(ops[place])]
-        self._addresses = [*map(current_address, views)]
+        self._addresses = [as_buffer(x).address for x in views]
+        finders = {address_finder(x) for x in self._arrays}
+        self._find = finders.pop() if len(finders) == 1 else lambda x: address_finder(x)(x)
 
     def launch(self, async_op: bool = False) -> Work | None:
         """Run the operations again, as a single submission; block, or return a Work."""
@@ -203,7 +205,10 @@ class Plan:
 
     def _follow_memory(self) -> None:
         """Make new views of arrays of other libraries, if one of them has other memory now."""
-        addresses = [*map(current_address, self._watched)]
+        try:
+            addresses = [*map(self._find, self._arrays)]
+        except (RuntimeError, TypeError):
+            addresses = []  # one is no array any more: the launch will say so
         if addresses != self._addresses:
             seen = {place: map_to_numpy(op) for place, op in self._given.items()}
             self.ops = RepeatedOps([seen.get(place, op) for place, op in enumerate(self.ops)])
