@@ -98,8 +98,7 @@ class _Memory:
         }
 
 
-_LOWEST_ADDRESS = 4096
-"""No program has memory below, on Linux."""
+_LOWEST_ADDRESS = 4096  # no program has memory below, on Linux
 Resolver = Callable[[Any], Buffer]
 _resolvers: dict[type, Resolver] = {}
 _devices: dict[type, Callable[[Any], str]] = {}
@@ -224,11 +223,10 @@ def _resolve_cuda(x: Any) -> Buffer:
     shape = tuple(interface["shape"])
     packed = packed_strides(shape, dtype.itemsize)
     strides = tuple(interface.get("strides") or packed)
-    address, read_only = interface["data"]
+    (address, read_only), count = interface["data"], prod(shape)
     contiguous = _is_packed(shape, strides, packed)
-    return _with_memory(
-        Buffer(address, prod(shape), dtype, "cuda", x, not read_only, contiguous, shape, strides)
-    )
+    found = Buffer(address, count, dtype, "cuda", x, not read_only, contiguous, shape, strides)
+    return _with_memory(found)
 
 
 def _resolve_numba(x: Any) -> Buffer:
@@ -258,8 +256,8 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 def _resolve_exported(x: Any) -> Buffer:
     device = _guess_device(x)
     if device != "cpu":
-        message = f"{type(x).__name__} on {device}: its library must have __cuda_array_interface__"
-        raise TypeError(message)
+        kind = type(x).__name__
+        raise TypeError(f"{kind} on {device}: its library must have __cuda_array_interface__")
     return _with_memory(_resolve_numpy(host_view(x)))
 
 
