@@ -322,7 +322,7 @@ def test_ranks_of_any_integer_type_make_the_same_group(local: bool) -> None:
         ranks: Any = np.arange(2) if me else [0, 1]
         group = dist.new_group(ranks, use_local_synchronization=local)
         assert isinstance(group, dist.ProcessGroup)
-        assert {type(rank) for rank in (*group.ranks, group.rank)} == {int}
+        assert {type(rank) for rank in (*group.ranks, group.rank())} == {int}
         x = np.full(1, me)
         root: Any = np.int64(1) if me else 1
         dist.broadcast(x, root, group)

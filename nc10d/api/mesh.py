@@ -100,7 +100,7 @@ class DeviceMesh:
 
     def get_rank(self) -> int:
         """Return this process's global rank."""
-        return get_default_group().rank
+        return get_default_group().rank()
 
     def get_coordinate(self) -> tuple[int, ...] | None:
         """Return this rank's index along each dimension; None if it is not in the mesh."""

@@ -38,12 +38,12 @@ def is_torchelastic_launched() -> bool:
 
 def get_rank(group: Group = None) -> int:
     """Return this process's rank in `group`; -1 if it is not a member."""
-    return -1 if isinstance(group, NonMember) else group_or_default(group).rank
+    return group_or_default(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
     """Return the number of ranks in `group`; -1 if this rank is not a member."""
-    return -1 if isinstance(group, NonMember) else group_or_default(group).size
+    return group_or_default(group).size()
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

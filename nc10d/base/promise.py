@@ -66,6 +66,12 @@ class Promise:
         self._finished: threading.Event | None = None
         self._ended = 0.0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            f"{self!r} can't be pickled or copied: it belongs to this process. Wait for it, and "
+            "send the result"
+        )
+
     def _poll(self) -> None:
         """Check without blocking whether the work has ended; the base does nothing."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.codec import tags
 from nc10d.codec.decoder import Array
 from nc10d.codec.messages import EncodedMessage, MessageKind
@@ -228,11 +229,13 @@ _PLAIN: dict[type[Any], _Writer] = {
     type(None): lambda e, _: e.header.append(Tag.NONE),
     bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
     int: _int,
+    CallableInt: _int,
     float: lambda e, value: e.tagged(Tag.FLOAT, tags.FLOAT.pack(value)),
     complex: lambda e, value: e.tagged(Tag.COMPLEX, tags.COMPLEX.pack(value.real, value.imag)),
 }
 _NUMBERED: dict[type[Any], _Writer] = {
     str: _text,
+    CallableStr: _text,
     bytes: _byte_string(Tag.BYTES, Tag.BLOB),
     bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
     np.ndarray: _array,

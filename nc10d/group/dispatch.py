@@ -21,6 +21,7 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import PARTS, Backend, PreparingBackend
 from nc10d.backend.config import BackendConfig
+from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
 from nc10d.errors import DistError
@@ -51,11 +52,11 @@ _REDUCTIONS = AllReduce, Reduce, ReduceScatter
 class Dispatcher(Collectives, PointToPoint):
     """The part of a group that launches; a subclass makes backends in `_new_backend`."""
 
-    rank: int
-    size: int
+    rank: CallableInt
+    size: CallableInt
 
     def __init__(self, name: str, config: BackendConfig, timeout: float) -> None:
-        self.name = name
+        self.name = CallableStr(name)
         self.config = config
         self.timeout = timeout
         self._backends = BackendTable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nc10d.arrays.arguments import integer
+from nc10d.base.callable_values import CallableInt, CallableStr
 
 _MOST_NAMED = 8
 
@@ -12,15 +13,16 @@ _MOST_NAMED = 8
 class Members:
     """Global `ranks` in the group's order; `rank` is this process's rank in the group.
 
-    `numbers` maps a global rank to its rank in the group. `reducers` counts the Reducers made on
-    the group so far, the same number on all members.
+    `name`, `rank` and `size` can be called too, as c10d's methods: `group.rank()`. `numbers` maps a
+    global rank to its rank in the group. `reducers` counts the Reducers made on the group so far,
+    the same number on all members.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
-        self.name = name
+        self.name = CallableStr(name)
         self.ranks = tuple(integer("ProcessGroup", "ranks", member) for member in ranks)
-        self.rank = integer("ProcessGroup", "rank", rank)
-        self.size = len(self.ranks)
+        self.rank = CallableInt(integer("ProcessGroup", "rank", rank))
+        self.size = CallableInt(len(self.ranks))
         self.reducers = 0
         self.numbers = {member: index for index, member in enumerate(self.ranks)}
 

@@ -85,17 +85,17 @@ class ProcessGroup(Dispatcher, Members):
             if self._survivors is not None:
                 whole = parent.backend(there, deadline).shrinkable
                 assert whole is not None, "shrink_group refuses other backends"
-                return whole.shrink(self._survivors, self.name, self.store, deadline)
+                return whole.shrink(self._survivors, self.name(), self.store, deadline)
             relative = [parent.group_rank(member) for member in self.ranks]
             return parent.backend(there, deadline).split(
-                relative, self.name, self.store, deadline, options
+                relative, self.name(), self.store, deadline, options
             )
         factory = load_factory(find_backend(name))
         bound = None if device in MADE_WITH_GROUP else self.device_id
         setup = BackendSetup(
-            self.name,
-            self.rank,
-            self.size,
+            self.name(),
+            self.rank(),
+            self.size(),
             self.store,
             deadline,
             options,
@@ -298,6 +298,12 @@ class ProcessGroup(Dispatcher, Members):
                 pid=os.getpid(),
                 group=self.name,
             )
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            f"{self!r} can't be pickled or copied: it belongs to this process. Send its ranks, and "
+            "make a group of them by new_group where they are received"
         )
 
     def __repr__(self) -> str:

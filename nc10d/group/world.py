@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group.process_group
 from nc10d.backend.config import BackendConfig
+from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives
@@ -143,7 +144,7 @@ nc10d.group.process_group.default_group = lambda: current_world().default
 class NonMember(Collectives, PointToPoint):
     """The result of `new_group` on ranks outside the group: its calls warn and do nothing."""
 
-    rank = size = -1
+    rank = size = CallableInt(-1)
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
         warn_non_member(OP_NAMES[type(op)])
