@@ -238,8 +238,9 @@ def _check_members(parent: Group, name: str, members: Sequence[int]) -> None:
 
 def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
     """Raise the reason why a group of some ranks of `parent` can't be formed, if any."""
-    check_alive(parent.context, name, members)
+    # First of all: members that have been told of the parent's failure may have exited since.
     parent.health.check()
+    check_alive(parent.context, name, members)
     for rank, member in enumerate(members):
         if parent.health.has_closed(parent.members.index(member)):
             text = formation.member_text(members, rank)

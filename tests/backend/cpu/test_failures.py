@@ -27,7 +27,7 @@ from nc10d.errors import (
     GroupClosed,
     PeerLost,
 )
-from nc10d.ops import AllReduce
+from nc10d.ops import AllReduce, Recv, Send
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
@@ -233,6 +233,40 @@ def test_an_abort_ends_every_wait_with_its_reason() -> None:
     for error in run_ranks(call, 3):
         assert isinstance(error, Aborted)
         assert "the loss is NaN" in str(error)
+
+
+FIRST_MESSAGES: dict[str, Callable[[int], Any]] = {
+    "send": lambda peer: Send(np.ones(2), peer, 0),
+    "recv": lambda peer: Recv(np.ones(2), peer, 0),
+    "recv from any": lambda _: Recv(np.ones(2), None, 0),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_MESSAGES)
+@pytest.mark.parametrize("ends", ["lost", "closed"])
+def test_a_first_message_learns_why_it_has_no_link(kind: str, ends: str) -> None:
+    """The group may end between the check of a first message and the making of its link."""
+
+    def call(group: Any) -> DistError:
+        backend = group.backend("cpu")
+        group.barrier()
+        if ends == "closed":
+            backend.close()
+        elif group.rank == 0:
+            backend.abort(PeerLost("rank 2 is lost: killed by signal 9", rank=2))
+        else:
+            caught(group, lambda g: g.barrier())
+        op = FIRST_MESSAGES[kind]((group.rank + 1) % group.size)
+        deadline = Deadline.after(20.0)
+        return caught(group, lambda _: backend.launcher.mailbox.launch(op, deadline).wait())
+
+    for error in run_ranks(call, 3):
+        if ends == "closed":
+            assert type(error) is GroupClosed
+            assert "has been closed on rank" in str(error)
+        else:
+            assert (type(error), error.rank) == (PeerLost, 2), error
+            assert "killed by signal 9" in str(error)
 
 
 def test_works_in_flight_fail_when_their_group_is_closed() -> None:

@@ -84,6 +84,13 @@ class Health:
             # `from None`: Python would print the original as the cause, with the same text.
             raise copy_to_raise(failure) from None
 
+    def reason_to_stop(self) -> DistError:
+        """Return why the channels of a group are stopped; blocks until that is stored."""
+        with self._lock:  # a thread that fails or closes the group holds it until then
+            failure = self.failure()
+        assert failure is not None
+        return failure
+
     def report_deadlock(self, channel: Channel, text: str) -> None:
         """Make the next `check_wait` fail the group: this rank's wait is part of a deadlock."""
         self._deadlock = self.deadlock_error(channel, text)
@@ -212,8 +219,8 @@ class Health:
 
     def close(self) -> bool:
         """End the group on this rank; return False if it has ended before."""
-        if self.on_failure is not None and not self.closed:
-            self.failure()  # call `on_failure` even on a rank that has never looked for a cause
+        if not self.closed:
+            self.failure()  # a rank that has never looked for a cause is told of it here
         with self._lock:
             # Deaths and messages that the control thread processes from here on are ignored.
             if self.closed:
@@ -224,9 +231,11 @@ class Health:
             if self._agreed is not None:
                 self._agreed.close()
             if self._failure is None:
-                self._stop()
                 message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
-                self._failure = GroupClosed(message, group=self._name)
+                try:
+                    self._stop()
+                finally:  # also after Ctrl-C
+                    self._failure = GroupClosed(message, group=self._name)
         return True
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
@@ -292,10 +301,7 @@ class Health:
 
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
-        with self._lock:  # a thread that is closing the group has stored its failure by then
-            failure = self.failure()
-        assert failure is not None
-        return failure
+        return self.reason_to_stop()
 
     def _stop(self) -> None:
         try:

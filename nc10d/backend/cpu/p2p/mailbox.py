@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,13 +25,15 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
-from nc10d.backend.cpu.transport.links import SLOT, Inbox, UnexpectedMessage
+from nc10d.backend.cpu.transport.links import SLOT, Inbox, LinksStopped, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
-from nc10d.errors import CollectiveMismatch
+from nc10d.base.promise import copy_to_raise
+from nc10d.errors import CollectiveMismatch, DistError
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
+End = TypeVar("End")
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 _PAUSE = 0.05
 """Seconds between two looks of a thread that waits for a message from any source."""
@@ -62,13 +65,20 @@ class Mailbox:
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
         if op.peer is not None:
-            inbox = self._links.inbox(op.peer)
+            inbox = self._end(self._links.inbox, op.peer)
             with inbox.lock, inbox:
                 return self._receive_from(inbox, op, op.peer, deadline, dependencies)
         if dependencies:
             receive = partial(self._receive_any, op, deadline)
             return DeferredReceive(dependencies, receive)
         return self._receive_any(op, deadline)
+
+    def _end(self, find: Callable[[int], End], peer: int) -> End:
+        """Return an end of a link to or from a rank; raises the group's failure."""
+        try:
+            return find(peer)
+        except LinksStopped:
+            raise copy_to_raise(self._group.health.reason_to_stop()) from None
 
     def _submission(
         self,
@@ -91,7 +101,7 @@ class Mailbox:
 
     def _send(self, op: Send, deadline: Deadline, dependencies: MessageDependencies) -> Work:
         buffer = as_buffer(op.x)
-        channel = self._links.to(op.peer)
+        channel = self._end(self._links.to, op.peer)
         submission = self._submission(op, buffer, deadline, dependencies, channel)
         channel.submit(submission)
         self._prepare(op, buffer, channel, None)
@@ -151,7 +161,7 @@ class Mailbox:
             flat = early.data.view(buffer.dtype.numpy)
             np.copyto(buffer.as_numpy(), flat.reshape(buffer.shape))
 
-        part = (self._links.inbox(peer).channel, early.submission)
+        part = (self._end(self._links.inbox, peer).channel, early.submission)
         return CpuWork(self._waiter, (op,), [part], deadline, [copy], peer)
 
     # -- receives from any source ----------------------------------------------------------------
@@ -162,7 +172,7 @@ class Mailbox:
 
         def match() -> Work | None:
             for peer in peers:
-                inbox = self._links.inbox(peer)
+                inbox = self._end(self._links.inbox, peer)
                 with inbox.lock, inbox:  # no other thread may receive a message that is ready
                     if self._ready(inbox, op.tag):
                         work = self._receive_from(inbox, op, peer, deadline, INDEPENDENT)
@@ -171,7 +181,7 @@ class Mailbox:
             return None
 
         def pause(seconds: float) -> None:
-            inboxes = [self._links.inbox(peer) for peer in peers]
+            inboxes = [self._end(self._links.inbox, peer) for peer in peers]
             words = [
                 unexpected.next_message(inbox.channel) for inbox in inboxes if not inbox.receiving
             ]
@@ -258,7 +268,11 @@ class AnySourceReceive(Work):
             # The notifier and several waiting threads may match: a single thread takes the message.
             with self._matching:
                 if self._inner is None:
-                    self._inner = self._match()
+                    try:
+                        self._inner = self._match()
+                    except DistError as error:
+                        self._finish(error)
+                        return
             if self._inner is None:
                 if all_left:
                     self._finish(self._health.fail_all_left(self.ops))

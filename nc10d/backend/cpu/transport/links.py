@@ -31,7 +31,6 @@ from nc10d.backend.cpu.program.linker import link as link_program
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step
 from nc10d.backend.cpu.program.steps import gate, pack, unpack
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
-from nc10d.errors import GroupClosed
 
 SLOT = 128 * 1024
 DIRECT = SLOT + 1
@@ -39,6 +38,10 @@ DIRECT = SLOT + 1
 LINK_BYTES = at.LINK_STAGING + 2 * SLOT
 # Added to the link's offset, in the word in the sender's area: the arena that it lies in.
 BY_SENDER, BY_RECEIVER = 1, 2
+
+
+class LinksStopped(Exception):
+    """No link can be made: the group has failed or been closed, and its health knows why."""
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Links:
         self._stopped = False
 
     def to(self, peer: int) -> Channel:
-        """Return the sending end of the link to a rank."""
+        """Return the sending end of the link to a rank; LinksStopped if it can't be made."""
         with self._lock:
             found = self._out.get(peer)
             if found is None:
@@ -157,7 +160,7 @@ class Links:
             return found
 
     def inbox(self, peer: int) -> Inbox:
-        """Return the receiving end of the link from a rank."""
+        """Return the receiving end of the link from a rank; LinksStopped if it can't be made."""
         with self._lock:
             found = self._in.get(peer)
             if found is None:
@@ -224,7 +227,7 @@ class Links:
     def _connect(self, sender: int, receiver: int) -> Channel:
         # A link made after `stop` would never be stopped, and could touch arrays of failed calls.
         if self._stopped:
-            raise GroupClosed("the group has failed or been closed: no new links")
+            raise LinksStopped
         peer = receiver if sender == self._memory.group_rank else sender
         if self._remote is not None and self._remote.has(peer):
             start = self._memory.address(self._memory.rank)
