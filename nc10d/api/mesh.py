@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.queries import is_initialized
-from nc10d.group.new_group import new_group
+from nc10d.group.new_group import make_groups
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world, get_default_group, init_process_group
 
@@ -270,5 +270,5 @@ def _my_group(lists: list[list[int]]) -> ProcessGroup | None:
     if lists == [list(default.ranks)]:
         return default
     # In the mesh's order, so that a rank's index along a dimension is its rank in the group.
-    groups = [new_group(line, sort_ranks=False) for line in lists]
+    groups = make_groups(f"DeviceMesh({lists})", lists)
     return next((group for group in groups if isinstance(group, ProcessGroup)), None)

@@ -1,8 +1,14 @@
-"""Lists in error messages."""
+"""Texts: lists in error messages, and digests."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+
+
+def digest(text: str) -> str:
+    """Return 16 letters that differ for different texts, the same in every process."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def join_words(words: Sequence[str]) -> str:

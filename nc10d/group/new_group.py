@@ -1,8 +1,8 @@
 """Groups of some of the ranks: `new_group` and the calls built on it.
 
 Every rank of the default group makes the same calls in the same order, also for groups that it is
-not in. A call blocks the members until all of them have called. The CPU's backend of a new group
-is split off its parent's.
+not in; call_agreement.py compares them. A call blocks the members until all of them have called.
+The CPU's backend of a new group is split off its parent's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from nc10d.arrays.arguments import check_distinct_ranks, integer
 from nc10d.base.deadline import Deadline, Timeout
+from nc10d.base.text import digest
+from nc10d.group.call_agreement import LOCAL
 from nc10d.group.process_group import ProcessGroup, terms
 from nc10d.group.world import (
     GroupMember,
@@ -36,10 +38,16 @@ def new_group(
     """Make a group of global `ranks` (None: all); every rank calls, in the same order.
 
     Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
-    GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` only members need to call, and
-    others get None. `timeout` (seconds or timedelta) bounds this call and, by default, the
-    group's operations; it, `backend` and `pg_options` (see init_process_group) default to the
-    default group's.
+    GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` the members alone call, and
+    other ranks that call get None. `timeout` (seconds or timedelta) bounds this call and, by
+    default, the group's operations; it, `backend` and `pg_options` (see init_process_group) default
+    to the default group's.
+
+    If the ranks' calls differ (another list, order, or number of calls before), CollectiveMismatch
+    on all ranks, which names two ranks and their lists; the default group has failed then. Calls of
+    the members alone without `use_local_synchronization` are such a difference: it shows when the
+    other ranks make their next group. With it, calls have no common order. A member that waits in
+    vain tells in its RendezvousError which lists the others gave.
 
     Before anything is sent: ValueError for duplicate or unknown ranks, TypeError for ranks that
     are no integers and for options that the backend does not know. If a member does not come in
@@ -49,21 +57,58 @@ def new_group(
     parent = get_default_group()
     parent.refuse_in_batch("new_group")
     members = _members(parent, ranks, sort_ranks)
-    limit, config = terms(parent, timeout, backend, pg_options)
-    deadline = Deadline.after(limit)
-    world = current_world()
-    if use_local_synchronization:
-        if parent.rank not in members:
-            return None
-        name = world.next_local_name(parent.name, members)
-    else:
-        name = world.next_name(parent.name)
+    arguments = timeout, backend, pg_options, group_desc, device_id
+    if not use_local_synchronization:
+        return make_groups(f"new_group({[*members]})", [members], *arguments)[0]
     if parent.rank not in members:
-        return GroupMember.NON_GROUP_MEMBER
-    group = parent.child(name, members, limit, config, pg_options, group_desc)
-    if device_id is not None:
-        group.device_id = device_id
-    return world.add(group, deadline)
+        return None
+    call = f"new_group({[*members]}, {LOCAL})"
+    terms(parent, timeout, backend, pg_options)
+    count = parent.calls.number_local(members, call)
+    with parent.calls.told_on_failure(members, call):
+        return _join(f"{parent.name}/local-{digest(repr(members))}-{count}", members, *arguments)
+
+
+def _join(
+    name: str,
+    members: Sequence[int],
+    timeout: Timeout,
+    backend: str | None,
+    options: Any,
+    description: str | None,
+    device: Any,
+) -> ProcessGroup:
+    """Make a group that this rank is in; blocks until all members have come."""
+    parent = get_default_group()
+    limit, config = terms(parent, timeout, backend, options)
+    deadline = Deadline.after(limit)
+    group = parent.child(name, members, limit, config, options, description)
+    if device is not None:
+        group.device_id = device
+    return current_world().add(group, deadline)
+
+
+def make_groups(
+    call: str,
+    lists: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: str | None = None,
+    options: Any = None,
+    description: str | None = None,
+    device: Any = None,
+) -> list[ProcessGroup | NonMember]:
+    """Make a group of each list of global ranks in a single `call` of all ranks, given as text."""
+    parent = get_default_group()
+    parent.refuse_in_batch(call.partition("(")[0])
+    lists = [_members(parent, ranks, sort_ranks=False) for ranks in lists]
+    terms(parent, timeout, backend, options)  # wrong arguments must not count as a call
+    first = parent.agree_on_call(call, len(lists))
+    return [
+        _join(f"{parent.name}/{number}", ranks, timeout, backend, options, description, device)
+        if parent.rank in ranks
+        else GroupMember.NON_GROUP_MEMBER
+        for number, ranks in enumerate(lists, first)
+    ]
 
 
 def _members(
@@ -135,13 +180,11 @@ def new_subgroups_by_enumeration(
     if not lists:
         raise ValueError("ranks_per_subgroup_list must not be empty")
     check_distinct_ranks(lists)
-    for ranks in lists:
-        _members(get_default_group(), ranks, sort_ranks=True)
-    groups = [
-        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists
-    ]
+    members = [_members(get_default_group(), ranks, sort_ranks=True) for ranks in lists]
+    call = f"new_subgroups({[[*ranks] for ranks in members]})"
+    groups = make_groups(call, members, timeout, backend, pg_options, group_desc)
     joined = [group for group in groups if isinstance(group, ProcessGroup)]
-    return (joined[0] if joined else None), groups
+    return (joined[0] if joined else None), [*groups]
 
 
 def split_group(

@@ -21,7 +21,16 @@ from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level, error_wire
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed, UnsupportedPlatform
+from nc10d.base.text import digest
+from nc10d.errors import (
+    Aborted,
+    CollectiveMismatch,
+    DistError,
+    ForkedGroupError,
+    GroupClosed,
+    UnsupportedPlatform,
+)
+from nc10d.group.call_agreement import GroupCalls
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members
@@ -70,7 +79,7 @@ class ProcessGroup(Dispatcher, Members):
         self.options: dict[str, Any] = inherited | config.options(options)
         self.description = description or name
         self.device_id: Any = None if parent is None else parent.device_id
-        self.splits = 0
+        self.calls = GroupCalls(name, self.rank(), store)
         self._parent = parent
         self._survivors = survivors
         _live.add(self)
@@ -183,8 +192,9 @@ class ProcessGroup(Dispatcher, Members):
     ) -> ProcessGroup | None:
         """Split the group by disjoint lists of its ranks; all ranks call with the same lists.
 
-        Blocks until all have come, or for `timeout` (seconds or timedelta). Returns the new group
-        of this rank, None if no list has it. As nc10d.split_group, but the caller closes the group.
+        If the lists differ, CollectiveMismatch on all ranks, and the group has failed. Blocks until
+        all have come, or for `timeout` (seconds or timedelta). Returns the new group of this rank,
+        None if no list has it. As nc10d.split_group, but the caller closes the group.
         """
         self.refuse_in_batch("split_group")
         lists = split_lists(split_ranks, self.size)
@@ -192,12 +202,12 @@ class ProcessGroup(Dispatcher, Members):
         deadline = Deadline.after(limit)
         # A split needs the parent's backends; to make them, all of its ranks are here.
         self.make_backends(deadline)
-        self.splits += 1
+        number = self.agree_on_call(f"split_group({[[*ranks] for ranks in lists]})")
         own = next((ranks for ranks in lists if self.rank in ranks), None)
         if own is None:
             return None
         # The lists are disjoint, so the first member makes the names of a split's groups unique.
-        name = f"{self.name}/split{self.splits}-{own[0]}"
+        name = f"{self.name}/split{number}-{own[0]}"
         members = [self.ranks[rank] for rank in own]
         group = self.child(name, members, limit, config, pg_options, group_desc)
         group.make_backends(deadline)
@@ -219,7 +229,8 @@ class ProcessGroup(Dispatcher, Members):
             name,
             members,
             members.index(self.global_rank(self.rank)),
-            prefix_store(name, self.store),
+            # Ranks that mean other members must not meet under this name.
+            prefix_store(f"{name}/{digest(repr([*members]))}", self.store),
             timeout,
             config,
             options=options,
@@ -262,6 +273,17 @@ class ProcessGroup(Dispatcher, Members):
         self._backends.abort(cause)
 
     _abort = abort
+
+    def agree_on_call(self, call: str, count: int = 1) -> int:
+        """Number a call, made by all ranks, that makes `count` groups of this group.
+
+        CollectiveMismatch on all ranks, and the group has failed, if a rank makes another call.
+        """
+        try:
+            return self.calls.agree(call, count)
+        except CollectiveMismatch as error:
+            self.abort(error)
+            raise copy_to_raise(self._backends.failure or error) from None
 
     def _cause(self, reason: BaseException | str | None) -> DistError:
         """Return a reason as an error of this group: a copy, as other groups may share it."""

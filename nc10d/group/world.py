@@ -2,14 +2,14 @@
 
 A World is a rank's view: its default group and all groups that it is in, by name. A process has
 one World. A thread can have a World of its own (ranks as threads, in tests), which other threads
-don't see. All ranks make groups in the same order, and the groups' names follow from that order.
+don't see. All ranks make groups in the same order, which call_agreement.py checks; groups are
+named by it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -39,21 +39,8 @@ class World:
     def __init__(self) -> None:
         self.default: ProcessGroup | None = None
         self.groups: dict[str, ProcessGroup] = {}
-        self.made = 0
         self.generation = 0
         self.owned_store: Store | None = None
-        self._local_counts: dict[tuple[int, ...], int] = {}
-
-    def next_name(self, base: str) -> str:
-        """Name the next group that all ranks make together."""
-        self.made += 1
-        return f"{base}/{self.made}"
-
-    def next_local_name(self, base: str, ranks: tuple[int, ...]) -> str:
-        """Name a group that only its members make, by its ranks and a count of such groups."""
-        count = self._local_counts[ranks] = self._local_counts.get(ranks, 0) + 1
-        digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
-        return f"{base}/local-{digest}-{count}"
 
     def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
         """Make the backends that are not made on first use, and register `group`.
@@ -83,8 +70,6 @@ class World:
         store, self.owned_store = self.owned_store, None
         self.default = None
         self.groups.clear()
-        self._local_counts.clear()
-        self.made = 0
         for group in reversed(groups):
             group.close()
         close_store = getattr(store, "close", None)

@@ -95,7 +95,7 @@ class Context:
         self.rank_block: int = plain.address(self._rank_block)
         self.log = CallLog()
         self.live_groups = LiveGroups()
-        self._memories: dict[str, GroupMemory] = {}
+        self._memories: dict[str, tuple[str, GroupMemory]] = {}
         self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
@@ -137,7 +137,7 @@ class Context:
         # Added before the look at deaths: a death in between is reported twice, never lost.
         with self._lock:
             self.live_groups.join(group)
-            self._memories[group.name] = memory
+            self._memories[group.key] = group.name, memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
@@ -147,14 +147,14 @@ class Context:
         """Remove a group; removing the last group closes the context."""
         with self._lock:
             last = self.live_groups.leave(group) == 0
-            self._memories.pop(group.name, None)
+            self._memories.pop(group.key, None)
         if last:
             self.close()
 
     def memories(self) -> list[tuple[str, GroupMemory]]:
         """Return name and memory of each live group."""
         with self._lock:
-            return list(self._memories.items())
+            return list(self._memories.values())
 
     def add_work_list(self, works: WorkList) -> None:
         """Let the notifier finish the Works of a group, as long as `works` lives."""

@@ -46,7 +46,7 @@ def without_rank_2(group: dist.ProcessGroup) -> str:
         assert used(group) == before
         assert len(current_world().groups) == 1
     else:
-        current_world().next_name("world")  # it goes on as if it had called
+        group.agree_on_call("new_group([1, 0, 2])")  # it goes on as if it had called
     after = dist.new_group([0, 1, 2])
     assert isinstance(after, dist.ProcessGroup)
     after.barrier()
@@ -172,6 +172,40 @@ def test_a_death_while_a_group_forms_is_noticed_at_once_by_all() -> None:
             assert rank == "2"
             assert "killed by signal 9" in texts
             assert float(when) - killed < NOT_THE_GROUPS
+
+
+TOLD_AND_GONE = """
+from nc10d.backend.cpu.backend import check_parent
+
+group = join()
+whole = group.backend("cpu").group
+group.barrier()
+say("together")
+if rank == 2:
+    hear()
+elif rank == 0:
+    try:
+        group.barrier()
+    except dist.PeerLost:
+        pass  # it exits
+else:
+    while whole.context.lost([0]) is None or whole.context.lost([2]) is None:
+        time.sleep(0.001)
+    try:
+        check_parent(whole, "another", [0, 1, 2])
+    except dist.PeerLost as error:
+        say(f"{error.rank} {error}")
+"""
+
+
+def test_a_member_that_has_exited_because_of_a_death_is_not_blamed() -> None:
+    with Job(TOLD_AND_GONE, size=3) as processes:
+        for process in processes:
+            process.line()
+        processes[2].kill()
+        rank, text = processes[1].line().split(maxsplit=1)
+        assert rank == "2"
+        assert "killed by signal 9" in text
 
 
 INTERRUPTED = """

@@ -31,6 +31,8 @@ class ControlledGroup(Protocol):
     """
 
     name: str
+    key: str
+    """Name and members: no other group of the job has the same."""
     members: Sequence[int]
     """Ranks of the job."""
 
@@ -54,7 +56,7 @@ class ControlledGroup(Protocol):
 
 
 class LiveGroups:
-    """The live groups of a rank, by name. A group that is dropped disappears from here."""
+    """The live groups of a rank, by key. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
         self._groups: dict[str, weakref.ref[ControlledGroup]] = {}
@@ -63,21 +65,21 @@ class LiveGroups:
     def join(self, group: ControlledGroup) -> None:
         """Add a group."""
         with self._lock:
-            self._groups[group.name] = weakref.ref(group)
+            self._groups[group.key] = weakref.ref(group)
 
     def leave(self, group: ControlledGroup) -> int:
         """Remove a group; return how many entries are left."""
         with self._lock:
-            self._groups.pop(group.name, None)
+            self._groups.pop(group.key, None)
             return len(self._groups)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, name: str) -> ControlledGroup | None:
-        """Return the live group of this name, or None."""
+    def find(self, key: str) -> ControlledGroup | None:
+        """Return the live group of this key, or None."""
         with self._lock:
-            reference = self._groups.get(name)
+            reference = self._groups.get(key)
         return None if reference is None else reference()
 
     def all(self) -> list[ControlledGroup]:
@@ -136,8 +138,8 @@ class Router:
     def join(self, group: ControlledGroup) -> None:
         """Deliver the messages that came before a group formed, and the connections that ended."""
         with self._lock:
-            waiting = [entry for entry in self._early if entry[1]["group"] == group.name]
-            self._early = [entry for entry in self._early if entry[1]["group"] != group.name]
+            waiting = [entry for entry in self._early if entry[1]["group"] == group.key]
+            self._early = [entry for entry in self._early if entry[1]["group"] != group.key]
         for number, message in waiting:
             group.on_message(number, message)
         for number in self.control.connections:

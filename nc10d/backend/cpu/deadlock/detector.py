@@ -163,12 +163,12 @@ def _link_key(group: Group, channel: Channel) -> int:
     peer = group.links.peer_of(channel)
     assert peer is not None, "every channel of the links is an end of one"
     sending = channel.spec.kind == at.SENDER
-    return _key(group.name, (group.rank, peer) if sending else (peer, group.rank))
+    return _key(group.key, (group.rank, peer) if sending else (peer, group.rank))
 
 
 def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     """Yield the needs that must be met before the wait in a channel can end."""
-    key = _key(group.name)
+    key = _key(group.key)
     if channel.spec.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
         # Ranks of other hosts are always included: their notices show whether they have entered.
@@ -210,7 +210,7 @@ def _states(group: Group) -> Iterator[ProgressState]:
     if group.health.closed or cause.has_failed(group.memory):
         return
     busy = group.channel.busy()
-    yield ProgressState(_key(group.name), group.channel.get(at.C_OPS), busy)
+    yield ProgressState(_key(group.key), group.channel.get(at.C_OPS), busy)
     for link in group.links.channels():
         busy = link.busy()
         yield ProgressState(_link_key(group, link), _count(link), busy)

@@ -16,6 +16,7 @@ from nc10d.backend.cpu.membership.formation import give_back
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.transport.links import Links
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
+from nc10d.base.text import digest
 
 
 class Group:
@@ -35,13 +36,15 @@ class Group:
     ) -> None:
         self.context, self.memory, self.remote = context, memory, remote
         self.name = name
+        # Groups of one name and different members are different groups.
+        self.key = f"{name} of {digest(repr([*members]))}"
         self.members: Sequence[int] = list(members)
         self.rank, self.size = memory.group_rank, len(members)
         self.channel = context.channels.make(_spec(memory, remote))
         free = context.arena.free
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
-        self.control = GroupControl(name, members, self.rank, wires, _gone_of(self))
+        self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
         text = GroupErrors(context, name, memory, self.channel, self.links, remote)
         self.health = Health(text, self.control)
         context.join(self, memory)

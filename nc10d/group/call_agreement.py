@@ -1,0 +1,92 @@
+"""The ranks of a group agree on the groups that they make from it, before any of them forms.
+
+Calls of `new_group` and its like are numbered on the group that they start from. The first rank to
+make a call writes it into that group's store, under its number; every other rank compares its own
+call with it. Ranks whose calls differ would wait for different members, or compute with members
+that mean another group. So a rank that finds a difference fails the group that they start from:
+every rank raises the same CollectiveMismatch, also a rank that waits for members of a later group.
+
+Calls with `use_local_synchronization` have no common order. Each rank shows its latest such call
+in the store. A rank whose wait was in vain adds the others' calls to its error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import digest
+from nc10d.errors import CollectiveMismatch, RendezvousError, StoreError
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+LOCAL = "use_local_synchronization=True"
+_LONGEST = 2000
+"""Letters of a call in the store. A longer call ends with a digest of the whole."""
+
+
+class GroupCalls:
+    """The calls of a rank that make groups from the group `name`, and whose store is `store`."""
+
+    def __init__(self, name: str, rank: int, store: Store) -> None:
+        self._name, self._rank, self._store = name, rank, store
+        self._made = 0
+        self._local: Counter[Sequence[int]] = Counter()
+
+    def agree(self, call: str, count: int = 1) -> int:
+        """Number a call that makes `count` groups; return the number of the first.
+
+        Does not wait for other ranks. CollectiveMismatch if a rank made another call under this
+        number: the caller then fails the group.
+        """
+        number = self._made + 1
+        self._made += count
+        call = call if len(call) <= _LONGEST else f"{call[:_LONGEST]}... ({digest(call)})"
+        stored = self._store.compare_set(_key(number), "", f"{self._rank} {call}")
+        rank, _, first = stored.decode(errors="replace").partition(" ")
+        if first == call:
+            return number
+        raise CollectiveMismatch(
+            f"the ranks make different groups of {self._name!r}: for its group number {number}, "
+            f"rank {rank} called {first}, rank {self._rank} called {call}. All ranks make the same "
+            "calls in the same order, also for groups that they are not in; to have the members "
+            f"call alone, they pass {LOCAL} to new_group",
+            rank=int(rank) if rank.isdecimal() else None,
+            group=self._name,
+            op=call.partition("(")[0],
+        )
+
+    def number_local(self, members: tuple[int, ...], call: str) -> int:
+        """Show a call that only `members` make; return its number among those for the same list."""
+        self._local[members] += 1
+        self._store.set(f"local/{self._rank}", call)
+        return self._local[members]
+
+    @contextlib.contextmanager
+    def told_on_failure(self, members: Sequence[int], call: str) -> Iterator[None]:
+        """Add to a RendezvousError of a local call the latest calls of the other `members`."""
+        try:
+            yield
+        except RendezvousError as error:
+            calls = [f"rank {self._rank} {call}"]
+            with contextlib.suppress(StoreError):  # the store may be the reason
+                calls += self._others(members)
+            told = copy_to_raise(error)
+            told.args = (f"{error}; latest calls: {', '.join(calls)}",)
+            raise told from None
+
+    def _others(self, members: Sequence[int]) -> list[str]:
+        """Return the latest local calls of `members`, and the next call of all if any made it."""
+        keys = {f"local/{rank}": f"rank {rank} " for rank in members if rank != self._rank}
+        keys[_key(self._made + 1)] = "rank "
+        store = self._store
+        found = {key: store.get(key) for key in keys if store.check([key])}
+        return [keys[key] + text.decode(errors="replace") for key, text in found.items()]
+
+
+def _key(number: int) -> str:
+    return f"groups/{number}"
