@@ -143,12 +143,16 @@ BUGS: dict[str, Bug] = {
         "store.auth_server:AuthServer._poll_timeout", wrong.nothing, ("unknown client",)
     ),
     "differing sizes unnoticed": Bug(
-        "init_methods.methods:_size_disagreement",
-        wrong.instead(lambda store, rank, size: ""),
-        ("rendezvous",),
+        "init_methods.meeting:_check_agreed", wrong.nothing, ("rendezvous",)
     ),
     "missing rank not named": Bug(
-        "init_methods.methods:_missing_ranks", wrong.one_rank_less, ("rendezvous",)
+        "init_methods.meeting:Visit._absence", wrong.one_rank_less, ("rendezvous",)
+    ),
+    "marks of the dead count as consent": Bug(
+        "init_methods.meeting:Visit._look", wrong.without_consent, ("rendezvous",)
+    ),
+    "lives in the marks of the dead": Bug(
+        "init_methods.meeting:Visit._check_place", wrong.nothing, ("rendezvous",)
     ),
     "arrival not seen": Bug("store.arrival:wait_for_keys", wrong.never_seen, _FORMS),
     "slow store taken for a no": Bug(

@@ -21,6 +21,7 @@ from nc10d.backend.cpu.memory.host_peer import process
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.group.world import current_world, own_world, prefix_store
+from nc10d.init_methods.meeting import meet
 from nc10d.init_methods.methods import rendezvous
 from nc10d.store import HashStore, PrefixStore, Store
 from nc10d.testing import run_ranks
@@ -105,8 +106,15 @@ def test_a_rank_that_dies_after_the_rendezvous_is_named(others: Callable[..., No
     ends_on_time(RendezvousError, r"ranks \[1\] did not join", arrange, 0, 2)
 
 
-def silent_card(store: Store, rank: int) -> socket.socket:
-    """Publish a rank's info, and answer no connection."""
+def keys_of_a_world(store: Store, rank: int, size: int) -> PrefixStore:
+    """Meet the other ranks in the store; return the keys of their world."""
+    meetings = prefix_store("meeting/world", store)
+    return PrefixStore(f"world/{meet(meetings, rank, size, Deadline.after(9), 9)}", store)
+
+
+def silent_card(store: Store, rank: int, size: int = 2) -> socket.socket:
+    """Meet the other ranks, publish a rank's info, and answer no connection."""
+    keys = keys_of_a_world(store, rank, size)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"nc10d-test-{secrets.token_hex(8)}"
     listener.bind("\0" + name)
@@ -115,7 +123,7 @@ def silent_card(store: Store, rank: int) -> socket.socket:
         rank, host_id(), "here", os.getpid(), name, "0" * 32, version(), process(), [0], 1.0, 0, 0
     )
     fields = {field: getattr(card, field) for field in RankInfo.__slots__}
-    prefix_store("world/1", store).set(f"ranks/info/{rank}", json.dumps(fields))
+    keys.set(f"ranks/info/{rank}", json.dumps(fields))
     return listener
 
 
@@ -137,7 +145,10 @@ def test_a_rank_that_stops_during_the_bootstrap_of_its_host_is_named(
 
 
 class Late(PrefixStore):
-    """A store whose answers come late."""
+    """The keys `keys`, whose values come late."""
+
+    def __init__(self, keys: PrefixStore) -> None:
+        super().__init__(keys._prefix[:-1], keys.underlying_store)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         threading.Event().wait(LATE)
@@ -148,14 +159,15 @@ def test_a_silent_local_peer_gets_no_more_time_because_another_was_late(
     others: Callable[..., None],
 ) -> None:
     def come_late(store: Store) -> None:
+        keys = keys_of_a_world(store, 2, 3)
         with pytest.raises(RendezvousError):
-            Context(Late("world/1", store), 2, 3, Deadline.after(LIMIT))
+            Context(Late(keys), 2, 3, Deadline.after(LIMIT))
 
     with contextlib.ExitStack() as stack:
 
         def arrange() -> dict[str, Any]:
             store = HashStore()
-            stack.enter_context(silent_card(store, 0))
+            others(0.0, lambda: stack.enter_context(silent_card(store, 0, 3)))
             others(0.0, come_late, store)
             return {"store": store}
 

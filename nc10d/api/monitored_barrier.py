@@ -9,9 +9,8 @@ role. If a rank has died or makes another call, the barriers themselves fail at 
 
 from __future__ import annotations
 
-import contextlib
-
 from nc10d.base.deadline import Timeout, seconds
+from nc10d.base.signal_errors import suppress_here
 from nc10d.errors import CollectiveTimeout
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
@@ -44,7 +43,7 @@ def monitored_barrier(
     work = found.launch((Barrier(), Barrier()), "cpu", async_op=True, timeout=2 * limit)
     assert work is not None, "an asynchronous call has a work"
     # By this wait, or by a peer's finding, which the second wait raises.
-    with contextlib.suppress(CollectiveTimeout):
+    with suppress_here(CollectiveTimeout):
         work.wait(limit)
         return
     missing: list[int] = []

@@ -19,6 +19,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import AuthError
 
 FILE, VALUE, INSECURE = "NC10D_TOKEN_FILE", "NC10D_TOKEN", "NC10D_INSECURE"
@@ -81,7 +82,7 @@ def _read_secret_file(path: Path) -> str:
                     f"chmod 600 {path}, and make a new token if others could have read it"
                 )
             return file.read(4096)
-    except (OSError, UnicodeDecodeError) as error:
+    except raised_here(OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise AuthError(
             f"cannot read the token file {path} ({FILE}): {reason}; {_HOW_TO_MAKE}"
@@ -128,7 +129,7 @@ def reachable(host: str) -> bool:
         pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    except raised_here(OSError, UnicodeError):
         return False
     return any(not ipaddress.ip_address(str(info[4][0])).is_loopback for info in found)
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from nc10d.arrays.arguments import integer
 from nc10d.backend.base import Shrinkable
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.group.process_group import ProcessGroup, prefix_store
 from nc10d.group.world import current_world, group_or_default
@@ -125,7 +126,7 @@ def _shrink(
         attempt = ShrinkAttempt(control, number, missing)
         try:
             return _attempt(old, attempt, patience)
-        except (PeerLost, RendezvousError) as error:
+        except raised_here(PeerLost, RendezvousError) as error:
             failure = error
             lost |= attempt.lost
     message = f"the survivors of group {old.name!r} could not make another: {failure}"

@@ -39,7 +39,6 @@ class World:
     def __init__(self) -> None:
         self.default: ProcessGroup | None = None
         self.groups: dict[str, ProcessGroup] = {}
-        self.generation = 0
         self.owned_store: Store | None = None
 
     def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
@@ -229,13 +228,12 @@ def init_process_group(
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
     deadline = Deadline.after(limit)
     _check_meeting(store, init_method, rank, world_size)
-    if store is None:
-        store, rank, world_size = _meet(config, init_method, rank, world_size, deadline)
-        world.owned_store = store
-    # A store may serve several inits in sequence: each has keys of its own.
-    world.generation += 1
     name = group_name or "world"
-    keys = prefix_store(f"{name}/{world.generation}", store)
+    if store is None:
+        store, rank, world_size = _meet(config, init_method, rank, world_size, deadline, limit)
+        world.owned_store, keys = store, prefix_store(name, store)
+    else:
+        keys = _meet_in(store, name, config, rank, world_size, deadline, limit)
     group = ProcessGroup(name, range(world_size), rank, keys, limit, config, options=pg_options)
     group.device_id = device_id
     try:
@@ -259,16 +257,41 @@ def _check_meeting(store: Store | None, init_method: str | None, rank: int, size
 
 
 def _meet(
-    config: BackendConfig, method: str | None, rank: int, size: int, deadline: Deadline
+    config: BackendConfig,
+    method: str | None,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    limit: float,
 ) -> tuple[Store, int, int]:
     """Return the store in which the ranks meet, this rank and the world size."""
     meet = config.meeting()
     if method is None and meet is not None:
         return meet(rank, size, deadline)
     # Imported late: a job with a given store needs no sockets.
-    from nc10d.init_methods.methods import rendezvous
+    from nc10d.init_methods.methods import meet_by
 
-    return rendezvous(method or "env://", rank, size, deadline.remaining())
+    return meet_by(method or "env://", rank, size, deadline, limit)
+
+
+def _meet_in(
+    store: Store,
+    name: str,
+    config: BackendConfig,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    limit: float,
+) -> Store:
+    """Meet the other ranks in a store that may serve several inits; return the keys of this one."""
+    from nc10d.init_methods.meeting import meet
+
+    meetings = prefix_store(f"meeting/{name}", store)
+    if set(config.devices.values()) == {"fake"}:  # it never waits for other ranks
+        number = meetings.add(f"fake/{rank}", 1)
+    else:
+        number = meet(meetings, rank, size, deadline, limit)
+    return prefix_store(f"{name}/{number}", store)
 
 
 def _exit() -> None:

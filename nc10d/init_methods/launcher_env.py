@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
 
 Environment = Mapping[str, str]
@@ -211,7 +212,7 @@ def _process(pid: int) -> tuple[str, int, str]:
     """Return a process's name, parent and start (proc(5): fields 2, 4 and 22 of its stat)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
-    except OSError:
+    except raised_here(OSError):
         return "", 0, ""
     begin, end = stat.index("(") + 1, stat.rindex(")")
     rest = stat[end + 2 :].split()

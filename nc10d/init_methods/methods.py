@@ -4,38 +4,47 @@ Methods: `env://` (rank, size and address from the environment),
 `tcp://host:port?rank=R&world_size=N`, `file:///path?rank=R&world_size=N`. Arguments of the call
 take precedence over all of them. With `env://` and `tcp://`, rank 0 hosts the store's server,
 unless a launcher's agent does (TORCHELASTIC_USE_AGENT_STORE=True). The returned store contains only
-keys of this start of the job: the restart count and the number of earlier calls are part of every
-key.
+keys of this world: the restart count and the number of its meeting are part of every key.
 
-No rank returns before all ranks have arrived; the error names the missing ranks.
+No rank returns before all ranks have arrived; the error names the missing ranks. The server of rank
+0 belongs to one world. If its host leaves before all have met, the others leave as well, and wait
+for the server of the next rank 0.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from nc10d.auth.token import job_token, require_token
 from nc10d.base.deadline import Deadline, Timeout, seconds
-from nc10d.errors import RendezvousError
+from nc10d.base.signal_errors import raised_here
+from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.init_methods.launcher_env import RankPlace, find_place, launcher_ancestor
-from nc10d.store.arrival import arrive, publish_outcome
+from nc10d.init_methods.meeting import HostLeft, meet
 from nc10d.store.base import Store
 from nc10d.store.file import FileStore
-from nc10d.store.hosting import keep_server
+from nc10d.store.hosting import PortTaken
 from nc10d.store.prefix import PrefixStore
 from nc10d.store.tcp import TCPStore
+from nc10d.store.wire import OWNER_LEFT
 
 Rendezvous = tuple[Store, int, int]
-Meeting = tuple[Store, str, int, int]
-"""The store, a name of the meeting point, this rank and the number of ranks."""
-_MOST_NAMED = 16
-_ALL_PRESENT = "well"
-# Calls of this process by address and rank: ranks may be threads.
-_calls: Counter[tuple[str, int]] = Counter()
+_PORT_SECONDS, _PORT_PAUSE = 2.0, 0.02
+"""The time in which the server of a killed process gives up its port, and a pause between tries."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """A store to meet in, this rank and the number of ranks; `host_left` as for `meet`."""
+
+    store: Store
+    rank: int
+    size: int
+    host_left: Callable[[], bool] = lambda: False
 
 
 def rendezvous(
@@ -55,24 +64,55 @@ def rendezvous(
 
     The caller closes the store.
     """
+    limit = seconds(timeout)
+    return meet_by(init_method, rank, world_size, Deadline.after(limit), limit)
+
+
+def meet_by(
+    init_method: str, rank: int | None, world_size: int | None, deadline: Deadline, limit: float
+) -> Rendezvous:
+    """As `rendezvous`, for a caller whose `deadline`, after `limit` seconds, runs already."""
     url = urlsplit(init_method)
-    meet = _METHODS.get(url.scheme)
-    if meet is None:
+    find_point = _METHODS.get(url.scheme)
+    if find_point is None:
         known = ", ".join(f"{scheme}://" for scheme in _METHODS)
         raise ValueError(f"init_method {init_method!r} is not one of {known}")
-    limit = seconds(timeout)
-    deadline = Deadline.after(limit)
     rank, size = _non_negative(rank), _non_negative(world_size)
     if rank is not None and size is not None:
         _check_rank(rank, size)
-    store, point, rank, size = meet(url, rank, size, limit)
-    try:
-        shared = PrefixStore(_prefix(point, rank), store, closes=True)
-        _wait_for_ranks(shared, rank, size, deadline, limit)
-    except BaseException:
-        store.close()
-        raise
-    return shared, rank, size
+    left: HostLeft | None = None
+    while True:
+        try:
+            point = find_point(url, rank, size, deadline)
+        except raised_here(StoreTimeout) as error:
+            raise (error if left is None else _not_back(left)) from left
+        try:
+            return _meet_at(point, deadline, limit), point.rank, point.size
+        except HostLeft as error:
+            left = error
+            point.store.close()
+        except BaseException:
+            point.store.close()
+            raise
+
+
+def _meet_at(point: MeetingPoint, deadline: Deadline, limit: float) -> Store:
+    _check_rank(point.rank, point.size)
+    prefix = f"nc10d/{_restart()}"
+    meetings = PrefixStore(f"{prefix}/meeting", point.store)
+    number = meet(meetings, point.rank, point.size, deadline, limit, point.host_left)
+    point.store.set_timeout(limit)
+    return PrefixStore(f"{prefix}/{number}", point.store, closes=True)
+
+
+def _not_back(left: HostLeft) -> RendezvousError:
+    return RendezvousError(f"rank 0, the host of the store, has left and not come back; {left}")
+
+
+def _restart() -> str:
+    """Return the launcher's count of restarts: the ranks of another attempt never meet these."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "NC10D_RESTART_COUNT")
+    return next((os.environ[name] for name in counts if name in os.environ), "0")
 
 
 def _check_rank(rank: int, size: int) -> None:
@@ -84,102 +124,72 @@ def _non_negative(number: int | None) -> int | None:
     return None if number is None or number < 0 else number
 
 
-def _prefix(point: str, rank: int) -> str:
-    """Return the key prefix of this start of the job, unique among starts at the same address."""
-    counts = ("TORCHELASTIC_RESTART_COUNT", "NC10D_RESTART_COUNT")
-    restart = next((os.environ[name] for name in counts if name in os.environ), "0")
-    _calls[point, rank] += 1
-    return f"nc10d/{restart}/{_calls[point, rank]}"
-
-
-def _wait_for_ranks(store: Store, rank: int, size: int, deadline: Deadline, limit: float) -> None:
-    """Block until all ranks have arrived; RendezvousError if they disagree on the world size."""
-    _check_rank(rank, size)
-    if store.add(f"rank/{rank}", 1) != 1:
-        raise RendezvousError(f"rank {rank} of {size} has come twice", rank=rank)
-    dispute = _size_disagreement(store, rank, size)
-    if dispute:
-        publish_outcome(store, dispute)  # all ranks raise the first disagreement
-    missing = partial(_missing_ranks, store, size, limit)
-    outcome = arrive(store, size, lambda: _ALL_PRESENT, missing, deadline).decode()
-    # A surplus rank arrives after the outcome was published: only that rank raises its dispute.
-    failure = dispute if outcome == _ALL_PRESENT else outcome
-    if failure:
-        raise RendezvousError(failure)
-
-
-def _size_disagreement(store: Store, rank: int, size: int) -> str:
-    """Describe how this rank and the first differ in the world size; empty if they agree."""
-    first = store.compare_set("size", "", f"{rank} {size}").decode()
-    other, other_size = map(int, first.split())
-    if other_size == size:
-        return ""
-    return (
-        f"the ranks don't agree on their number: rank {rank} was started with a world size of "
-        f"{size}, rank {other} with {other_size} (WORLD_SIZE, or the argument world_size)"
-    )
-
-
-def _missing_ranks(store: Store, size: int, limit: float) -> str:
-    absent = [rank for rank in range(size) if not store.check([f"rank/{rank}"])]
-    named = ", ".join(map(str, absent[:_MOST_NAMED]))
-    more = "" if len(absent) <= _MOST_NAMED else f" and {len(absent) - _MOST_NAMED} more"
-    return (
-        f"{size - len(absent)} of {size} ranks came within {limit:g} s; missing: {named}{more} "
-        f"(their output says why they did not start, or they use another address)"
-    )
-
-
-def _meet_by_environment(
-    url: SplitResult, rank: int | None, size: int | None, limit: float
-) -> Meeting:
+def _point_by_environment(
+    url: SplitResult, rank: int | None, size: int | None, deadline: Deadline
+) -> MeetingPoint:
     rank, size = _rank_and_size(url, rank, size)
-    place = find_place(os.environ, rank, size, launcher_ancestor)
-    return _meet_at(place, limit)
+    return _point_at(find_place(os.environ, rank, size, launcher_ancestor), deadline)
 
 
-def _meet_by_address(url: SplitResult, rank: int | None, size: int | None, limit: float) -> Meeting:
+def _point_by_address(
+    url: SplitResult, rank: int | None, size: int | None, deadline: Deadline
+) -> MeetingPoint:
     rank, size = _required_rank_and_size(url, rank, size)
     if not url.hostname or url.port is None:
         raise ValueError(f"init_method {url.geturl()!r} must be tcp://host:port")
-    return _meet_at(RankPlace(rank, size, url.hostname, url.port), limit)
+    return _point_at(RankPlace(rank, size, url.hostname, url.port), deadline)
 
 
-def _meet_at(place: RankPlace, limit: float) -> Meeting:
-    host, port = place.host, place.port
-    serves = place.rank == 0 and not place.served
+def _point_at(place: RankPlace, deadline: Deadline) -> MeetingPoint:
     if not place.served:  # an agent chooses its address itself
-        require_token(host, "the store in which the ranks meet")
-    if serves:
-        # A second init uses the same port while clients of the first may still be connected.
-        keep_server(host, port)
-    store = TCPStore(
-        host,
-        port,
+        require_token(place.host, "the store in which the ranks meet")
+    serves = place.rank == 0 and not place.served
+    store = _served_store(place, deadline) if serves else _tcp_store(place, deadline)
+    job = PrefixStore(place.job, store, closes=True) if place.job else store
+    if serves or place.served:
+        return MeetingPoint(job, place.rank, place.size)
+    return MeetingPoint(job, place.rank, place.size, lambda: store.check([OWNER_LEFT]))
+
+
+def _served_store(place: RankPlace, deadline: Deadline) -> TCPStore:
+    """Host the store; if the rank 0 before was killed, its server gives the port up in a moment."""
+    until = Deadline.after(deadline.slice(_PORT_SECONDS))
+    while True:
+        try:
+            return _tcp_store(place, deadline, serves=True)
+        except PortTaken:
+            if until.expired():
+                raise
+            time.sleep(until.slice(_PORT_PAUSE))
+
+
+def _tcp_store(place: RankPlace, deadline: Deadline, serves: bool = False) -> TCPStore:
+    return TCPStore(
+        place.host,
+        place.port,
         is_master=serves,
-        timeout=limit,
+        timeout=round(deadline.remaining(), 3),
         multi_tenant=True,
         token=None if place.foreign else job_token,
     )
-    point = f"{host}:{port}/{place.job}"
-    job = PrefixStore(place.job, store, closes=True) if place.job else store
-    return job, point, place.rank, place.size
 
 
-def _meet_in_file(url: SplitResult, rank: int | None, size: int | None, limit: float) -> Meeting:
+def _point_in_file(
+    url: SplitResult, rank: int | None, size: int | None, deadline: Deadline
+) -> MeetingPoint:
     rank, size = _required_rank_and_size(url, rank, size)
     if url.netloc not in ("", "localhost") or not url.path:
         raise ValueError(f"init_method {url.geturl()!r} must be file:///path")
-    path = unquote(url.path)
-    store = FileStore(path, size)
-    store.set_timeout(limit)
-    return store, path, rank, size
+    store = FileStore(unquote(url.path), size)
+    store.set_timeout(deadline.remaining())
+    return MeetingPoint(store, rank, size)
 
 
-_METHODS: dict[str, Callable[[SplitResult, int | None, int | None, float], Meeting]] = {
-    "env": _meet_by_environment,
-    "tcp": _meet_by_address,
-    "file": _meet_in_file,
+_Method = Callable[[SplitResult, int | None, int | None, Deadline], MeetingPoint]
+_METHODS: dict[str, _Method] = {
+    "env": _point_by_environment,
+    "tcp": _point_by_address,
+    "file": _point_in_file,
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nc10d.auth.token import VALUE, job_token, new_token, require_token
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import AuthError, StoreError
 from nc10d.run.environment import LaunchedJob
 from nc10d.run.rank_output import OutputPlan
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from nc10d.run import agent
 
+    open_standard_descriptors()
     request = read(sys.argv[1:] if argv is None else argv)
     job = request.job
     try:
@@ -59,17 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with hosted_store(job) as port:
             job = replace(job, master_port=port)
             return agent.run(job, request.command, request.output, request.grace)
-    except BrokenPipeError:
+    except raised_here(BrokenPipeError):
         # The reader of our output has left. Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
-    except OSError as error:
+    except raised_here(OSError) as error:
         agent.write_message(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE
-    except AuthError as error:
+    except raised_here(AuthError) as error:
         agent.write_message(f"nc10d-run: {error}\n")
         return 1
-    except StoreError as error:
+    except raised_here(StoreError) as error:
         agent.write_message(f"nc10d-run: cannot host the store: {error}\n")
         return 1
 
@@ -91,6 +93,18 @@ def hosted_store(job: LaunchedJob) -> Iterator[int]:
         yield store.port
     finally:
         store.close()
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null in place of closed standard descriptors.
+
+    A pipe or socket with such a number would be taken for the ranks' input or output.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  (for the process's life)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def ensure_token(request: LaunchRequest, environment: MutableMapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.run.signals import SignalPipe
 
 READ_BYTES = 1 << 16
@@ -151,9 +152,9 @@ class OutputStream:
         """Read once and pass the bytes on; return False if there are none, for now or ever."""
         try:
             data = os.read(self.source, READ_BYTES)
-        except BlockingIOError:
+        except raised_here(BlockingIOError):
             return False
-        except OSError:
+        except raised_here(OSError):
             data = b""  # a pseudo-terminal ends with EIO, a pipe with an empty read
         if not data:
             self.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
+
+from nc10d.base.signal_errors import suppress_here
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
@@ -44,7 +45,7 @@ class SignalPipe:
 
     def collect(self) -> None:
         """Move the signals in the pipe to memory; never blocks."""
-        with contextlib.suppress(BlockingIOError):
+        with suppress_here(BlockingIOError):
             self._collected += os.read(self.fd, 1024)
         self.ending = self.ending or any(number in ENDING for number in self._collected)
 

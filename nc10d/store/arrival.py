@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import StoreTimeout
 from nc10d.store.base import Store
 
@@ -34,7 +35,7 @@ def wait_for_keys(waiter: KeyWaiter, keys: Sequence[str], timeout: float) -> boo
     """Block for at most `timeout` seconds until all keys exist; return whether they do."""
     try:
         waiter.wait(keys, max(timeout, 0.001))
-    except StoreTimeout:
+    except raised_here(StoreTimeout):
         # The answer of a distant store may take longer than a short timeout: ask without one.
         return waiter.check(keys)
     return True

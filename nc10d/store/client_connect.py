@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import time
 
+from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import NoAnswer, NotAStore
 
@@ -27,7 +27,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
             return connect_once(host, port, deadline, token)
         except NotAStore:
             raise
-        except OSError:
+        except raised_here(OSError):
             left = deadline - time.monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
@@ -54,7 +54,7 @@ def connect_once(
         return connection
     # The Unix socket fails if the server is in another network namespace, or has no descriptor
     # left for a second connection. Then the TCP connection is kept.
-    with contextlib.suppress(OSError):
+    with suppress_here(OSError):
         faster = _connect_unix(name, min(deadline, time.monotonic() + _UNIX_GRACE), token)
         connection.close()
         return faster
@@ -62,10 +62,29 @@ def connect_once(
 
 
 def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
+    """Connect to the first address of `host` that answers; OSError of the first if none does.
+
+    socket.create_connection does not tell a signal handler's OSError from an address's.
+    """
     try:
-        return socket.create_connection((host, port), limit)
-    except UnicodeError as error:  # the name is too long
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except raised_here(UnicodeError) as error:  # the name is too long
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+    first: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(limit)
+            sock.connect(address)
+        except BaseException as error:
+            sock.close()
+            if from_handler(error) or not isinstance(error, OSError):
+                raise
+            first = first or error
+        else:
+            return sock
+    assert first is not None, "a host that is known has an address"
+    raise first
 
 
 def _connect_unix(name: bytes, deadline: float, token: bytes | None) -> StoreConnection:
@@ -86,7 +105,7 @@ def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> S
         from nc10d.store.sealed_connection import SealedConnection
 
         return SealedConnection(sock, deadline, token)
-    except TimeoutError as error:
+    except raised_here(TimeoutError) as error:
         sock.close()
         raise NoAnswer from error
     except BaseException:

@@ -7,13 +7,13 @@ belong to an earlier request, so a connection that has failed is closed and not 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
 import socket
 import time
 
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.store_errors import Disconnected, NotAStore
 
@@ -82,7 +82,7 @@ class StoreConnection:
         """Hand all of `data` to the kernel; TimeoutError at the deadline."""
         try:
             sent = _write(self._fileno(), data)
-        except BlockingIOError:
+        except raised_here(BlockingIOError):
             sent = 0
         if sent != len(data):
             self._send_rest(memoryview(data)[sent:])
@@ -91,7 +91,7 @@ class StoreConnection:
         """Send a request without a reply; TimeoutError if that blocks for `limit` seconds."""
         try:
             sent = _write(self._fileno(), data)
-        except BlockingIOError:
+        except raised_here(BlockingIOError):
             sent = 0
         if sent != len(data):
             self.deadline, self.waits = time.monotonic() + limit, False
@@ -100,7 +100,7 @@ class StoreConnection:
     def _send_rest(self, rest: memoryview) -> None:
         while rest:
             self._ready(select.POLLOUT)
-            with contextlib.suppress(BlockingIOError):
+            with suppress_here(BlockingIOError):
                 rest = rest[_write(self._fileno(), rest) :]
 
     def take(self, count: int) -> bytes:
@@ -164,7 +164,7 @@ class StoreConnection:
         while True:
             try:
                 data = self._recv(most)
-            except TimeoutError:
+            except raised_here(TimeoutError):
                 self._ready(select.POLLIN)
                 continue
             if data:
@@ -191,7 +191,7 @@ class StoreConnection:
 
     def shut(self) -> None:
         """End the call in progress in another thread, which then closes the connection."""
-        with contextlib.suppress(OSError):
+        with suppress_here(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """FileStore: a store in a file that processes share, on one host or over a network file system.
 
 The last user to close the store, or to end, removes the file if all `world_size` users had opened
-it. With an unknown world size the file stays. If all users were killed, the file stays too, and
-the next job starts it anew.
+it. With an unknown world size the file stays. If users were killed, the file stays too, and the
+next job starts it anew once no user is left, whatever its own size. Users that close the store
+before all have come leave their values to those that come later.
 """
 
 # ruff: noqa: D102  (Store documents the methods)
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import StoreError
 from nc10d.store.journal import Journal, JournaledValues
 from nc10d.store.local import LocalStore
@@ -44,6 +46,7 @@ class FileStore(LocalStore):
         self._closed = False
         with self._access() as values:
             values.arrive()
+            self._opened().counted = True
 
     @property
     def path(self) -> str:
@@ -63,7 +66,7 @@ class FileStore(LocalStore):
             try:
                 with journal.access() as values:
                     yield values
-            except (OSError, BadFrame) as error:
+            except raised_here(OSError, BadFrame) as error:
                 raise StoreError(f"{self._name()}: {error}") from error
 
     def _opened(self) -> Journal:
@@ -72,7 +75,7 @@ class FileStore(LocalStore):
         if self._journal is None:
             try:
                 self._journal = Journal(self._path, self._world_size)
-            except (OSError, BadFrame) as error:
+            except raised_here(OSError, BadFrame) as error:
                 raise StoreError(f"{self._name()}: {error}") from error
             # Runs when this store is dropped or the interpreter ends, whichever is first.
             self._finalizer = weakref.finalize(self, self._journal.close)
@@ -96,7 +99,7 @@ class FileStore(LocalStore):
     def _grown_from(self, position: int) -> bool:
         try:
             return self._opened().grown_from(position)
-        except OSError as error:
+        except raised_here(OSError) as error:
             raise StoreError(f"{self._name()}: {error}") from error
 
     def clone(self) -> FileStore:

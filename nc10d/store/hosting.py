@@ -2,14 +2,15 @@
 
 The owner binds and listens. So the port is known at once, a port in use is an error at once, and
 clients may connect before the server is up. The server's process inherits the listening socket and
-the read end of a pipe. It ends once the pipe's write end has closed (the owner closed it, or died)
-and the last client has disconnected. It has a session of its own and no output: Ctrl-C does not
-reach it, and it does not keep the owner's output open.
+an end of a socket pair, the lifeline. Once the owner's end has closed (the owner closed it, or
+died), the server gives up its port; it ends with its last client. It has a session of its own and
+no output: Ctrl-C does not reach it, and it does not keep the owner's output open.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import os
 import socket
@@ -20,31 +21,41 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from nc10d.auth.token import exposed_error, insecure, job_token, reachable
+from nc10d.auth.token import exposed_error, insecure, reachable
+from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.errors import StoreError
 from nc10d.store.server import Server
 from nc10d.store.store_errors import explain_no_listener
 from nc10d.store.wire import Limits
 
 _BACKLOG = 4096
+_RELEASE_SECONDS = 2.0
+_FIRST_FD = 3  # behind the standard descriptors
 _SERVER_SCRIPT = Path(__file__).with_name("server_process.py")
 MOST_PORT = 65535
 ANY = ("", "0.0.0.0", "::")
 
 
-class Hosting:
-    """A running server: its address, as this machine reaches it, and the pipe that keeps it alive.
+class PortTaken(StoreError):
+    """Another program, or another job's server, listens on the port."""
 
-    Several owners in this process may share it (`keep`, `release`). The server ends after the last
-    owner has released it and the last client has disconnected.
+
+class Hosting:
+    """A running server: its address, as this machine reaches it, and the lifeline.
+
+    Several owners in this process may share it (`keep`, `release`). When the last of them has
+    released it, its port is free. The server ends after its last client has disconnected.
     """
 
     def __init__(
-        self, address: tuple[str, int], lifeline: int, child: subprocess.Popen[bytes] | None
+        self,
+        address: tuple[str, int],
+        lifeline: socket.socket,
+        child: subprocess.Popen[bytes] | None,
     ) -> None:
         self.host = "127.0.0.1" if address[0] in ANY else address[0]
         self.port = address[1]
-        self._lifeline: int | None = lifeline
+        self._lifeline: socket.socket | None = lifeline
         self._child = child
         self._users = 1
         _hostings.add(self)
@@ -59,17 +70,21 @@ class Hosting:
         self._users += 1
 
     def release(self) -> None:
-        """Give up an owner's share; the server may end after the last."""
+        """Give up an owner's share; after the last, the port is free."""
         self._users -= 1
         if self._users == 0:
             self.cut()
 
     def cut(self) -> None:
-        """Close the pipe; idempotent."""
+        """Have the server give up its port; idempotent. Blocks a moment, until it has."""
         lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:
-            os.close(lifeline)
+        if lifeline is None:
+            return
         self.reap()
+        with lifeline, suppress_here(OSError):
+            lifeline.shutdown(socket.SHUT_WR)
+            lifeline.settimeout(_RELEASE_SECONDS)  # a frozen server must not hold its owner up
+            lifeline.recv(1)
 
     def reap(self) -> None:
         """Wait for the intermediate process, which ends as soon as the server is up."""
@@ -78,11 +93,13 @@ class Hosting:
             self._child = None
 
     def forget_child(self) -> None:
-        """In a forked child, close its copy of the pipe: pipe and process belong to the parent."""
+        """In a forked child, close its copy of the lifeline, which belongs to the parent."""
         if self._child is not None:
             self._child.returncode = 0
             self._child = None
-        self.cut()
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
 
 
 _hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()
@@ -107,16 +124,12 @@ def host_server(
     """Start a server for `host` and `port` (0: any free port); StoreError if the port is in use.
 
     With a `token` it serves only clients that know it. `kind` is "process" or "thread".
-    `listen_fd` is a listening socket to serve instead; the server takes ownership of it.
+    `listen_fd` is a bound socket to serve instead; the server takes ownership of it.
     """
     start = _STARTERS.get(kind)
     if start is None:
         raise ValueError(f"server must be one of {sorted(_STARTERS)}, not {kind!r}")
-    if listen_fd is not None:
-        listener = socket.socket(fileno=listen_fd)
-    else:
-        listener = listen(host, port, token)
-    with listener:
+    with listen(host, port, token) if listen_fd is None else _given_listener(listen_fd) as listener:
         return start(listener, limits, token)
 
 
@@ -143,50 +156,42 @@ def shared_server(
     return host_server(host, port, kind, limits, token)
 
 
-_kept_servers: dict[str, Hosting] = {}
-
-
-def keep_server(host: str, port: int) -> None:
-    """Share or start a server process on `port`, and keep it until this process ends.
-
-    Only the latest server is kept: an earlier one is released.
-    """
-    hosting = shared_server(host, port, "process", Limits(), job_token())
-    before, _kept_servers["latest"] = _kept_servers.get("latest"), hosting
-    if before is not None:
-        before.release()
-
-
 def _start_process(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
-    read, write = os.pipe()
+    lifeline, theirs = socket.socketpair()
     secret = token or b""
-    os.write(write, secret)  # other users can read a command line
-    command = [sys.executable, "-I", "-S", str(_SERVER_SCRIPT), str(listener.fileno()), str(read)]
-    command.append(str(len(secret)))
+    lifeline.send(secret)  # other users can read a command line
+    # Where a standard descriptor is closed, a socket may have its number, which the server's
+    # process has for /dev/null.
+    passed = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD) for end in (listener, theirs)]
+    numbers = map(str, [*passed, len(secret), *limits])
     try:
         child = subprocess.Popen(
-            [*command, *map(str, limits)],
+            [sys.executable, "-I", "-S", str(_SERVER_SCRIPT), *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(listener.fileno(), read),
+            pass_fds=passed,
             start_new_session=True,
             cwd="/",
         )
-    except OSError as error:
-        os.close(write)
+    except BaseException as error:
+        lifeline.close()
+        if from_handler(error) or not isinstance(error, OSError):
+            raise
         raise StoreError(f"cannot start the store's server: {error}") from error
     finally:
-        os.close(read)
-    return Hosting(listener.getsockname()[:2], write, child)
+        theirs.close()
+        for fd in passed:
+            os.close(fd)
+    return Hosting(listener.getsockname()[:2], lifeline, child)
 
 
 def _start_thread(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
-    read, write = os.pipe()
+    lifeline, theirs = socket.socketpair()
     address = listener.getsockname()[:2]
-    server = server_for(listener.dup(), read, limits, token)
+    server = server_for(listener.dup(), theirs.detach(), limits, token)
     threading.Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
-    return Hosting(address, write, None)
+    return Hosting(address, lifeline, None)
 
 
 _STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None], Hosting]] = {
@@ -210,11 +215,31 @@ def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
         if bind:
             return _bind(_resolve(bind, port))
         return _listen_for(host, port)
-    except OSError as error:
+    except raised_here(OSError) as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
-        raise StoreError(
-            f"store {where}: cannot listen there: {explain_no_listener(error)}"
-        ) from error
+        kind = PortTaken if error.errno == errno.EADDRINUSE else StoreError
+        raise kind(f"store {where}: cannot listen there: {explain_no_listener(error)}") from error
+
+
+def _given_listener(fd: int) -> socket.socket:
+    """Return a caller's socket, listening; ValueError if it is not a TCP socket with a port."""
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ValueError(f"master_listen_fd {fd} is not a socket: {error.strerror}") from error
+    try:
+        # An unbound socket would listen on every address of the machine.
+        inet = listener.family in (socket.AF_INET, socket.AF_INET6)
+        if not inet or listener.type != socket.SOCK_STREAM or listener.getsockname()[1] == 0:
+            raise ValueError(f"master_listen_fd {fd} is not a TCP socket that is bound to a port")
+        listener.listen(_BACKLOG)
+    except BaseException as error:
+        listener.detach()  # it stays the caller's
+        if isinstance(error, OSError):
+            why = explain_no_listener(error)
+            raise StoreError(f"master_listen_fd {fd}: cannot listen: {why}") from error
+        raise
+    return listener
 
 
 def _listen_on_loopback(host: str, port: int) -> socket.socket:
@@ -234,7 +259,7 @@ def _listen_for(host: str, port: int) -> socket.socket:
         return _listen_anywhere(port)
     try:
         return _bind(address)
-    except OSError as error:
+    except raised_here(OSError) as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         return _listen_anywhere(port)

@@ -1,9 +1,9 @@
 """The file behind FileStore: a journal of requests that processes append and replay.
 
 The file begins with VALIDATE. Requests follow as on the wire: SET, APPEND, DELETE_KEY, QUEUE_PUSH
-and QUEUE_POP, and a PING for every user that opened the file. To read or write, a process locks
-the file, replays the requests that others have appended, appends its own and unlocks. A record
-whose writer died before it was complete is cut off by the next process.
+and QUEUE_POP, and a PING for every user that opened the file (its process) or closed it (0). To
+read or write, a process locks the file, replays the requests that others have appended, appends its
+own and unlocks. A record whose writer died before it was complete is cut off by the next process.
 
 Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
 locks access. Every user of the file holds byte 1 in shared mode.
@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.values import Values
 
@@ -26,22 +27,28 @@ _ACCESS, _USERS = 0, 1
 _HEADER = m.with_u32(m.VALIDATE, m.MAGIC)
 _UNBOUNDED = m.Limits(key=1 << 40, value=1 << 40, total=1 << 50, items=1 << 40)
 _READ = 1 << 20
+_DEPARTURE = 0  # no process has this number
 
 
 class JournaledValues(Values):
     """Values that record every change as the request that repeats it."""
 
-    __slots__ = ("arrivals", "changes")
+    __slots__ = ("arrivals", "changes", "departures")
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[bytes] = []
-        self.arrivals = 0
+        self.arrivals = self.departures = 0
 
     def arrive(self) -> None:
         """Count another user."""
         self.arrivals += 1
         self.changes.append(m.with_u32(m.PING, os.getpid() & 0xFFFFFFFF))
+
+    def depart(self) -> None:
+        """Count a user that closes the file; the others that have gone were killed."""
+        self.departures += 1
+        self.changes.append(m.with_u32(m.PING, _DEPARTURE))
 
     def put(self, key: bytes, value: bytes) -> None:
         super().put(key, value)
@@ -69,7 +76,8 @@ class JournaledValues(Values):
         """Apply a change that another process has recorded."""
         kind, *fields = request
         if kind == m.PING:
-            self.arrivals += 1
+            self.arrivals += fields[0] != _DEPARTURE
+            self.departures += fields[0] == _DEPARTURE
         elif kind != m.VALIDATE:
             _REPLAY[kind](self, *fields)
 
@@ -87,12 +95,14 @@ class Journal:
     """A user's open journal; it must not be used by several threads at once.
 
     `world_size` is the number of users, -1 if unknown. If all of them have opened the file, its
-    last user removes it, and a first user that finds it treats it as abandoned.
+    last user removes it. If a known number of users is expected and no user is left, the file is
+    begun anew: if all had opened it, or if one was killed.
     """
 
     def __init__(self, path: str, world_size: int) -> None:
         self.path = path
         self.values = JournaledValues()
+        self.counted = False  # whether this user is among the arrivals
         self._world_size = world_size
         self._parser = m.Parser(_UNBOUNDED)
         self.position = 0  # the bytes of the file that the values include
@@ -116,7 +126,8 @@ class Journal:
         if alone:
             self._fd = fd
             self._catch_up()
-            if self._complete():
+            killed = self._world_size > 0 and self.values.departures < self.values.arrivals
+            if killed or self._complete():
                 os.ftruncate(fd, 0)
                 self._start_over()
         _lock(fd, fcntl.F_RDLCK, _USERS)
@@ -152,8 +163,11 @@ class Journal:
             _lock(fd, fcntl.F_WRLCK, _ACCESS)
             self._catch_up()
             if self._complete() and _lock(fd, fcntl.F_WRLCK, _USERS, wait=False):
-                with contextlib.suppress(FileNotFoundError):
+                with suppress_here(FileNotFoundError):
                     os.unlink(self.path)
+            elif self.counted:
+                self.values.depart()
+                self._append()
         finally:
             self._fd = -1
             os.close(fd)
@@ -202,7 +216,7 @@ def _lock(fd: int, kind: int, byte: int, wait: bool = True) -> bool:
     request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
-    except (BlockingIOError, PermissionError):
+    except raised_here(BlockingIOError, PermissionError):
         return False
     return True
 
@@ -210,5 +224,5 @@ def _lock(fd: int, kind: int, byte: int, wait: bool = True) -> bool:
 def _same_file(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
+    except raised_here(FileNotFoundError):
         return False

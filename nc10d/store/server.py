@@ -2,8 +2,9 @@
 
 The Table makes all decisions; auth_server.py adds authentication.
 
-The loop ends once the owner has gone and the last client has disconnected. The owner has gone when
-its descriptor reads end-of-file, which the kernel ensures however the owner dies. If a connection
+The owner has gone when its descriptor reads end-of-file, which the kernel ensures however the owner
+dies. The server then gives up its port, tells its clients (OWNER_LEFT), and closes the descriptor,
+for which an owner that lives waits. It ends once the last client has disconnected. If a connection
 breaks the protocol or a bound, only that connection is closed. Nothing blocks except the wait for
 events. The server stops reading from a client that does not read its replies.
 """
@@ -19,7 +20,7 @@ import sys
 from collections import deque
 
 from nc10d.store.table import Table
-from nc10d.store.wire import BadFrame, Limits, Parser
+from nc10d.store.wire import OWNER_LEFT, SET, BadFrame, Limits, Parser
 
 _BACKLOG = 4096
 _READ = 1 << 16
@@ -105,7 +106,7 @@ class Server:
             self._poll.register(owner, IN)
 
     def serve(self) -> None:
-        """Block and serve until owner and clients have gone; close the listener at the end."""
+        """Block and serve until owner and clients have gone."""
         try:
             while not self._unneeded():
                 for fd, event in self._poll.poll(self._poll_timeout()):
@@ -138,10 +139,17 @@ class Server:
             self._accept(self._listeners[fd])
 
     def _end_of_owner(self, fd: int) -> None:
-        if os.read(fd, 64) == b"":
-            self._poll.unregister(fd)
-            os.close(fd)
-            self._owner = None
+        if os.read(fd, 64) != b"":
+            return
+        # The port must be free before the owner goes on, which waits for this descriptor.
+        for listener in self._listeners.values():
+            self._poll.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+        self._poll.unregister(fd)
+        os.close(fd)
+        self._owner = None
+        self._send_all(self._table.apply((SET, b"/" + OWNER_LEFT.encode(), b""), None))
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):  # clients are served in between

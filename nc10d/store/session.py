@@ -7,7 +7,6 @@ and the next call reconnects. A forked child closes its copy of the parent's con
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from nc10d.base.deadline import Timeout, seconds
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
@@ -56,7 +56,7 @@ class StoreSession:
             self._connection = connect(self.host, self.port, deadline, self._token)
         except NotAStore as error:
             raise StoreError(f"{self.name}: cannot connect: {explain_unreached(error)}") from error
-        except OSError as error:
+        except raised_here(OSError) as error:
             tried = f"cannot connect, tried for {self.seconds:g} s"
             raise StoreTimeout(f"{self.name}: {tried}: {explain_unreached(error)}") from error
 
@@ -114,7 +114,7 @@ class StoreSession:
         try:
             self._holder = threading.get_ident()
             return act(self._connection or self._reconnect(deadline))
-        except OSError as error:
+        except raised_here(OSError) as error:
             raise self._failure(error, limit, keys) from error
         except BaseException:
             self._drop()  # interrupted: the reply is still outstanding
@@ -166,7 +166,7 @@ class StoreSession:
             if not self._lock.acquire(timeout=left):
                 raise self._timeout_error(limit, keys, "; another thread's call was under way")
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the lock was not taken
+            with suppress_here(RuntimeError):  # the lock was not taken
                 self._lock.release()
             raise
 
@@ -184,7 +184,7 @@ class StoreSession:
         try:
             if connection.waits and connection.cancel_wait(_CANCEL_GRACE):
                 self._connection = connection
-        except OSError:
+        except raised_here(OSError):
             pass  # the connection is closed below
         finally:
             if self._connection is None:

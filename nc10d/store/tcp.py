@@ -10,13 +10,13 @@ child connects anew at its first call.
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from nc10d.auth.token import check_token, job_token
 from nc10d.base.deadline import Timeout, seconds
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.base import (
@@ -46,11 +46,12 @@ class TCPStore(Store):
     `port` 0 chooses a free port (see the `port` property). With `world_size` the
     store counts its clients; with `wait_for_workers` too, the master blocks until all have
     connected. `multi_tenant` shares a server that this process already runs on that port.
-    `master_listen_fd` is a listening socket to serve. `use_libuv` is accepted for compatibility
+    `master_listen_fd` is a bound TCP socket to serve. `use_libuv` is accepted for compatibility
     with torch and ignored. `server` is "process" (the default: a busy owner does not delay the
     server, which ends once the owner and all clients have gone) or "thread". `limits` are the
-    server's bounds. A client on the server's host uses a Unix socket, unless NC10D_STORE_TCP is
-    set. StoreError if the address is in use or cannot be reached within `timeout`.
+    server's bounds. Once the owner has closed the store or has died, the port is free, and clients
+    that are connected are served further. A client on the server's host uses a Unix socket, unless
+    NC10D_STORE_TCP is set. StoreError if the address is in use or cannot be reached in time.
 
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
     function that returns them; by default the job's token, if it has one (auth/token.py). With
@@ -158,7 +159,7 @@ class TCPStore(Store):
             return self._call(
                 m.with_number(m.ADD, _key(key), amount), StoreConnection.take_number, (key,)
             )
-        except StoreError as error:
+        except raised_here(StoreError) as error:
             raise self._explained(error, key) from error.__cause__
 
     def _explained(self, error: StoreError, key: str) -> StoreError:
@@ -169,7 +170,7 @@ class TCPStore(Store):
         if isinstance(error, StoreTimeout):
             return error
         name, value = _key(key), b"0"
-        with contextlib.suppress(StoreError):
+        with suppress_here(StoreError):
             if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _PROBE_SECONDS) == m.READY:
                 value = self._call(
                     m.with_key(m.GET, name), StoreConnection.take_string, (), _PROBE_SECONDS
@@ -236,7 +237,7 @@ class TCPStore(Store):
         packet = m.with_number(m.BARRIER, _key(key), world_size)
         try:
             self._call(packet, StoreConnection.take_stop, (key,), timeout, True)
-        except StoreError as error:
+        except raised_here(StoreError) as error:
             raise self._explained(error, key) from error.__cause__
 
     def clone(self) -> TCPStore:

@@ -33,6 +33,8 @@ HOLDS_REQUESTS = b"nc10d/holds-requests"
 # that socket's name.
 READY_UNIX = b"\x02"
 UNIX_NAME = b"nc10d/near"
+OWNER_LEFT = "nc10d/owner-left"
+"""A user's key, which a server sets when its owner has left: no further client can connect."""
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -166,6 +167,26 @@ def test_a_listening_socket_can_be_handed_over() -> None:
     store = TCPStore(HOST, port, is_master=True, timeout=20, master_listen_fd=listener.detach())
     assert store.port == port
     store.close()
+
+
+def test_a_bound_socket_that_does_not_listen_can_be_handed_over() -> None:
+    bound = socket.socket()
+    bound.bind((HOST, 0))
+    port = bound.getsockname()[1]
+    store = TCPStore(HOST, port, is_master=True, timeout=20, master_listen_fd=bound.detach())
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    store.close()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_socket_that_cannot_serve_is_refused_and_stays_the_callers(kind: int) -> None:
+    with socket.socket(socket.AF_INET, kind) as unbound:
+        with pytest.raises(ValueError, match=r"master_listen_fd .* not a TCP socket .* bound"):
+            TCPStore(HOST, 1, is_master=True, timeout=20, master_listen_fd=unbound.fileno())
+        unbound.bind((HOST, 0))
+    with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="not a socket"):
+        TCPStore(HOST, 1, is_master=True, timeout=20, master_listen_fd=file.fileno())
 
 
 def test_a_server_that_is_not_up_yet_is_waited_for() -> None:

@@ -26,6 +26,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
 from nc10d.group.process_group import prefix_store
 from nc10d.group.world import own_world
+from nc10d.init_methods.meeting import meet
 from nc10d.store import HashStore
 from nc10d.testing.ranks import Ranks, run_ranks
 
@@ -254,7 +255,8 @@ def test_a_rank_that_dies_after_the_bootstrap_is_named_and_nothing_is_kept() -> 
             dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=0.5)
 
     def go() -> None:
-        keys = prefix_store("world/1", store)
+        number = meet(prefix_store("meeting/world", store), 1, 2, Deadline.after(5.0), 5.0)
+        keys = prefix_store(f"world/{number}", store)
         Context(keys, 1, 2, Deadline.after(5.0)).close()
 
     together(stay, go)

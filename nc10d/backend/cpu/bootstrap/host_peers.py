@@ -30,6 +30,7 @@ from nc10d.backend.cpu.engine.cpu_policy import own_thresholds, quota
 from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def map_peers(
 def _pidfd() -> int:
     try:
         return os.pidfd_open(os.getpid())
-    except (OSError, AttributeError) as error:
+    except raised_here(OSError, AttributeError) as error:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
 
 
@@ -126,7 +127,7 @@ def _exchange_all(
             peer.close()
         for _, link in called:
             link.close()
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError) or from_handler(error):
             raise
         raise RendezvousError(
             f"rank {mine.rank} could not reach the other ranks of its host: {error}"
@@ -181,7 +182,7 @@ def _accept(
         listener.settimeout(socket_timeout(deadline))
         try:
             link, _ = listener.accept()
-        except TimeoutError as error:
+        except raised_here(TimeoutError) as error:
             raise _no_hello(sorted(waiting)) from error
         link.settimeout(min(2.0, socket_timeout(deadline)))
         peer = None
@@ -201,7 +202,7 @@ def _read_hello(
         return None
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except OSError:  # it sends nothing, or has gone already
+    except raised_here(OSError):  # it sends nothing, or has gone already
         return None
     rank, proof = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
     valid = secrets.compare_digest(proof, _proof(mine.secret))
@@ -228,7 +229,7 @@ def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadlin
     link.settimeout(socket_timeout(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except TimeoutError as error:
+    except raised_here(TimeoutError) as error:
         raise _no_hello([info.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.kernels.cache_dir import matching
 
@@ -73,7 +74,7 @@ def exchange_infos(
     store.set(keys[info.rank], json.dumps(asdict(info)))
     try:
         store.wait(keys, socket_timeout(deadline))
-    except StoreTimeout as error:
+    except raised_here(StoreTimeout) as error:
         missing = [rank for rank in range(size) if not store.check([keys[rank]])]
         raise RendezvousError(f"ranks {missing} did not join the group in time") from error
     plain = [json.loads(text) for text in store.multi_get(keys)]

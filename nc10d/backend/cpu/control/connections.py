@@ -12,7 +12,6 @@ A message is JSON behind its length. Only the rank's control thread reads; any t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import select
 import socket
@@ -21,6 +20,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from nc10d.base.signal_errors import raised_here, suppress_here
 
 # A vanished host is detected after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when sent data is
 # not acknowledged for USER_TIMEOUT milliseconds (tcp(7)). Data connections have no such limit: a
@@ -76,9 +77,9 @@ class ControlConnection:
             while self._out and self.ended is None:
                 try:
                     sent = self.wire.send(self._out[0], socket.MSG_NOSIGNAL)
-                except (BlockingIOError, InterruptedError):
+                except raised_here(BlockingIOError, InterruptedError):
                     return
-                except OSError:
+                except raised_here(OSError):
                     return  # `receive` finds the reason
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
@@ -97,9 +98,9 @@ class ControlConnection:
         while self.ended is None:
             try:
                 data = self.wire.recv(65536)
-            except (BlockingIOError, InterruptedError):
+            except raised_here(BlockingIOError, InterruptedError):
                 break
-            except OSError as error:
+            except raised_here(OSError) as error:
                 self._end(error.strerror or str(error))
                 break
             if not data:
@@ -212,7 +213,7 @@ class ControlConnections:
         """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
         for connection in self.connections.values():
             if not shared:
-                with contextlib.suppress(OSError):
+                with suppress_here(OSError):
                     connection.wire.shutdown(socket.SHUT_RDWR)
             connection.wire.close()
             connection.ended = connection.ended or "this rank has closed it"

@@ -23,6 +23,7 @@ from nc10d.backend.cpu.transport.connect import EndpointExchange, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.text import join_words
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.store.arrival import POLL_SECONDS, arrive, publish_outcome, wait_for_keys
@@ -58,7 +59,8 @@ def form(spec: GroupSpec) -> GroupMemory:
     """Allocate this rank's area of a group; return the areas of its host. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
-    for ranks that did not come before the deadline, PeerLost for ranks that have died.
+    for ranks that did not come before the deadline, PeerLost for ranks that have died. What else
+    ends this call here, such as a signal's handler, is raised as it is; the others are told.
     """
     context, store = spec.context, spec.store
     offset, slot_bytes = _allocate(spec)
@@ -66,17 +68,25 @@ def form(spec: GroupSpec) -> GroupMemory:
     try:
         outcome = _arrive(spec, offset, slot_bytes)
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
-        # If this fails as well, the area stays allocated: the other ranks may use it.
-        outcome, failure = publish_outcome(store, _encoded(error, spec)), error
-    interrupted = failure if not isinstance(failure, Exception) else None
+        # An error about the group is agreed with the others; any other error is this rank's own.
+        failure = error if not isinstance(error, DistError) or from_handler(error) else None
+        try:
+            outcome = publish_outcome(store, _encoded(error, spec))
+        except raised_here(DistError):
+            # The area stays allocated: the other ranks may use it.
+            if failure is not None:
+                raise failure  # noqa: B904  (it is no consequence of the store's error)
+            raise
     found = json.loads(outcome)
     if "offsets" not in found:
         context.arena.free(offset)
-        raise interrupted or error_wire.decode_error(outcome) from None
+        if failure is not None:
+            raise failure
+        raise error_wire.decode_error(outcome) from None
     memory = _map(spec, found["offsets"], found["slot_bytes"])
-    if interrupted is not None:
+    if failure is not None:
         give_back(context, memory)
-        raise interrupted
+        raise failure
     return memory
 
 

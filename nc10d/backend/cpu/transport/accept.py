@@ -31,6 +31,7 @@ from nc10d.auth.handshake import (
     Introduction,
 )
 from nc10d.backend.cpu.transport.addresses import tcp_socket
+from nc10d.base.signal_errors import raised_here
 
 MOST_STRANGERS = 256
 # Below MOST_STRANGERS: connections accepted in a batch must be read before a later batch may
@@ -122,7 +123,7 @@ class Acceptor:
         for _ in range(_BATCH):
             try:
                 wire, _ = self._listener.accept()
-            except OSError:  # no connection waits, or its caller has gone meanwhile
+            except raised_here(OSError):  # no connection waits, or its caller has gone meanwhile
                 return
             self._await_hello(wire)
 
@@ -141,9 +142,9 @@ class Acceptor:
     def _continue(self, handshake: PendingHandshake) -> None:
         try:
             self._step(handshake)
-        except BlockingIOError:
+        except raised_here(BlockingIOError):
             return
-        except (OSError, BadHandshake) as error:
+        except raised_here(OSError, BadHandshake) as error:
             # A wrong answer to a call is an error of the job; a wrong caller may be anybody.
             if isinstance(handshake.side, HandshakeCaller):
                 raise _refused(handshake, error) from error

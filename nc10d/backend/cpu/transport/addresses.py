@@ -19,6 +19,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _ipv4(name: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             raw = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-        except OSError:
+        except raised_here(OSError):
             return None
     # struct ifreq: 16 bytes of name, then sockaddr_in with the address behind family and port.
     return socket.inet_ntoa(raw[20:24])
@@ -65,7 +66,7 @@ def _ipv4(name: str) -> str | None:
 def _ipv6(name: str) -> str | None:
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
+    except raised_here(OSError):
         return None
     for line in lines:
         digits, _, _, scope, _, interface = line.split()
@@ -91,7 +92,7 @@ def _towards(server: tuple[str, int]) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except raised_here(OSError) as error:
         raise RendezvousError(f"no way to the store at {server[0]}: {error}") from error
 
 
@@ -123,7 +124,7 @@ def control(wire: socket.socket) -> str:
     """Return the name of a TCP socket's congestion control; empty if it is unknown."""
     try:
         name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    except OSError:  # a kernel without the option
+    except raised_here(OSError):  # a kernel without the option
         return ""
     return name.partition(b"\0")[0].decode()
 
@@ -131,7 +132,7 @@ def control(wire: socket.socket) -> str:
 def _set(wire: socket.socket, name: str) -> bool:
     try:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-    except OSError:
+    except raised_here(OSError):
         return False
     return True
 
@@ -139,5 +140,5 @@ def _set(wire: socket.socket, name: str) -> bool:
 def _allowed() -> str:
     try:
         return ", ".join(_ALLOWED.read_text().split())
-    except OSError:
+    except raised_here(OSError):
         return "an unknown list"

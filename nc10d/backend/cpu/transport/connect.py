@@ -21,6 +21,7 @@ from nc10d.auth.token import job_token, require_token
 from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError, StoreError
 from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
 
@@ -106,9 +107,9 @@ def connect(
                     there, introduction = found[peer], Introduction(rank, peer, purpose, group)
                     acceptor.call((there.address, there.port), there.key(), introduction)
             acceptor.run(check_time)
-        except StoreError:  # an OSError as well, but its text already explains it
+        except raised_here(StoreError):  # an OSError as well, but its text already explains it
             raise
-        except OSError as error:
+        except raised_here(OSError) as error:
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error
         finally:
@@ -129,7 +130,7 @@ def _listener(address: str) -> socket.socket:
     try:
         # Port 0: the kernel chooses a free port, so jobs on the same host do not collide.
         listener.bind((address, 0))
-    except OSError as error:
+    except raised_here(OSError) as error:
         listener.close()
         raise RendezvousError(f"can't listen on {address}: {error}") from error
     listener.listen(_BACKLOG)

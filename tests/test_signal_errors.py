@@ -1,0 +1,214 @@
+"""An exception that a signal's handler raises comes out of every blocking call as itself, at once.
+
+It may be of any type: of those, too, by which the library tells itself that time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError, StoreTimeout
+from nc10d.group.world import own_world
+from nc10d.init_methods.methods import rendezvous
+from nc10d.store import FileStore, HashStore, TCPStore
+
+LONG = 30.0
+HOST = "127.0.0.1"
+
+
+class NodeIsTaken(Exception):
+    """A type that the library does not know."""
+
+
+class Alarm(TimeoutError):
+    """A user's own kind of time-out."""
+
+
+class Broken(OSError):
+    """A user's own kind of system error."""
+
+
+KINDS = (
+    *(NodeIsTaken, Alarm, Broken, TimeoutError, OSError, ConnectionResetError, BlockingIOError),
+    *(ValueError, RuntimeError, KeyError, StoreTimeout, StoreError, RendezvousError, PeerLost),
+    *(Aborted, KeyboardInterrupt, SystemExit),
+)
+Blocking = Callable[[], object]
+
+
+@contextlib.contextmanager
+def ringing(error: BaseException, after: float) -> Iterator[None]:
+    """Have a signal's handler raise `error` when `after` seconds have passed.
+
+    The interpreter drops what is raised amid a finalizer or a callback from C, so ring again then.
+    """
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    def ring_again(dropped: Any) -> None:
+        print("dropped in", dropped.object)
+        signal.setitimer(signal.ITIMER_REAL, after)
+
+    hook, sys.unraisablehook = sys.unraisablehook, ring_again
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
+
+
+def comes_out(error: BaseException, after: float, call: Blocking) -> None:
+    """Require that `call` raises that very error, long before its timeout."""
+    begin = time.monotonic()
+    with pytest.raises(BaseException) as caught, ringing(error, after):
+        call()
+    assert caught.value is error, repr(caught.value)
+    assert time.monotonic() - begin < LONG / 2
+
+
+@contextlib.contextmanager
+def blocked_calls(folder: Path) -> Iterator[dict[str, Blocking]]:
+    """Yield calls that wait for what never comes."""
+    with contextlib.ExitStack() as stack:
+        closing = lambda store: stack.enter_context(contextlib.closing(store))  # noqa: E731
+        tcp = closing(TCPStore(HOST, is_master=True, timeout=LONG))
+        file, table = closing(FileStore(folder / "file", 2)), HashStore()
+        mute = stack.enter_context(socket.create_server((HOST, 0)))
+        gone = stack.enter_context(socket.socket())
+        gone.bind((HOST, 0))
+        file.set_timeout(LONG)
+        table.set_timeout(LONG)
+        calls: dict[str, Blocking] = {
+            "mute server": partial(TCPStore, HOST, mute.getsockname()[1], timeout=LONG),
+            "no server": partial(TCPStore, "localhost", gone.getsockname()[1], timeout=LONG),
+            "workers": partial(TCPStore, HOST, 0, 2, True, timeout=LONG),
+            "tcp://": partial(rendezvous, f"tcp://{HOST}:0", 0, 2, LONG),
+            "file://": partial(rendezvous, f"file://{folder}/meet", 0, 2, LONG),
+            "init": partial(init, HashStore(), 0, 2),
+            "init in a TCPStore": partial(init, tcp, 0, 2),
+        }
+        for name, store in (("tcp", tcp), ("file", file), ("table", table)):
+            calls |= {
+                f"{name} get": partial(store.get, "never"),
+                f"{name} wait": partial(store.wait, ["never"]),
+                f"{name} multi_get": partial(store.multi_get, ["never", "ever"]),
+                f"{name} queue_pop": partial(store.queue_pop, "never"),
+                f"{name} barrier": partial(store.barrier, "alone", 1 << 40),
+            }
+        yield calls
+
+
+def init(store: Any, rank: int, size: int, timeout: float = LONG) -> None:
+    with own_world():
+        dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+NAMES = (
+    *("mute server", "no server", "workers", "tcp://", "file://", "init", "init in a TCPStore"),
+    *(
+        f"{store} {call}"
+        for store in ("tcp", "file", "table")
+        for call in ("get", "wait", "multi_get", "queue_pop", "barrier")
+    ),
+)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(kind=st.sampled_from(KINDS), after=st.floats(0.001, 0.1))
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_handler_raises_comes_out_of_every_wait_for_ranks_and_keys(
+    tmp_path: Path, name: str, kind: type[BaseException], after: float
+) -> None:
+    with blocked_calls(tmp_path) as calls:
+        comes_out(kind("of the user"), after, calls[name])
+
+
+GROUP_CALLS: dict[str, Callable[[], object]] = {
+    "new_group": lambda: dist.new_group([0, 1]),
+    "new_subgroups": lambda: dist.new_subgroups(2),
+    "split_group": lambda: dist.split_group(None, [[0, 1]]),
+}
+
+
+@settings(max_examples=8, deadline=None)
+@given(kind=st.sampled_from(KINDS), after=st.floats(0.001, 0.1))
+@pytest.mark.parametrize("name", GROUP_CALLS)
+def test_what_a_handler_raises_comes_out_of_calls_that_make_groups(
+    name: str, kind: type[BaseException], after: float
+) -> None:
+    store, over = HashStore(), threading.Event()
+
+    def other_rank() -> None:
+        with own_world():
+            dist.init_process_group("cpu", store=store, rank=1, world_size=2, timeout=LONG)
+            over.wait(LONG)  # it never calls
+            dist.destroy_process_group()
+
+    thread = threading.Thread(target=other_rank)
+    thread.start()
+    try:
+        with own_world():
+            dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=LONG)
+            comes_out(kind("of the user"), after, GROUP_CALLS[name])
+            over.set()
+            dist.destroy_process_group()
+    finally:
+        over.set()
+        thread.join()
+
+
+def caught_by(clause: str, raising: Callable[[], object]) -> bool:
+    try:
+        if clause == "suppress_here":
+            with suppress_here(OSError):
+                raising()
+        else:
+            try:
+                raising()
+            except raised_here(OSError):
+                pass
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("clause", ["raised_here", "suppress_here"])
+def test_only_a_handlers_errors_pass_a_clause_for_the_librarys_own(clause: str) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "of the library")
+
+    def handled(*_: object) -> None:
+        fail()
+
+    assert caught_by(clause, fail)
+    for handler in (handled, partial(lambda _, number, frame: fail(), 0)):
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            assert not caught_by(clause, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert not from_handler(None)
