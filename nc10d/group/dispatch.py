@@ -81,7 +81,32 @@ class Dispatcher(Collectives, PointToPoint):
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
+        backend = self._preparing
+        if backend is None or async_op or timeout is not None or type(x) in unowned_views:
+            return self._call_otherwise(kind, extra, x, y, async_op, timeout)
         # One frame for all of it: each frame costs a small call a twentieth of its time.
+        try:
+            prepared = backend.latest[kind].get(extra)
+        except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
+            prepared = None
+        if prepared is not None:
+            try:
+                answer = prepared.run(prepared.words, x, y)
+                done = not (answer or prepared.in_flight) or backend.finish(
+                    prepared, answer, x, y, self.timeout
+                )
+            except BaseException:
+                backend.abandon(prepared, x, y)
+                raise
+            if done:
+                next(self._launches)
+                return None
+        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
+
+    def _call_otherwise(
+        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+    ) -> Work | None:
+        """Run an asynchronous call, or a call on another library's arrays; prepared if possible."""
         backend, prepared, work = self._preparing, None, None
         if backend is not None and timeout is None:
             try:
