@@ -30,8 +30,14 @@ from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
 from nc10d.store import FileStore, HashStore, TCPStore
 
-# A call that swallows the error lasts LONG; hypothesis then repeats it.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    # A call that swallows the error lasts LONG; hypothesis then repeats it.
+    pytest.mark.timeout(300),
+    # An exception that comes between two instructions of a clean-up leaves the rest of it to
+    # finalizers: Python has no way to hold it back there.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 LONG = 30.0
 HOST = "127.0.0.1"
 
