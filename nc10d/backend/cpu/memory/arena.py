@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.base.signal_errors import from_handler
+
 PAGE = 4096
 ARENA_BYTES = (1 << 34) + (37 << 21)
 """Address space of an arena in bytes; only allocated pieces take memory.
@@ -91,8 +93,10 @@ class Arena:
             offset = self._take(need)
             try:
                 os.posix_fallocate(self.fd, offset, need)
-            except OSError as error:
+            except BaseException as error:
                 self._give(offset, need)
+                if not isinstance(error, OSError) or from_handler(error):
+                    raise
                 raise MemoryError(f"no shared memory for {need} bytes: {error}") from error
             self._allocated[offset] = need
         self.mapping.data[offset : offset + need] = 0
