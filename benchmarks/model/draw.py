@@ -32,7 +32,6 @@ DARK = "#333333"
 WAITS = (
     StepKind.WAIT,
     StepKind.WAITALL,
-    StepKind.MEET,
     StepKind.MEETALL,
     StepKind.BRANCH_IF_FLAGGED,
     StepKind.FREE,

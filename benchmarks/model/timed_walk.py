@@ -342,7 +342,6 @@ class Walker:
 _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.SIGNAL: Walker._signal,
     StepKind.WAIT: Walker._wait,
-    StepKind.MEET: Walker._wait,
     StepKind.WAITALL: Walker._wait_all,
     StepKind.MEETALL: Walker._wait_all,
     StepKind.FREE: Walker._free,

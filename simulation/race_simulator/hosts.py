@@ -190,8 +190,10 @@ def _check(rank: SimulatedRank, step: Step) -> bool:
 
 
 def _expect(me: SimulatedRank, step: Step) -> bool:
-    theirs = me.view(step.src, step.nbytes, write=False)
-    if not np.array_equal(theirs, me.view(step.own, step.nbytes, write=False)):
+    theirs, mine = (
+        me.view(at, step.nbytes, write=False).view(np.int64) for at in (step.src, step.own)
+    )
+    if not np.array_equal(theirs, mine[::-1]):  # what is sent to me is what I await, and vice versa
         raise Disagreement(f"rank {step.peer} announces another size than expected")
     return True
 
@@ -221,7 +223,7 @@ FAR_HANDLERS: dict[StepKind, Handler] = {
     StepKind.FLOW: _flow,
     StepKind.CALL_HEADER: _show,
     StepKind.CHECK_HEADER: _check,
-    StepKind.CHECK_SIZE: _expect,
+    StepKind.CHECK_SIZES: _expect,
     StepKind.PAIR: _pair,
     StepKind.LOOP: _loop,
 }

@@ -21,6 +21,7 @@ from nc10d.backend.cpu.program.program import (
     Step,
     StepKind,
 )
+from nc10d.backend.cpu.program.steps import SIZES_BYTES
 from simulation.race_simulator import exposed_arrays
 from simulation.race_simulator.vector_clocks import (
     PAIR,
@@ -229,13 +230,6 @@ def _header(me: SimulatedRank, step: Step) -> bool:
     return True
 
 
-def _meet(me: SimulatedRank, step: Step) -> bool:
-    if not _wait(me, step):
-        return False
-    me.compare([step.peer])
-    return True
-
-
 def _meet_all(me: SimulatedRank, step: Step) -> bool:
     if not _wait_all(me, step):
         return False
@@ -245,15 +239,12 @@ def _meet_all(me: SimulatedRank, step: Step) -> bool:
 
 def _agree(me: SimulatedRank, step: Step) -> bool:
     size = me.world.size
-    _, users = me.queue[0]
-    largest = 0
-    for rank in range(size):
-        announced = me.view(At(Space.STAGING, rank), 8 * size, write=False).view(np.int64)
-        expected = users[step.own.index].view(np.int64)[rank]
-        if int(announced[me.rank]) != int(expected):
-            raise Disagreement(f"rank {rank} sends {announced[me.rank]} bytes, expected {expected}")
-        largest = max(largest, int(announced.max()))
-    me.agreed = max(1, -(-largest // int(step.arg)))
+    places = [At(Space.STAGING, rank) for rank in range(size)]
+    views = [me.view(at, SIZES_BYTES * size, write=False).view(np.int64) for at in places]
+    sent, awaited = np.stack([view.reshape(size, 2) for view in views]).transpose(2, 0, 1)
+    if not np.array_equal(sent, awaited.T):
+        raise Disagreement(f"sizes: {sent.tolist()} sent, {awaited.T.tolist()} awaited")
+    me.agreed = max(1, -(-int(sent.max()) // int(step.arg)))
     return True
 
 
@@ -279,7 +270,6 @@ HANDLERS: dict[StepKind, Handler] = {
     StepKind.WAITALL: _wait_all,
     StepKind.FREE: _free,
     StepKind.ENTER: _enter,
-    StepKind.MEET: _meet,
     StepKind.MEETALL: _meet_all,
     StepKind.AGREE: _agree,
     StepKind.ROUND: _round,

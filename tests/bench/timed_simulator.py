@@ -22,7 +22,6 @@ from simulation.race_simulator.vector_clocks import Bytes
 WAITS = (
     StepKind.WAIT,
     StepKind.WAITALL,
-    StepKind.MEET,
     StepKind.MEETALL,
     StepKind.FREE,
     StepKind.BRANCH_IF_FLAGGED,

@@ -162,13 +162,13 @@ def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
     arrays = [[data(seed + d, r, int(matrix[r, d])) for d in range(size)] for r in range(size)]
     for r, layout in enumerate(world):
         send, recv = 8 * matrix[r], 8 * matrix[:, r]
-        sends = [user(2 + d) for d in range(size)]
-        recvs = [user(2 + size + s) for s in range(size)]
+        sends = [user(1 + d) for d in range(size)]
+        recvs = [user(1 + size + s) for s in range(size)]
         route = Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
-        programs.append(program("exchange", choose.announced(layout, route, 0, 1), 2 + 2 * size))
+        programs.append(program("exchange", choose.announced(layout, route), 1 + 2 * size))
         blank = [np.full(int(c), -1) for c in matrix[:, r]]
         order = local_first(layout)
-        head = [send[order], recv[order], *arrays[r]]
+        head = [np.stack([send[order], recv[order]], axis=1).ravel(), *arrays[r]]
         users.append([*head, *blank])
         expected.append([a.copy() for a in [*head, *[arrays[s][r] for s in range(size)]]])
     return Case("exchange", programs, users, expected)

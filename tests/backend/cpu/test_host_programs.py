@@ -169,7 +169,7 @@ def test_programs_mix_back_to_back_in_any_interleaving(
     play(hosts, cases, SLOT, seed)
 
 
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEETALL}
 IDLE = Step(StepKind.WAIT, tick=-(10**9))
 
 

@@ -16,7 +16,7 @@ from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
 from simulation.race_simulator.simulator import Disagreement, SimulatedWorld
 
 SLOT, SMALL = 8192, 2048
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET, StepKind.MEETALL}
+WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEETALL}
 
 
 def play(cases: list[Case], size: int, slot: int, seed: int | None) -> None:

@@ -145,7 +145,7 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
 
 def guards(program: Program) -> list[int]:
     """The steps that wait for more than to compare calls."""
-    kinds = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEET}
+    kinds = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE}
     if (program.call.op, program.call.root) != ("broadcast", VICTIM):
         kinds.add(StepKind.MEETALL)  # a broadcasting root only waits there to compare
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]

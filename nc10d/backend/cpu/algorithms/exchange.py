@@ -1,11 +1,12 @@
 """all_to_all and exchanges of different sizes on one host, over staging buffers.
 
 In each round a rank copies a piece for every peer to its staging buffer and signals tick 1. Then it
-waits for each peer in turn, beginning with the next rank, and copies its piece from there.
+waits for each peer in turn, beginning with the next rank, and copies its piece from there. In the
+first round it waits for all ranks, to compare their calls before it writes to any array.
 
 If all pieces have equal sizes, every rank computes the number of rounds. Otherwise a rank knows
-only its own sizes: the ranks first publish them and compare each with the size that its receiver
-expects. The largest size of any pair then determines the number of rounds for all ranks.
+only its own sizes: the ranks first publish what they send and what they await. Each rank compares
+the two for all pairs. The largest size of any pair determines the number of rounds for all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import At, Step, line_down, moved, staging, user
+from nc10d.backend.cpu.program.program import At, Step, Steps, line_down, moved, staging, user
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,19 @@ def even_all_to_all(
     return peer_arrays.all_to_all(shape, nbytes, sends[0], recvs, steps)
 
 
-def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
-    """Return the steps of an exchange along `route`.
+def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Step]:
+    """Return the steps of an exchange along `route`; `crossing` compares sizes with other hosts.
 
-    The user arrays with these two numbers hold the sizes, as int64.
+    User array 0 holds the sizes: for each rank the bytes sent to it and awaited from it, as int64.
     """
-    size = 8 * shape.size
-    opening = [do.free(), do.enter(), do.copy(staging(shape.rank), user(send_counts), size)]
-    opening += [do.signal(1), do.meet_all(), do.agree(send_counts, recv_counts, route.piece)]
-    opening += [*_keep(shape, route), do.end_round(1, 2)]
+    sizes = do.SIZES_BYTES * shape.size
+    opening = [do.free(), do.enter(), do.copy(staging(shape.rank), user(0), sizes)]
+    opening += [do.signal(1), do.meet_all(), do.agree(route.piece)]
+    ticks = 1
+    if crossing:
+        ticks = 2
+        opening += [*crossing, do.signal(2), do.wait_all(2)]
+    opening += [*_keep(shape, route), do.end_round(ticks, ticks + 1)]
     body = _transfer(shape, route, 0)
     return [*opening, *body, do.loop_agreed(1, 2, len(body))]
 
@@ -81,9 +86,11 @@ def _transfer(shape: GroupShape, route: Route, base: int, opening: bool = False)
             place = moved(route.sends[peer], base, piece)
             left = route.send_bytes[peer] - base
             steps.append(do.copy(staging(me, peer * pitch), place, piece, left))
-    steps += [do.signal(1), *(_keep(shape, route) if opening else [])]
+    steps.append(do.signal(1))
+    if opening:
+        steps += [do.meet_all(), *_keep(shape, route)]
     for peer in shape.peers:
-        steps.append(do.meet(peer) if opening else do.wait(peer, 1))
+        steps += [] if opening else [do.wait(peer, 1)]
         if route.recv_bytes[peer] > base:
             place = moved(route.recvs[peer], base, piece)
             left = route.recv_bytes[peer] - base

@@ -1,7 +1,8 @@
 """all_gather and reduce_scatter on one host, over staging buffers.
 
 all_gather: in each round a rank copies the next piece of its array to its staging buffer and
-signals tick 1. Then it waits for each peer in turn, beginning with the next rank, and copies.
+signals tick 1. Then it copies from each peer, beginning with the next rank: in the first round when
+all ranks have come and their calls are equal, later in turn, as each peer signals.
 
 reduce_scatter: in each round a rank copies a piece of every chunk to its staging buffer and
 signals tick 1. When all ranks have done so, it reduces the pieces of its own chunk in rank order.
@@ -43,10 +44,11 @@ def _gather_round(
     if sizes[me] > base:
         steps.append(do.copy(staging(me), moved(mine, base, slot), slot, sizes[me] - base))
     steps.append(do.signal(1))
-    if sizes[me] and not base:
-        steps.append(do.copy(outs[me], mine, sizes[me]))
+    if not base:
+        steps.append(do.meet_all())
+        steps += [do.copy(outs[me], mine, sizes[me])] if sizes[me] else []
     for peer in shape.peers:
-        steps.append(do.wait(peer, 1) if base else do.meet(peer))
+        steps += [do.wait(peer, 1)] if base else []
         if sizes[peer] > base:
             place = moved(outs[peer], base, slot)
             steps.append(do.copy(place, staging(peer), slot, sizes[peer] - base))

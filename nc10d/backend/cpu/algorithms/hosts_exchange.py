@@ -111,26 +111,27 @@ def even_all_to_all(
     return hosts_peer_arrays.all_to_all(span, nbytes, sends, recvs, do.flow(rows), staged)
 
 
-def announced(shape: GroupShape, route: Route, send_counts: int, recv_counts: int) -> list[Step]:
+def announced(shape: GroupShape, route: Route) -> list[Step]:
     """Return the steps of an exchange along `route`.
 
-    Two user arrays hold the sizes as int64, in the order of `local_first`.
+    User array 0 holds the sizes, in the order of `local_first`. A rank sends its sizes to other
+    hosts when those of its own host agree, and the ranks of a host then wait for each other. So no
+    rank writes if a pair of ranks on its host, or any pair with its host, disagrees.
     """
     span = span_of(shape)
     order = local_first(shape)
     home, away = order[: span.local.size], order[span.local.size :]
     within_host = _local_route(route, home, shape)
-    local = exchange.announced(span.local, within_host, send_counts, recv_counts)
-    first = 8 * len(home)
-    sizes = [do.give(r, user(send_counts, first + 8 * i), 8) for i, r in enumerate(away)]
-    sizes += [do.take(r, scratch(8 * i), 8) for i, r in enumerate(away)]
-    checks = [
-        do.check_size(scratch(8 * i), user(recv_counts, first + 8 * i), r)
-        for i, r in enumerate(away)
-    ]
+    each = do.SIZES_BYTES
+    mine = [user(0, each * i) for i in range(len(home), len(order))]
+    theirs = [scratch(each * i) for i in range(len(away))]
+    sizes = [do.give(r, at, each) for r, at in zip(away, mine, strict=True)]
+    sizes += [do.take(r, at, each) for r, at in zip(away, theirs, strict=True)]
+    checks = [do.check_sizes(*row) for row in zip(theirs, mine, away, strict=True)]
+    local = exchange.announced(span.local, within_host, [*do.flow(sizes), *checks])
     rows = [do.give(r, route.sends[r], route.send_bytes[r]) for r in away]
     rows += [do.take(r, route.recvs[r], route.recv_bytes[r]) for r in away]
-    return [*opening(span), *continued(local), *do.flow(sizes), *checks, *do.flow(rows)]
+    return [*opening(span), *continued(local), *do.flow(rows)]
 
 
 def _local_route(route: Route, ranks: Sequence[int], shape: GroupShape) -> Route:

@@ -65,16 +65,13 @@ class Reduction:
         return do.apply(dst, src, nbytes, Kernel("SCALE", self.dtype), float(self.op.factor), total)
 
 
-_LATER = {StepKind.MEET: StepKind.WAIT, StepKind.MEETALL: StepKind.WAITALL}
-
-
 def continued(steps: Iterable[Step]) -> list[Step]:
     """Return a program for a single host as a later part of another program.
 
     Its barriers compare no fingerprints, since the earlier part has done so.
     """
     return [
-        replace(step, kind=_LATER.get(step.kind, step.kind))
+        replace(step, kind=StepKind.WAITALL) if step.kind is StepKind.MEETALL else step
         for step in steps
         if step.kind is not StepKind.ENTER
     ]

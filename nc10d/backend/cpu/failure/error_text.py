@@ -214,15 +214,17 @@ class GroupErrors:
         """Return the error for a rank that sends other sizes than its peer awaits."""
         if channel.spec.kind == at.RECEIVER:
             return self._message_mismatch(channel)
-        me, seq = self.memory.group_rank, channel.get(at.C_OPS)
-        peer = self.group_rank(channel.get(at.C_BLOCKED_ON))
+        seq = channel.get(at.C_OPS)
+        sender, receiver = (
+            self.group_rank(channel.get(word)) for word in (at.C_BLOCKED_ON, at.C_AWAITED_BY)
+        )
         op = (self.memory.record(self.memory.rank, seq) or "").partition("(")[0]
-        sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(peer, seq))
-        awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(me, seq))
+        sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(sender, seq))
+        awaits = called(f"awaits {channel.get(at.C_AWAITED)}", self._site_of(receiver, seq))
         return CollectiveMismatch(
             f"ranks disagree on sizes in {op} #{seq} of group {self.name!r}: "
-            f"rank {peer} {sends} to rank {me}, which {awaits}",
-            rank=peer,
+            f"rank {sender} {sends} to rank {receiver}, which {awaits}",
+            rank=sender,
             op=op,
             seq=seq,
         )

@@ -240,27 +240,26 @@ def _sized_exchange(
     shared = name != "gather"
     slot = line_down(shape.slot_bytes // shape.size) if shared else shape.slot_bytes
     pitch = slot if shared else 0
-    first = 2 + len(sends.buffers)
+    first = 1 + len(sends.buffers)
 
     def build() -> Program:
         route = exchange.Route(
             # An empty piece is never read or written, but needs some valid place.
-            [user(2 + index if n else 0, offset) for index, offset, n in sends.cuts],
+            [user(1 + index if n else 0, offset) for index, offset, n in sends.cuts],
             sends.sizes,
             [user(first + index if n else 0, offset) for index, offset, n in recvs.cuts],
             recvs.sizes,
             slot,
             pitch,
         )
-        steps = choose.announced(shape, route, 0, 1)
+        steps = choose.announced(shape, route)
         call = CallInfo(name, sends.dtype.label, -1, root=root)
         return Program(call, tuple(steps), first + len(recvs.buffers))
 
     key = (name, sends.dtype.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
-    order = local_first(shape)
-    sizes = [np.array(sizes, np.int64)[order] for sizes in (sends.sizes, recvs.sizes)]
+    sizes = np.array([(sends.sizes[r], recvs.sizes[r]) for r in local_first(shape)], np.int64)
     outs = tuple(range(first, first + len(recvs.buffers)))
-    return LoweredOp(key, [*sizes, *sends.buffers, *recvs.buffers], outs, build)
+    return LoweredOp(key, [sizes, *sends.buffers, *recvs.buffers], outs, build)
 
 
 _LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {

@@ -98,16 +98,16 @@ def nc10d_inline_slot(channel: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_compare(channel: int, first: int, last: int) -> int:
-    """Return DONE if peers first..last-1 have this rank's fingerprint, else MISMATCH.
+def nc10d_compare(channel: int) -> int:
+    """Return DONE if all ranks have this rank's fingerprint, else MISMATCH.
 
-    C_BLOCKED_ON is then the other peer. The caller has waited for tick 1 of these peers, which
-    makes their fingerprints visible.
+    C_BLOCKED_ON is then the other rank. The caller has waited for tick 1 of all ranks, which makes
+    their fingerprints visible.
     """
     slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
     counters = load(channel + at.C_COUNTERS)
-    for peer in range(first, last):
+    for peer in range(load(channel + at.C_SIZE)):
         if load(load(counters + 8 * peer) + slot) != mine:
             store(channel + at.C_BLOCKED_ON, peer)
             return at.MISMATCH
@@ -228,21 +228,18 @@ def _advance(channel: int) -> int:
                 nc10d_copy(load(step + packed.KERNEL), dst, src, nc10d_length(step, segment))
         elif kind == packed.SIGNAL:
             nc10d_post(channel, load(channel + at.C_SELF), seq + load(step + packed.TICK))
-        elif kind in (packed.WAIT, packed.MEET):
+        elif kind == packed.WAIT:
             peer = load(step + packed.EXTRA)
             counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
             target = seq + load(step + packed.TICK)
             # Acquire: what the peer wrote before its signal is visible from here on.
             if load_acquire(counter) < target:
                 return nc10d_block(channel, step, segment, counter, target, peer)
-            if kind == packed.MEET and nc10d_compare(channel, peer, peer + 1) != at.DONE:
-                return at.MISMATCH
         elif kind in (packed.WAITALL, packed.MEETALL):
             answer = nc10d_everyone(channel, step, segment, seq + load(step + packed.TICK))
             if answer != at.DONE:
                 return answer
-            size = load(channel + at.C_SIZE)
-            if kind == packed.MEETALL and nc10d_compare(channel, 0, size) != at.DONE:
+            if kind == packed.MEETALL and nc10d_compare(channel) != at.DONE:
                 return at.MISMATCH
         elif kind == packed.FREE:
             # The slot's last round may still be read: writing before that would tear a peer's copy.

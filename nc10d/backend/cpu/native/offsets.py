@@ -97,7 +97,8 @@ LINK_TICKS = 8
     C_SUBMITTING,  # 1 while a thread changes the ring
     C_SPIN_NOW,  # the length of the next spin: C_SPIN, less after spins in vain
     C_STREAMS,  # address of the block of its streams, 0 for none
-    C_AWAITED,  # bytes that this rank awaits where its peer announces C_MESSAGE_BYTES
+    C_AWAITED,  # bytes that C_AWAITED_BY awaits where C_BLOCKED_ON announces C_MESSAGE_BYTES
+    C_AWAITED_BY,  # as C_BLOCKED_ON: a rank of this host, or ~rank
     C_REACH,  # address of the block with the ways to peers' memory (R_...)
     C_ARRAY_TYPE,  # address of the type numpy.ndarray
     C_MESSAGE,  # the descriptor of the message that a link carries
@@ -113,8 +114,8 @@ LINK_TICKS = 8
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
-) = range(0, 55 * 8, 8)
-C_OWN_USERS = 55 * 8  # four addresses of a program run in the caller
+) = range(0, 56 * 8, 8)
+C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
 C_TABLES = C_OWN_USERS + 4 * 8
 # Rows of a word per rank: staging buffers and inline slots of even rounds; the same of odd rounds;

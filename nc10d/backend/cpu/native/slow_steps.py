@@ -16,7 +16,7 @@ from nc10d.backend.cpu.native import peer_array_steps
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_inline_slot, nc10d_post
-from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place
+from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place, nc10d_sizes_differ
 from nc10d.kernels.cache import compiled_callback, compiling
 
 ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
@@ -76,22 +76,21 @@ def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
 
 
 @njit(nogil=True)
-def nc10d_agree(channel: int, users: int, step: int, parity: int) -> int:
-    """Compare announced with awaited sizes; compute C_AGREED, the number of rounds."""
+def nc10d_agree(channel: int, step: int, parity: int) -> int:
+    """Compare announced with awaited sizes; compute C_AGREED, the number of rounds.
+
+    Every rank compares the sizes of all pairs: no rank writes to an array if any pair disagrees.
+    """
     size = load(channel + at.C_SIZE)
-    me = load(channel + at.C_RANK)
     table = channel - load(step + packed.SRC) + parity
-    expected = load(users + load(step + packed.OWN))
     largest = 0
     for rank in range(size):
-        announced = load(table + 8 * rank)
-        if load(announced + 8 * me) != load(expected + 8 * rank):
-            store(channel + at.C_BLOCKED_ON, rank)
-            store(channel + at.C_MESSAGE_BYTES, load(announced + 8 * me))
-            store(channel + at.C_AWAITED, load(expected + 8 * rank))
-            return at.SIZES
         for peer in range(size):
-            largest = max(largest, load(announced + 8 * peer))
+            sent = load(load(table + 8 * rank) + 16 * peer)
+            awaited = load(load(table + 8 * peer) + 16 * rank + 8)
+            if sent != awaited:
+                return nc10d_sizes_differ(channel, rank, sent, peer, awaited)
+            largest = max(largest, sent)
     piece = load(step + packed.ARG)
     store(channel + at.C_AGREED, max(1, (largest + piece - 1) // piece))
     return at.DONE
@@ -145,7 +144,7 @@ def _advance_slow_step(channel: int) -> int:
     if kind == packed.GATE:
         return nc10d_gate(channel, users, step, parity, segment)
     if kind == packed.AGREE:
-        return nc10d_agree(channel, users, step, parity)
+        return nc10d_agree(channel, step, parity)
     if kind == packed.EXPOSE:
         peer_array_steps.nc10d_expose(channel, users, step, parity, segment)
     elif kind == packed.JUMP:

@@ -17,7 +17,7 @@ KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
 # The kinds of steps, as StepKind in program.py numbers them. The interpreter carries out these:
 END, COPY, SIGNAL, WAIT, WAITALL, FREE, FOLD_STAGED, APPLY = 0, 1, 2, 3, 4, 5, 6, 7
-ROUND, ENTER, MEET, MEETALL, LOOP_AGREED, WRITE_HEADER = 8, 9, 10, 11, 13, 14
+ROUND, ENTER, MEETALL, LOOP_AGREED, WRITE_HEADER = 8, 9, 11, 13, 14
 PAIR, LOOP = 38, 39
 # slow_steps.py carries out these (the interpreter tests for AGREE and PACK..FILL_EXPOSED):
 AGREE = 12
@@ -32,7 +32,7 @@ EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL_EXPOSED 
     26,
 )
 # tcp_streams.py carries out these (the interpreter tests for FLOW and above):
-FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZE, PUSH = (
+FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZES, PUSH = (
     40,
     41,
     42,
@@ -82,3 +82,13 @@ def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int
     store(channel + at.C_BLOCKED_FOR, target)
     store(channel + at.C_BLOCKED_ON, peer)
     return at.BLOCKED
+
+
+@njit(nogil=True)
+def nc10d_sizes_differ(channel: int, sender: int, sent: int, receiver: int, awaited: int) -> int:
+    """Record two sizes for the error message, and whose they are; return SIZES."""
+    store(channel + at.C_BLOCKED_ON, sender)
+    store(channel + at.C_MESSAGE_BYTES, sent)
+    store(channel + at.C_AWAITED_BY, receiver)
+    store(channel + at.C_AWAITED, awaited)
+    return at.SIZES

@@ -24,7 +24,12 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_write_site
-from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_length, nc10d_place
+from nc10d.backend.cpu.native.step_format import (
+    nc10d_block,
+    nc10d_length,
+    nc10d_place,
+    nc10d_sizes_differ,
+)
 from nc10d.kernels.cache import compiled_callback
 
 # Sleeps on sockets are short: only the socket ends them, and failures must be seen.
@@ -159,13 +164,12 @@ def _step(channel: int) -> int:
     if kind == packed.CHECK_HEADER:
         return nc10d_check(channel, step, src)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-    # CHECK_SIZE: the sizes that another host announces against those that this rank awaits.
-    for i in range(load(step + packed.NBYTES) >> 3):
-        if load(src + 8 * i) != load(own + 8 * i):
-            store(channel + at.C_BLOCKED_ON, ~load(step + packed.EXTRA))
-            store(channel + at.C_MESSAGE_BYTES, load(src + 8 * i))
-            store(channel + at.C_AWAITED, load(own + 8 * i))
-            return at.SIZES
+    # CHECK_SIZES: what one of the two ranks sends against what the other awaits, both ways.
+    me, peer = load(channel + at.C_RANK), ~load(step + packed.EXTRA)
+    if load(src) != load(own + 8):
+        return nc10d_sizes_differ(channel, peer, load(src), me, load(own + 8))
+    if load(own) != load(src + 8):
+        return nc10d_sizes_differ(channel, me, load(own), peer, load(src + 8))
     return at.DONE
 
 

@@ -51,7 +51,6 @@ class StepKind(enum.IntEnum):
     APPLY = 7
     ROUND = 8
     ENTER = 9
-    MEET = 10
     MEETALL = 11
     AGREE = 12
     LOOP_AGREED = 13
@@ -76,7 +75,7 @@ class StepKind(enum.IntEnum):
     SEND_HEADER = 43
     CALL_HEADER = 44
     CHECK_HEADER = 45
-    CHECK_SIZE = 46
+    CHECK_SIZES = 46
     PUSH = 47
 
 

@@ -22,6 +22,8 @@ from nc10d.backend.cpu.program.program import (
 
 HEADER_BYTES = 192
 """Bytes of a call's header: sequence number, fingerprint, and the call as text."""
+SIZES_BYTES = 16
+"""Bytes of the sizes for a rank: what it is sent, and what is awaited from it."""
 MESSAGE_BYTES = 88
 """Bytes of a message's header: its tag, size and dtype, and the line that sends it."""
 
@@ -87,13 +89,11 @@ def enter(flag: bool = False) -> Step:
     return Step(StepKind.ENTER, tick=int(flag))
 
 
-def meet(peer: int) -> Step:
-    """Wait for a peer's tick 1 and compare its fingerprint with this rank's."""
-    return Step(StepKind.MEET, tick=1, peer=peer)
-
-
 def meet_all() -> Step:
-    """Wait for every rank's tick 1 and compare fingerprints."""
+    """Wait for every rank's tick 1 and compare fingerprints; no step before writes a result.
+
+    So a call that differs from its peers' leaves every array as it was.
+    """
     return Step(StepKind.MEETALL, tick=1)
 
 
@@ -186,14 +186,13 @@ def open_gate(words: int, number: int) -> Step:
     return Step(StepKind.OPEN_GATE, dst=user(words, GATE_BYTES * number))
 
 
-def agree(send: int, expect: int, piece: int) -> Step:
-    """Compare announced with expected sizes; compute the number of rounds of the exchange.
+def agree(piece: int) -> Step:
+    """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange.
 
-    Every staging buffer starts with an int64 per rank: the bytes that its owner sends to that rank.
-    User array `expect` holds the bytes that this rank awaits from each; `piece` bytes travel per
-    pair and round.
+    Every staging buffer starts with two int64 per rank: the bytes that its owner sends to that
+    rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
     """
-    return Step(StepKind.AGREE, src=staging(0), own=user(expect), dst=user(send), arg=piece)
+    return Step(StepKind.AGREE, src=staging(0), arg=piece)
 
 
 def single_round(before: Sequence[Step] = (), after: Sequence[Step] = ()) -> list[Step]:
@@ -278,9 +277,9 @@ def check_header(src: At, peer: int) -> Step:
     return Step(StepKind.CHECK_HEADER, HEADER_BYTES, src=src, peer=peer)
 
 
-def check_size(src: At, own: At, peer: int) -> Step:
-    """Compare the size that a rank announces with the size that this rank expects from it."""
-    return Step(StepKind.CHECK_SIZE, 8, src=src, own=own, peer=peer)
+def check_sizes(src: At, own: At, peer: int) -> Step:
+    """Compare the two sizes of a rank of another host, as in `agree`, with this rank's own."""
+    return Step(StepKind.CHECK_SIZES, SIZES_BYTES, src=src, own=own, peer=peer)
 
 
 def pair(dst: At, a: At, b: At, nbytes: int, kernel: Kernel) -> Step:
