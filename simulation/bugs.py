@@ -140,7 +140,7 @@ BUGS: dict[str, Bug] = {
         ("unknown client",),
     ),
     "unknown clients stay": Bug(
-        "store.auth_server:AuthServer._poll_timeout", wrong.nothing, ("unknown client",)
+        "store.server:Server._poll_timeout", wrong.nothing, ("unknown client",)
     ),
     "differing sizes unnoticed": Bug(
         "init_methods.meeting:_check_agreed", wrong.nothing, ("rendezvous",)

@@ -265,7 +265,7 @@ _TIMED = (
     "nc10d.store.session",
     "nc10d.store.client_connect",
     "nc10d.store.connection",
-    "nc10d.store.auth_server",
+    "nc10d.store.server",
     "nc10d.backend.cpu.control.group_control",
 )
 

@@ -10,13 +10,14 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from nc10d.auth.admission import Admission
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError
 from nc10d.store import wire as m
 from nc10d.store.auth_server import AuthServer
 from nc10d.store.connection import StoreConnection
 from nc10d.store.sealed_connection import SealedConnection
-from nc10d.store.server import IN, OUT, Server
+from nc10d.store.server import IN, MOST_UNPROVEN, OUT, STALL_SECONDS, Connection, Server
 from nc10d.store.session import StoreSession
 from nc10d.store.table import Table
 from nc10d.store.tcp import TCPStore
@@ -60,14 +61,15 @@ class VirtualServer(Server):
         self._owner, self._owned = None, False
         self._limits, self._table = limits, Table(limits)
         self._connections = {}
-        self._pending, self._accepting = 0, True
+        self._unproven = Admission[Connection](MOST_UNPROVEN, self._proof_seconds)
+        self._stalled = Admission[Connection](MOST_UNPROVEN, STALL_SECONDS)
+        self._accepting = True
         self._poll = FakePoll()  # type: ignore[assignment]
         self._second = 1.0
 
     def accept(self, end: End) -> None:
         """Accept a client's connection."""
-        connection = self._connection(end)  # type: ignore[arg-type]
-        self._connections[end.fileno()] = connection
+        self._admit(end)  # type: ignore[arg-type]
 
     def serve_end(self, end: End) -> bool:
         """Serve an end; return whether it has more to do."""
@@ -166,8 +168,7 @@ class VirtualConnection(StoreConnection):
         self.sock, self.deadline, self.waits = sock, deadline, False
         self._recv = self._received
         self._got, self._at = b"", 0
-        answer = self._shake_hands()
-        self.holds_requests = answer in (m.READY, m.READY_UNIX)
+        self.holds_requests = self._shake_hands() & m.HOLDS_REQUESTS != 0
         self.has_unix = False
 
     def _received(self, most: int, flags: int = 0) -> bytes:

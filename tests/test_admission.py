@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.auth.handshake import UNPROVEN_SECONDS, Admission
+from nc10d.auth.admission import UNPROVEN_SECONDS, Admission
 
 
 @given(

@@ -20,9 +20,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from hmac import compare_digest, digest
-from itertools import takewhile
 from struct import Struct
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 MAGIC = b"nc10d-2\n"
 NONCE_BYTES = PROOF_BYTES = 32
@@ -30,13 +29,10 @@ HELLO = Struct("<8sIII32s32s")
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
 UNPROVEN_BYTES = HELLO.size + PROOF_BYTES
 """The most bytes that are read from an unproven connection: 116."""
-UNPROVEN_SECONDS = 2.0
-"""The time in which a connection must prove itself."""
 
 FRAME = Struct("<IQ")
 SEAL_BYTES = 16
 LONGEST_FRAME = 64 << 10
-T = TypeVar("T")
 
 
 class BadHandshake(Exception):
@@ -227,37 +223,3 @@ class Opener:
             at = end
         self._held = data[at:]
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class Admission(Generic[T]):
-    """Limits the connections that have not yet proved that they know the key; no I/O.
-
-    Such a connection has two seconds for its handshake. If there are more than `most`, a new
-    connection displaces the oldest, so that a flood of connections keeps no rank out. `now` is in
-    seconds, of the same clock in all calls.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._until: dict[T, float] = {}  # in order of arrival
-
-    def __contains__(self, connection: object) -> bool:
-        return connection in self._until
-
-    def admit(self, connection: T, now: float) -> T | None:
-        """Add a connection; if there are too many, return the oldest for the caller to close."""
-        self._until[connection] = now + UNPROVEN_SECONDS
-        return next(iter(self._until)) if len(self._until) > self._most else None
-
-    def remove(self, connection: T) -> None:
-        """Remove a connection that has proved itself or was closed; idempotent."""
-        self._until.pop(connection, None)
-
-    def overdue(self, now: float) -> list[T]:
-        """Return the connections whose time is over; the caller must close them."""
-        late = takewhile(lambda item: item[1] <= now, self._until.items())
-        return [connection for connection, _ in late]
-
-    def seconds_to_next(self, now: float) -> float | None:
-        """Return the seconds until the next connection is overdue; None if there is none."""
-        return next((until - now for until in self._until.values()), None)

@@ -24,8 +24,9 @@ the port."""
 _BOUNDS = {
     "key": "bytes of a key",
     "value": "bytes of a value",
-    "total": "bytes of all values together",
+    "total": "bytes of keys, values, waits and unread replies together",
     "items": "keys in one request",
+    "clients": "clients at the same time",
 }
 
 

@@ -1,21 +1,19 @@
 """A store's server that serves only clients that know the job's token.
 
 A new connection is unproven. The server reads at most 116 bytes from it, and closes it unless the
-client proves within 2 seconds that it knows the token. If there are more than `MOST_UNPROVEN`
-unproven connections, the oldest is closed. After the handshake, requests and replies travel in
-sealed frames.
+client proves within 2 seconds that it knows the token. A client that begins as one without a token
+is told so. After the handshake, requests and replies travel in sealed frames.
 """
 
 from __future__ import annotations
 
 import socket
-import time
 
 from nc10d.auth import handshake
+from nc10d.auth.admission import UNPROVEN_SECONDS
 from nc10d.store.server import Connection, Server
-from nc10d.store.wire import Limits
+from nc10d.store.wire import NEEDS_TOKEN, VALIDATE, Limits
 
-MOST_UNPROVEN = 1024
 STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("store"))
 """The introduction of every client of a store: the server knows no ranks."""
 
@@ -35,37 +33,26 @@ class AuthConnection(Connection):
 class AuthServer(Server):
     """A Server whose clients must know `token`; the other arguments are Server's."""
 
+    _proof_seconds = UNPROVEN_SECONDS
+
     def __init__(
         self, listener: socket.socket, owner: int | None, limits: Limits, token: bytes
     ) -> None:
         super().__init__(listener, owner, limits)
         self._token = token
-        self._unproven = handshake.Admission[Connection](MOST_UNPROVEN)
 
     def _connection(self, sock: socket.socket) -> Connection:
-        connection = AuthConnection(sock, self._limits, self._token)
-        oldest = self._unproven.admit(connection, time.monotonic())
-        if oldest is not None:
-            self._drop(oldest)
-        return connection
-
-    def _poll_timeout(self) -> float | None:
-        """Close overdue unproven connections; return the time until the next becomes overdue."""
-        now = time.monotonic()
-        for connection in self._unproven.overdue(now):
-            self._drop(connection)
-        seconds = self._unproven.seconds_to_next(now)
-        return None if seconds is None else seconds * self._second
+        return AuthConnection(sock, self._limits, self._token)
 
     def _read(self, connection: Connection) -> None:
         assert isinstance(connection, AuthConnection)
-        if connection in self._unproven:
-            self._continue_handshake(connection)
-        else:
+        if connection.proven:
             super()._read(connection)
+        else:
+            self._continue_handshake(connection)
 
     def _continue_handshake(self, connection: AuthConnection) -> None:
-        answerer = connection.answerer
+        answerer, data = connection.answerer, b""
         try:
             data = connection.recv(answerer.wants)
             answer = answerer.feed(data) if data else b""
@@ -75,11 +62,16 @@ class AuthServer(Server):
             return
         except (OSError, handshake.BadHandshake):
             failed = True
-        if failed:
+        if failed and answerer.introduction is None and data[:1] == bytes((VALIDATE,)):
+            self._refuse(connection, NEEDS_TOKEN)
+        elif failed:
+            if answerer.introduction is not None:  # a client with another token leaves there
+                self._note_refused(connection)
             self._drop(connection)
         elif answerer.keys is not None:
             connection.sealer = handshake.Sealer(answerer.keys.sending)
             connection.opener = handshake.Opener(answerer.keys.taking)
+            connection.proven = True
             self._unproven.remove(connection)
 
     def _take(self, connection: Connection, data: bytes) -> None:
@@ -92,10 +84,6 @@ class AuthServer(Server):
         if opened:
             super()._take(connection, opened)
 
-    def _send(self, connection: Connection, data: bytes | None) -> None:
+    def _send(self, connection: Connection, data: bytes | memoryview | None) -> None:
         assert isinstance(connection, AuthConnection)
         super()._send(connection, None if data is None else connection.sealer.seal(data))
-
-    def _drop(self, connection: Connection) -> None:
-        self._unproven.remove(connection)
-        super()._drop(connection)

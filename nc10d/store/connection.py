@@ -15,7 +15,7 @@ import time
 
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
-from nc10d.store.store_errors import Disconnected, NotAStore
+from nc10d.store.store_errors import Disconnected, NotAStore, refusal
 
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
@@ -54,22 +54,26 @@ class StoreConnection:
         self._at = 0
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        answer = self._shake_hands()
-        self.holds_requests = answer in (m.READY, m.READY_UNIX)
-        self.has_unix = answer == m.READY_UNIX
+        traits = self._shake_hands()
+        self.holds_requests = traits & m.HOLDS_REQUESTS != 0
+        self.has_unix = traits & m.HAS_UNIX != 0
 
-    def _shake_hands(self) -> bytes:
-        """Introduce this client; return the server's answer to CHECK of HOLDS_REQUESTS."""
-        nonce = os.getpid() & 0xFFFFFFFF
-        self.send(
-            m.with_u32(m.VALIDATE, m.MAGIC)
-            + m.with_u32(m.PING, nonce)
-            + m.with_keys(m.CHECK, [m.HOLDS_REQUESTS])
-        )
-        answer = self.take(4)
-        if answer != m.U32.pack(nonce):
+    def _shake_hands(self) -> int:
+        """Introduce this client; return the bits that the server has added to the nonce."""
+        nonce = os.getpid() & (m.HAS_UNIX - 1) | m.ASKS
+        self.send(m.with_u32(m.VALIDATE, m.MAGIC) + m.with_u32(m.PING, nonce))
+        answer = self.take_first()
+        traits: int = m.U32.unpack(answer)[0] ^ nonce
+        if traits & ~m.TRAITS:
             raise NotAStore(f"what listens there is not a store: its answer begins with {answer!r}")
-        return self.take(1)
+        return traits
+
+    def take_first(self) -> bytes:
+        """Return the first 4 bytes of the answer; Refused or NoRoom if the server refuses us."""
+        answer = self.take(4)
+        if answer == m.REFUSAL:
+            raise refusal(self.take(1))
+        return answer
 
     def unix_name(self) -> bytes:
         """Return the name of the server's Unix socket; empty if the server is on another host."""

@@ -8,7 +8,7 @@ import socket
 from nc10d.auth.handshake import BadHandshake, BadSeal, HandshakeCaller, Opener, Sealer
 from nc10d.store.auth_server import STORE_INTRODUCTION
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import Disconnected, NotAStore
+from nc10d.store.store_errors import OTHER_TOKEN, Disconnected, Refused
 
 
 class SealedConnection(StoreConnection):
@@ -21,13 +21,14 @@ class SealedConnection(StoreConnection):
         self._opener: Opener | None = None
         super().__init__(sock, deadline)
 
-    def _shake_hands(self) -> bytes:
+    def _shake_hands(self) -> int:
         caller = HandshakeCaller(self._token, STORE_INTRODUCTION)
         super().send(caller.hello)
         try:
-            super().send(caller.feed(self.take(caller.wants)))
+            first = self.take_first()
+            super().send(caller.feed(first + self.take(caller.wants - len(first))))
         except BadHandshake as error:
-            raise NotAStore("what listens there does not know this job's token") from error
+            raise Refused(OTHER_TOKEN) from error
         except Disconnected as error:
             raise Disconnected("the server closed the connection at the handshake") from error
         assert caller.keys is not None

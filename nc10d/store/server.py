@@ -7,6 +7,10 @@ dies. The server then gives up its port, tells its clients (OWNER_LEFT), and clo
 for which an owner that lives waits. It ends once the last client has disconnected. If a connection
 breaks the protocol or a bound, only that connection is closed. Nothing blocks except the wait for
 events. The server stops reading from a client that does not read its replies.
+
+A connection must begin with VALIDATE within GREETING_SECONDS. Of those that have not, the oldest is
+closed when there are more than MOST_UNPROVEN. A request must not stand still for STALL_SECONDS
+before it is complete.
 """
 
 from __future__ import annotations
@@ -17,16 +21,25 @@ import os
 import select
 import socket
 import sys
+import time
 from collections import deque
 
-from nc10d.store.table import Table
-from nc10d.store.wire import OWNER_LEFT, SET, BadFrame, Limits, Parser
+from nc10d.auth.admission import Admission
+from nc10d.store import wire as m
+from nc10d.store.table import Reply, Table
+from nc10d.store.wire import OWNER_LEFT, REFUSED, SET, BadFrame, Limits, Parser
+
+GREETING_SECONDS, STALL_SECONDS = 10.0, 60.0
+MOST_UNPROVEN = 1024
 
 _BACKLOG = 4096
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _MOST_UNSENT = 1 << 20
 _ACCEPTED_AT_ONCE = 64
+_REPLIES_AT_ONCE = 64
+_PIECE_BYTES = 200  # the memory of an unsent reply, besides its bytes
+_HANDSHAKE = b"nc10d-"  # the beginning of a client that has a token
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 IN, OUT = select.POLLIN, select.POLLOUT  # epoll's numbers are the same
 
@@ -60,7 +73,10 @@ def listen_unix() -> socket.socket | None:
 class Connection:
     """A client's socket, the received part of its next request, and its unsent replies."""
 
-    __slots__ = ("counted", "events", "parser", "recv", "send", "sock", "unsent", "unsent_bytes")
+    __slots__ = (
+        *("copied", "counted", "events", "parser", "proven", "recv", "send", "sock", "unsent"),
+        "unsent_bytes",
+    )
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self.sock = sock
@@ -68,7 +84,9 @@ class Connection:
         self.parser = Parser(limits)
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        self.counted = 0  # bytes of parser.held that the server's total includes
+        self.copied = 0  # bytes of unsent replies that are copies; too many until all are sent
+        self.counted = 0  # bytes of requests and replies that the server's total includes
+        self.proven = False  # whether it is a client's
         self.events = IN
 
 
@@ -78,6 +96,8 @@ class Server:
     Clients that are connected then are served until the last disconnects. With `owner` None the
     server runs until an exception ends it.
     """
+
+    _proof_seconds = GREETING_SECONDS
 
     def __init__(
         self,
@@ -92,7 +112,8 @@ class Server:
         self._limits = limits
         self._table = Table(limits)
         self._connections: dict[int, Connection] = {}
-        self._pending = 0
+        self._unproven = Admission[Connection](MOST_UNPROVEN, self._proof_seconds)
+        self._stalled = Admission[Connection](sys.maxsize, STALL_SECONDS)
         self._accepting = True
         # Level-triggered. poll has the same four methods, for systems without epoll.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
@@ -121,16 +142,20 @@ class Server:
             self._close()
 
     def _poll_timeout(self) -> float | None:
-        """Return the longest wait for events, in the poller's unit; None: no limit."""
-        return None
+        """Close overdue connections; return the time until the next is overdue, None without."""
+        waiting = [due for due in (self._unproven, self._stalled) if due]
+        if not waiting:
+            return None
+        now = time.monotonic()
+        for due in waiting:
+            for connection in due.overdue(now):
+                self._drop(connection)
+        left = [seconds for due in waiting if (seconds := due.seconds_to_next(now)) is not None]
+        return min(left) * self._second if left else None
 
     def _unneeded(self) -> bool:
         # A connection that sends nothing (a port scan) is no client: it keeps no server alive.
-        return (
-            self._owned
-            and self._owner is None
-            and not any(connection.parser.validated for connection in self._connections.values())
-        )
+        return self._owned and self._owner is None and len(self._unproven) == len(self._connections)
 
     def _serve_other(self, fd: int) -> None:
         if fd == self._owner:
@@ -149,7 +174,7 @@ class Server:
         self._poll.unregister(fd)
         os.close(fd)
         self._owner = None
-        self._send_all(self._table.apply((SET, b"/" + OWNER_LEFT.encode(), b""), None))
+        self._publish(OWNER_LEFT, "")
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):  # clients are served in between
@@ -163,8 +188,37 @@ class Server:
                     return
                 continue  # the client has already closed the connection
             sock.setblocking(False)
-            self._connections[sock.fileno()] = self._connection(sock)
-            self._poll.register(sock, IN)
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        connection = self._connection(sock)
+        self._connections[sock.fileno()] = connection
+        self._poll.register(sock, IN)
+        oldest = self._unproven.admit(connection, time.monotonic())
+        if len(self._connections) - len(self._unproven) >= self._limits.clients:
+            self._refuse(connection, m.IS_FULL)
+        elif oldest is not None:
+            self._drop(oldest)
+
+    def _refuse(self, connection: Connection, reason: bytes) -> None:
+        """Close a new connection, whose client learns why."""
+        # A few bytes, and the first that are sent: the socket's buffer has room for them.
+        with contextlib.suppress(OSError):
+            connection.send(m.REFUSAL + reason)
+        if reason != m.IS_FULL:
+            self._note_refused(connection)
+        self._drop(connection)
+
+    def _note_refused(self, connection: Connection) -> None:
+        """Leave a client's address in the store, for the errors of those that wait for it."""
+        with contextlib.suppress(OSError):
+            peer = connection.sock.getpeername()
+            self._publish(REFUSED, peer[0] if isinstance(peer, tuple) else "this host")
+
+    def _publish(self, key: str, value: str) -> None:
+        """Set a user's key, if there is memory for it."""
+        replies = self._table.apply((SET, b"/" + key.encode(), value.encode()), None)
+        self._send_all([reply for reply in replies if reply[0] is not None])
 
     def _connection(self, sock: socket.socket) -> Connection:
         return Connection(sock, self._limits)
@@ -197,38 +251,53 @@ class Server:
 
     def _take(self, connection: Connection, data: bytes) -> None:
         """Execute the requests that `data` completes, and send their replies."""
-        replies: list[tuple[Connection, bytes | None]] = []
+        if not connection.proven and data.startswith(_HANDSHAKE):
+            self._refuse(connection, m.HAS_NO_TOKEN)
+            return
+        replies: list[Reply] = []
         apply = self._table.apply
         try:
             for request in connection.parser.feed(data):
                 apply(request, connection, replies)
                 # Wake waiting clients before the next request of this client is parsed.
-                if replies and replies[-1][0] is not connection:
+                if replies and (
+                    replies[-1][0] is not connection or len(replies) >= _REPLIES_AT_ONCE
+                ):
                     self._send_all(replies)
                     if connection.sock.fileno() < 0:
                         return
         except BadFrame:
             replies.append((connection, None))
         self._send_all(replies)
+        if not connection.proven and connection.parser.validated:
+            connection.proven = True
+            self._unproven.remove(connection)
         if connection.parser.held or connection.counted:
             self._count(connection)
+            self._expect_rest(connection)
 
     def _count(self, connection: Connection) -> None:
-        """Close the connection if unfinished requests and values exceed the total bound."""
+        """Count unfinished requests and unread replies; close the connection beyond the bound."""
         if connection.sock.fileno() < 0:
             return
-        held = len(connection.parser.held)
-        self._pending += held - connection.counted
-        connection.counted = held
-        if self._pending + self._table.values.nbytes > self._limits.total:
+        held = len(connection.parser.held) + min(connection.copied, connection.unsent_bytes)
+        more, connection.counted = held - connection.counted, held
+        self._table.values.nbytes += more
+        if more > 0 and self._table.values.nbytes > self._limits.total:
             self._drop(connection)
 
-    def _send_all(self, replies: list[tuple[Connection, bytes | None]]) -> None:
+    def _expect_rest(self, connection: Connection) -> None:
+        """Give an unfinished request time for its next bytes."""
+        self._stalled.remove(connection)
+        if connection.parser.held and connection.sock.fileno() >= 0:
+            self._stalled.admit(connection, time.monotonic())
+
+    def _send_all(self, replies: list[Reply]) -> None:
         for client, reply in replies:
             self._send(client, reply)
         replies.clear()
 
-    def _send(self, connection: Connection, data: bytes | None) -> None:
+    def _send(self, connection: Connection, data: bytes | memoryview | None) -> None:
         """Send as much as the kernel accepts, keep the rest; None closes the connection."""
         if data is None:
             self._drop(connection)
@@ -247,8 +316,10 @@ class Server:
         else:
             data_left = memoryview(data)
         connection.unsent.append(data_left)
-        connection.unsent_bytes += len(data_left)
+        connection.unsent_bytes += len(data_left) + _PIECE_BYTES
+        connection.copied += _PIECE_BYTES + (len(data_left) if isinstance(data, bytes) else 0)
         self._watch(connection)
+        self._count(connection)
 
     def _flush(self, connection: Connection) -> None:
         unsent = connection.unsent
@@ -260,11 +331,15 @@ class Server:
                     unsent[0] = unsent[0][sent:]
                     break
                 unsent.popleft()
+                connection.unsent_bytes -= _PIECE_BYTES
         except BlockingIOError:
             pass
         except OSError:
             self._drop(connection)
             return
+        if not unsent:
+            connection.copied = 0
+        self._count(connection)
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
@@ -283,7 +358,9 @@ class Server:
         self._poll.unregister(fd)
         connection.sock.close()
         connection.unsent.clear()
-        self._pending -= connection.counted
+        self._unproven.remove(connection)
+        self._stalled.remove(connection)
+        self._table.values.nbytes -= connection.counted
         connection.counted = 0
         self._table.forget(connection)
         self._set_accepting(True)

@@ -9,6 +9,7 @@ import errno
 import socket
 
 from nc10d.errors import NotANumberError
+from nc10d.store import wire as m
 
 _SHOWN = 40
 
@@ -21,14 +22,34 @@ class NotAStore(OSError):
     """Another program than a store answered."""
 
 
+class Refused(NotAStore):
+    """The store serves clients with another token, or without."""
+
+
+class NoRoom(OSError):
+    """The server has as many clients as it admits."""
+
+
 class NoAnswer(TimeoutError):
     """The server, or another program, accepted the connection and sent nothing."""
 
 
+OTHER_TOKEN = "what listens there does not know this job's token"
+_SAME_TOKEN = (
+    "give every process of the job the same token (NC10D_TOKEN_FILE or NC10D_TOKEN), "
+    "the one that starts the store, too"
+)
+_REFUSALS: dict[bytes, tuple[type[OSError], str]] = {
+    m.NEEDS_TOKEN: (Refused, "the store there needs the job's token, and this process has none"),
+    m.HAS_NO_TOKEN: (Refused, "the store there has no token, and this process has one"),
+    m.IS_FULL: (NoRoom, "it has no room for more clients"),
+}
 _HOST_OR_PORT = "correct host or port (MASTER_ADDR, MASTER_PORT)"
 # The first type that matches counts.
 _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
+    (Refused, f"{{error}}; {_SAME_TOKEN}, or {_HOST_OR_PORT}"),
     (NotAStore, f"{{error}}; {_HOST_OR_PORT}, or end what listens there"),
+    (NoRoom, "{error} (Limits.clients, or --max-clients of python -m nc10d.store)"),
     (
         NoAnswer,
         "something accepts connections there and says nothing: the server is frozen or overloaded, "
@@ -36,9 +57,9 @@ _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
     ),
     (
         Disconnected,
-        "something there closes every connection ({error}): it is not a store, or one that has "
-        "another token or none (NC10D_TOKEN_FILE, NC10D_TOKEN), is of another version or has no "
-        f"room for more clients; look at that process, or {_HOST_OR_PORT}",
+        "something there closes every connection ({error}): it is not a store, or one of another "
+        "version, or torch's, and this process has a token (NC10D_TOKEN_FILE, NC10D_TOKEN); look "
+        f"at that process, or {_HOST_OR_PORT}",
     ),
     (
         ConnectionRefusedError,
@@ -75,6 +96,12 @@ _NO_LISTENER = {
     errno.EADDRNOTAVAIL: "it is not an address of this machine: give one that is",
     errno.EACCES: "ports below 1024 are the system's: choose another, or 0 for a free one",
 }
+
+
+def refusal(reason: bytes) -> OSError:
+    """Return the error for a server's refusal."""
+    kind, text = _REFUSALS.get(reason, (NotAStore, "the store there is of another version"))
+    return kind(text)
 
 
 def explain_unreached(error: OSError) -> str:

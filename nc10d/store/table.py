@@ -4,6 +4,7 @@
 order in which each client must receive them. None in place of bytes means that the client broke a
 rule and must be closed. A client is any hashable object. While a client's WAIT or BARRIER is
 pending, its further requests are held. CANCEL_WAIT ends the wait and discards the held requests.
+Waits and held requests count as memory of the values, with the same bound.
 """
 
 from __future__ import annotations
@@ -15,22 +16,31 @@ from typing import Any
 from nc10d.store import wire as m
 from nc10d.store.values import Full, NotANumber, Values
 
-Reply = tuple[Any, bytes | None]
+Reply = tuple[Any, bytes | memoryview | None]
+"""A client, and bytes for it; a memoryview is a value itself, not a copy."""
 _Handler = Callable[[m.Request, Hashable, list[Reply]], None]
 _MOST_HELD = 64 << 10
 _LARGEST_JOINED = 1 << 16
+_WAIT_BYTES, _MISSING_BYTES = 1400, 600
+"""The memory of a wait, and of each key that it waits for besides the key's own bytes."""
 
 
 class _Wait:
     """A client's wait: for missing keys, or for a barrier's count."""
 
-    __slots__ = ("count", "held", "missing", "nbytes")
+    __slots__ = ("count", "held", "held_bytes", "missing", "nbytes")
 
     def __init__(self, missing: set[bytes], count: int = 0) -> None:
         self.missing = missing
         self.count = count
+        self.nbytes = _WAIT_BYTES + sum(map(len, missing)) + _MISSING_BYTES * len(missing)
         self.held: deque[m.Request] = deque()
-        self.nbytes = 0
+        self.held_bytes = 0
+
+    @property
+    def memory(self) -> int:
+        """The bytes of the wait and of the requests behind it."""
+        return self.nbytes + self.held_bytes
 
 
 class Table:
@@ -73,9 +83,9 @@ class Table:
 
     def forget(self, client: Hashable) -> None:
         """Forget the wait of a client that has disconnected."""
-        wait = self._waits.pop(client, None)
-        if wait is None:
+        if client not in self._waits:
             return
+        wait = self._end(client)
         for key in wait.missing:
             for waiters in (self._waiters, self._barriers):
                 if client in waiters.get(key, ()):
@@ -83,13 +93,28 @@ class Table:
                     if not waiters[key]:
                         del waiters[key]
 
+    def _begin(self, client: Hashable, wait: _Wait) -> None:
+        """Add a client's wait; Full if there is no memory for it."""
+        self.values.grow(wait.memory)
+        self._waits[client] = wait
+
+    def _end(self, client: Hashable) -> _Wait:
+        """Remove and return a client's wait."""
+        wait = self._waits.pop(client)
+        self.values.nbytes -= wait.memory
+        return wait
+
     def _hold(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        wait = self._waits[client]
-        wait.nbytes += _memory_of(request)
-        if wait.nbytes > _MOST_HELD:
+        wait, size = self._waits[client], _memory_of(request)
+        try:
+            if wait.held_bytes + size > _MOST_HELD:
+                raise Full("too much behind a wait")
+            self.values.grow(size)
+        except Full:
             replies.append((client, None))
-        else:
-            wait.held.append(request)
+            return
+        wait.held_bytes += size
+        wait.held.append(request)
 
     def _resume(self, client: Hashable, held: deque[m.Request], replies: list[Reply]) -> None:
         while held:
@@ -98,12 +123,14 @@ class Table:
                 self._handlers[request[0]](request, client, replies)
             except (Full, NotANumber):
                 replies.append((client, None))
-            if client in self._waits:
-                self._waits[client].held = held
+            wait = self._waits.get(client)
+            if wait is not None:
+                wait.held, wait.held_bytes = held, sum(map(_memory_of, held))
+                self.values.nbytes += wait.held_bytes
                 return
 
     def _release(self, client: Hashable, replies: list[Reply]) -> None:
-        held = self._waits.pop(client).held
+        held = self._end(client).held
         # Nearly always a single GET is held behind the wait. After a long wait the CPU's caches
         # are cold and each function costs time: answer that case here.
         if len(held) == 1 and held[0][0] == m.GET:
@@ -139,7 +166,10 @@ class Table:
         pass
 
     def _ping(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        replies.append((client, m.U32.pack(request[1])))
+        nonce = request[1]
+        if nonce & m.ASKS:
+            nonce |= m.TRAITS if self.unix_name else m.HOLDS_REQUESTS
+        replies.append((client, m.U32.pack(nonce)))
 
     def _set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         self.values.put(request[1], request[2])
@@ -176,15 +206,12 @@ class Table:
         if sum(map(len, values)) <= _LARGEST_JOINED:
             replies.append((client, b"".join(map(m.string, values))))
             return
-        for value in values:
-            _reply_value(value, client, replies)
+        for value in values:  # not copied: a request may name the same key many times
+            replies += [(client, m.U64.pack(len(value))), (client, memoryview(value))]
 
     def _check(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        keys, exists = request[1], self.values.exists
-        if keys == [m.HOLDS_REQUESTS]:
-            replies.append((client, m.READY_UNIX if self.unix_name else m.READY))
-        else:
-            replies.append((client, m.READY if all(map(exists, keys)) else m.NOT_READY))
+        ready = all(map(self.values.exists, request[1]))
+        replies.append((client, m.READY if ready else m.NOT_READY))
 
     def _wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         exists = self.values.exists
@@ -192,7 +219,7 @@ class Table:
             replies.append((client, m.STOP_WAITING))
             return
         missing = {key for key in request[1] if not exists(key)}
-        self._waits[client] = _Wait(missing)
+        self._begin(client, _Wait(missing))
         for key in missing:
             self._waiters.setdefault(key, {})[client] = None
 
@@ -225,7 +252,7 @@ class Table:
     def _barrier(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         _, key, world_size = request
         count = self.values.add(key, 1)
-        self._waits[client] = _Wait({key}, world_size)
+        self._begin(client, _Wait({key}, world_size))
         waiting = self._barriers.setdefault(key, {})
         waiting[client] = None
         for member in [member for member in waiting if self._waits[member].count <= count]:
@@ -251,4 +278,4 @@ def _reply_value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
         else:
             replies.append((client, data))
     else:  # a large value is not copied, however many clients request it
-        replies += [(client, m.U64.pack(len(value))), (client, value)]
+        replies += [(client, m.U64.pack(len(value))), (client, memoryview(value))]

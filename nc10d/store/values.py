@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 
+ENTRY_BYTES, QUEUE_BYTES, ITEM_BYTES = 200, 1000, 64
+"""The memory of a key with its value, of a queue, and of a queued value, besides their bytes."""
+
 
 class Full(Exception):
-    """The values together would exceed their bound."""
+    """The entries together would exceed their bound."""
 
 
 class NotANumber(ValueError):
@@ -20,7 +23,10 @@ class NotANumber(ValueError):
 
 
 class Values:
-    """Values and queues of bytes by key, bounded to `limit` bytes in all (keys not counted)."""
+    """Values and queues of bytes by key, bounded to `limit` bytes in all (see ENTRY_BYTES).
+
+    The owner may count other memory, too: `grow` by its bytes, and take them off `nbytes` later.
+    """
 
     __slots__ = ("data", "limit", "nbytes", "queues")
 
@@ -30,36 +36,36 @@ class Values:
         self.limit = math.inf if limit is None else limit
         self.nbytes = 0
 
-    def _grow(self, count: int) -> None:
+    def grow(self, count: int) -> None:
+        """Count `count` more bytes; Full if they would exceed the limit."""
         if self.nbytes + count > self.limit:
-            raise self._full()
+            raise Full(f"more than {self.limit} bytes in all")
         self.nbytes += count
-
-    def _full(self) -> Full:
-        return Full(f"values of more than {self.limit} bytes in all")
 
     def put(self, key: bytes, value: bytes) -> None:
         """Store `value` under `key`, replacing any earlier value."""
-        nbytes = self.nbytes + len(value) - len(self.data.get(key, b""))
-        if nbytes > self.limit:
-            raise self._full()
-        self.nbytes = nbytes
+        before = self.data.get(key)
+        self.grow(len(value) - (-len(key) - ENTRY_BYTES if before is None else len(before)))
         self.data[key] = value
 
     def extend(self, key: bytes, tail: bytes) -> None:
         """Append `tail` to the value under `key`; a missing key counts as empty."""
-        self._grow(len(tail))
-        self.data[key] = self.data.get(key, b"") + tail
+        before = self.data.get(key)
+        self.grow(len(tail) + (len(key) + ENTRY_BYTES if before is None else 0))
+        self.data[key] = (before or b"") + tail
 
     def remove(self, key: bytes) -> bool:
         """Remove the value under `key` (a queue stays); return whether there was a value."""
         value = self.data.pop(key, None)
-        self.nbytes -= len(value or b"")
-        return value is not None
+        if value is None:
+            return False
+        self.nbytes -= len(value) + len(key) + ENTRY_BYTES
+        return True
 
     def push(self, key: bytes, value: bytes) -> None:
         """Append `value` to the queue under `key`."""
-        self._grow(len(value))
+        new = 0 if key in self.queues else len(key) + QUEUE_BYTES
+        self.grow(new + len(value) + ITEM_BYTES)
         self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes | None:
@@ -68,9 +74,10 @@ class Values:
         if queue is None:
             return None
         value = queue.popleft()
+        self.nbytes -= len(value) + ITEM_BYTES
         if not queue:
             del self.queues[key]
-        self.nbytes -= len(value)
+            self.nbytes -= len(key) + QUEUE_BYTES
         return value
 
     def exists(self, key: bytes) -> bool:

@@ -26,15 +26,21 @@ from typing import Any, NamedTuple
 MAGIC = 0x3C85F7CE
 READY, NOT_READY = b"\x00", b"\x01"
 STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
-# A key that no user can name (user keys begin with "/"). Only nc10d's server answers that it
-# exists. The answer shows a client that requests behind a WAIT are held until the wait is over.
-HOLDS_REQUESTS = b"nc10d/holds-requests"
-# The answer instead of READY if the server also listens on a Unix socket. GET of UNIX_NAME returns
-# that socket's name.
-READY_UNIX = b"\x02"
+# A client's nonce is its process number and ASKS, a bit that no process number has. torch's server
+# returns the nonce as it is. nc10d's server adds HOLDS_REQUESTS (it keeps requests behind a WAIT
+# until the wait is over) and HAS_UNIX (GET of UNIX_NAME returns the name of its Unix socket). No
+# user can name UNIX_NAME, since users' keys begin with "/".
+ASKS, HOLDS_REQUESTS, HAS_UNIX = 1 << 31, 1 << 30, 1 << 29
+TRAITS = HOLDS_REQUESTS | HAS_UNIX
 UNIX_NAME = b"nc10d/near"
 OWNER_LEFT = "nc10d/owner-left"
 """A user's key, which a server sets when its owner has left: no further client can connect."""
+REFUSED = "nc10d/refused"
+"""A user's key: the address of the latest client that a server refused because of its token."""
+# The first bytes to a client that is refused, and a last byte with the reason. No nonce is answered
+# so: the bit ASKS is missing.
+REFUSAL = b"\xffnc\x01"
+NEEDS_TOKEN, HAS_NO_TOKEN, IS_FULL = b"t", b"n", b"f"
 
 U32, U64, I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")
@@ -47,12 +53,17 @@ Bytes = bytes | memoryview
 
 
 class Limits(NamedTuple):
-    """The bounds of a server: bytes of a key, of a value, of all values, and items of a list."""
+    """The bounds of a server: bytes of a key, of a value, and in all, items of a list, and clients.
+
+    `total` bounds the memory of keys, values, queues, waits, unfinished requests and replies that
+    clients have not read. Each counts its bytes, and for an entry what values.py adds to them.
+    """
 
     key: int = 8 << 10
     value: int = 1 << 30
     total: int = 4 << 30
     items: int = 128 << 10
+    clients: int = 64 << 10
 
 
 class BadFrame(Exception):

@@ -144,7 +144,7 @@ def answering(part: bytes) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 while True:
                     sock = held.enter_context(listener.accept()[0])
-                    sock.sendall(sock.recv(100)[6:10] + m.READY)
+                    sock.sendall(sock.recv(100)[6:10])
                     sock.recv(1000)
                     sock.sendall(part)
 

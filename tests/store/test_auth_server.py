@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from nc10d.auth.handshake import UNPROVEN_SECONDS, HandshakeCaller, Sealer
+from nc10d.auth.admission import UNPROVEN_SECONDS
+from nc10d.auth.handshake import HandshakeCaller, Sealer
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
-from nc10d.store.auth_server import MOST_UNPROVEN, STORE_INTRODUCTION
+from nc10d.store.auth_server import STORE_INTRODUCTION
+from nc10d.store.server import MOST_UNPROVEN
 from nc10d.store.table import Table
 
 HOST = "127.0.0.1"
@@ -67,23 +69,18 @@ def test_a_cancelled_wait_leaves_the_frames_in_step(store: TCPStore) -> None:
             assert first.add("n", 1) > 0
 
 
-def test_another_token_is_an_error_at_once(store: TCPStore) -> None:
-    with pytest.raises(StoreError, match="does not know this job's token") as caught:
-        client(store.port, b"T" * 32)
-    assert not isinstance(caught.value, StoreTimeout)
-
-
-def test_a_client_without_the_token_gets_an_error_that_names_it(store: TCPStore) -> None:
-    with pytest.raises(StoreError, match="NC10D_TOKEN_FILE"):
-        client(store.port, None, timeout=0.3)
-
-
-def test_a_client_with_a_token_refuses_a_store_without_a_token() -> None:
-    with (
-        contextlib.closing(TCPStore(HOST, 0, is_master=True, token=None)) as plain,
-        pytest.raises(StoreError, match="at the handshake"),
-    ):
-        client(plain.port, timeout=0.3)
+@pytest.mark.parametrize(("server", "token"), [(TOKEN, None), (None, TOKEN), (TOKEN, b"T" * 32)])
+def test_a_client_with_another_token_or_none_is_told_at_once(
+    server: bytes | None, token: bytes | None
+) -> None:
+    with contextlib.closing(TCPStore(HOST, 0, is_master=True, token=server)) as store:
+        begun = time.monotonic()
+        with pytest.raises(StoreError, match=r"token.*NC10D_TOKEN_FILE") as caught:
+            client(store.port, token)
+        assert not isinstance(caught.value, StoreTimeout)
+        assert time.monotonic() - begun < GENEROUS / 2
+        # Those who wait for that client learn of it.
+        assert store.get(m.REFUSED) == HOST.encode()
 
 
 def test_the_token_is_on_no_command_line() -> None:
@@ -206,7 +203,7 @@ def test_unproven_connections_are_closed_in_time_and_cost_little(count: int) -> 
             for first in range(0, count, 200):
                 late += visits(store.port, range(first, min(count, first + 200)), chance)
         assert resident(pid) - before <= 16 << 20
-        assert store.list_keys() == ["n"]
+        assert sorted(store.list_keys()) == ["n", m.REFUSED]
     # The server closes all of them; most as soon as their time is over, or before.
     assert max(late) < GENEROUS
     assert statistics.median(late) < UNPROVEN_SECONDS + 1.0

@@ -23,6 +23,7 @@ from clocks import soon, takes
 
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import TCPStore
+from nc10d.store import wire as m
 from nc10d.store.connection import StoreConnection
 
 torch_dist = pytest.importorskip("torch.distributed")
@@ -294,8 +295,8 @@ def _stall_within_an_answer(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         with sock:
             sock.settimeout(5)
-            sock.recv(4096)
-            sock.sendall(struct.pack("<I", os.getpid() & 0xFFFFFFFF) + b"\0")
+            nonce = m.U32.unpack(sock.recv(4096)[6:10])[0]
+            sock.sendall(m.U32.pack(nonce | m.HOLDS_REQUESTS))
             sock.recv(4096)
             sock.sendall(STOP + LENGTH_1 + b"w" if whole else STOP)
             # Only a client that believes itself to be waiting still sends more.

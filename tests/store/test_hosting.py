@@ -197,7 +197,7 @@ def answering(server: socket.socket, replies: bytes) -> None:
     peer, _ = server.accept()
     with peer:
         hello = peer.recv(1 << 16)
-        peer.sendall(hello[6:10] + m.READY + replies)
+        peer.sendall(hello[6:10] + replies)
         while peer.recv(1 << 16):
             pass
 

@@ -172,7 +172,7 @@ def test_a_bad_frame_closes_its_connection_alone(port, what):
 
 
 def test_the_servers_limits_are_options():
-    limits = m.Limits(key=4, value=100, total=150, items=2)
+    limits = m.Limits(key=4, value=100, total=500, items=2)
     with serving(limits=limits) as hosting, connect(hosting.port) as sock:
         sock.sendall(m.with_values(m.SET, b"/1", bytes(100)))
         assert ask(sock, m.simple(m.GETNUMKEYS), 8) == m.I64.pack(1)
@@ -203,7 +203,12 @@ def test_a_wait_and_its_get_may_travel_in_one_packet(port):
         assert ask(waiter, b"", 0) == b""
         writer.sendall(m.with_values(m.SET, b"/k", b"v"))
         assert take(waiter, 10) == m.STOP_WAITING + m.string(b"v")
-        assert ask(writer, m.with_keys(m.CHECK, [m.HOLDS_REQUESTS]), 1) == m.READY_UNIX
+
+
+def test_a_nonce_that_asks_is_answered_with_the_servers_traits(port):
+    with connect(port) as sock:
+        asked = m.with_u32(m.PING, m.ASKS | 7)
+        assert ask(sock, asked, 4) == struct.pack("<I", m.ASKS | 7 | m.TRAITS)
 
 
 def test_requests_behind_a_bad_request_are_dropped_after_waiters_wake(port):

@@ -122,7 +122,7 @@ def test_an_invalid_port_is_the_callers_mistake(port: int, error: type[Exception
 
 def test_the_error_of_an_ended_server_names_the_key() -> None:
     def hello_and_one_answer(sock: socket.socket) -> None:
-        sock.sendall(sock.recv(100)[6:10] + b"\x01")
+        sock.sendall(sock.recv(100)[6:10])
         sock.recv(100)
 
     with answering(hello_and_one_answer) as port:
@@ -238,7 +238,7 @@ def test_an_invalid_amount_is_refused_before_anything_is_sent(
 
 def test_a_server_that_ends_within_an_add_is_not_blamed_on_the_value() -> None:
     def hello(sock: socket.socket) -> None:
-        sock.sendall(sock.recv(100)[6:10] + b"\x01")
+        sock.sendall(sock.recv(100)[6:10])
         sock.recv(100)
 
     with answering(hello) as port, contextlib.closing(TCPStore(HOST, port, timeout=20)) as store:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nc10d.store import wire as m
 from nc10d.store.table import Table
+from nc10d.store.values import ENTRY_BYTES, ITEM_BYTES, QUEUE_BYTES
 
 KEYS = st.sampled_from([b"/a", b"/b", b"/c", b"/n"])
 VALUES = st.sampled_from([b"", b"1", b"-7", b"x", b"yy"])
@@ -93,8 +94,13 @@ def test_every_call_answers_as_the_model(calls):
     for call in calls:
         assert joined(table.apply(call, "me"), "me") == model.answer(call), call
     assert table.values.data == model.data
-    queued = sum(len(v) for queue in model.queues.values() for v in queue)
-    assert table.values.nbytes == queued + sum(map(len, model.data.values()))
+    entries = sum(len(key) + len(value) + ENTRY_BYTES for key, value in model.data.items())
+    queues = sum(
+        len(key) + QUEUE_BYTES + sum(len(value) + ITEM_BYTES for value in queue)
+        for key, queue in model.queues.items()
+        if queue
+    )
+    assert table.values.nbytes == entries + queues
 
 
 WRITES = [
@@ -200,7 +206,7 @@ def test_a_barrier_on_a_value_that_is_no_number_closes_its_caller_alone():
 
 
 def test_values_beyond_the_total_close_the_writer_and_change_nothing():
-    table = Table(m.Limits(total=10))
+    table = Table(m.Limits(total=10 + ENTRY_BYTES + 2))
     table.apply((m.SET, b"/k", b"12345"), "me")
     for write in [(m.SET, b"/j", b"123456"), (m.APPEND, b"/k", b"123456")]:
         assert table.apply(write, "me") == [("me", None)]
@@ -220,4 +226,4 @@ def test_a_large_value_is_answered_without_a_copy():
     table = Table()
     value = bytes(1 << 20)
     table.apply((m.SET, b"/k", value), "me")
-    assert table.apply((m.GET, b"/k"), "me")[-1][1] is value
+    assert table.apply((m.GET, b"/k"), "me")[-1][1].obj is value

@@ -54,7 +54,8 @@ def announce_unix(listener: socket.socket, name: bytes) -> None:
     peer, _ = listener.accept()
     with peer:
         hello = peer.recv(1 << 16)
-        peer.sendall(hello[6:10] + m.READY_UNIX)
+        nonce = m.U32.unpack(hello[6:10])[0] | m.TRAITS
+        peer.sendall(m.U32.pack(nonce))
         assert peer.recv(1 << 16) == m.with_key(m.GET, m.UNIX_NAME)
         peer.sendall(m.string(name))
         if peer.recv(1 << 16):
@@ -103,7 +104,7 @@ def seconds_to_fill() -> float:
     def stand_still(listener: socket.socket) -> None:
         peer, _ = listener.accept()
         with peer:
-            peer.sendall(peer.recv(1 << 16)[6:10] + m.READY)
+            peer.sendall(peer.recv(1 << 16)[6:10])
             hold.wait(60)
 
     with socket.create_server((HOST, 0)) as listener:

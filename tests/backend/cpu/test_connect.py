@@ -13,13 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from nc10d.auth.handshake import (
-    PROOF_BYTES,
-    UNPROVEN_SECONDS,
-    HandshakeCaller,
-    Introduction,
-    group_digest,
-)
+from nc10d.auth.admission import UNPROVEN_SECONDS
+from nc10d.auth.handshake import PROOF_BYTES, HandshakeCaller, Introduction, group_digest
 from nc10d.backend.cpu.transport import addresses
 from nc10d.backend.cpu.transport import connect as connect_module
 from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, connect

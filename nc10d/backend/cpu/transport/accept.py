@@ -23,13 +23,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nc10d.auth.handshake import (
-    Admission,
-    BadHandshake,
-    HandshakeAnswerer,
-    HandshakeCaller,
-    Introduction,
-)
+from nc10d.auth.admission import Admission
+from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCaller, Introduction
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.signal_errors import raised_here
 
