@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nc10d import cuda as cuda
+    from nc10d import distributed_c10d as distributed_c10d
     from nc10d.api import functional as functional
+    from nc10d.api import mesh as device_mesh  # noqa: F401
+    from nc10d.api.backend_names import Backend as Backend
+    from nc10d.api.backend_names import (
+        get_default_backend_for_device as get_default_backend_for_device,
+    )
+    from nc10d.api.backend_names import is_backend_available as is_backend_available
+    from nc10d.api.backend_names import is_gloo_available as is_gloo_available
+    from nc10d.api.backend_names import is_mpi_available as is_mpi_available
+    from nc10d.api.backend_names import is_nccl_available as is_nccl_available
+    from nc10d.api.backend_names import is_ucc_available as is_ucc_available
+    from nc10d.api.backend_names import is_xccl_available as is_xccl_available
     from nc10d.api.batch_p2p import P2POp as P2POp
     from nc10d.api.batch_p2p import batch_isend_irecv as batch_isend_irecv
     from nc10d.api.calls import all_gather as all_gather
@@ -48,20 +60,32 @@ if TYPE_CHECKING:
     from nc10d.api.objects import recv_object_list as recv_object_list
     from nc10d.api.objects import scatter_object_list as scatter_object_list
     from nc10d.api.objects import send_object_list as send_object_list
-    from nc10d.api.queries import CoalescingManager as CoalescingManager
+    from nc10d.api.old_names import _all_gather_base as _all_gather_base
+    from nc10d.api.old_names import _broadcast_coalesced as _broadcast_coalesced
+    from nc10d.api.old_names import _reduce_scatter_base as _reduce_scatter_base
+    from nc10d.api.old_names import all_gather_coalesced as all_gather_coalesced
+    from nc10d.api.old_names import all_reduce_coalesced as all_reduce_coalesced
+    from nc10d.api.old_names import gather_into_tensor as gather_into_tensor
+    from nc10d.api.old_names import reduce_op as reduce_op
     from nc10d.api.queries import _coalescing_manager as _coalescing_manager
     from nc10d.api.queries import coalescing_manager as coalescing_manager
+    from nc10d.api.queries import default_pg_timeout as default_pg_timeout
+    from nc10d.api.queries import default_timeout as default_timeout
     from nc10d.api.queries import get_backend as get_backend
     from nc10d.api.queries import get_backend_config as get_backend_config
+    from nc10d.api.queries import get_backend_impl as get_backend_impl
     from nc10d.api.queries import get_global_rank as get_global_rank
     from nc10d.api.queries import get_group_rank as get_group_rank
     from nc10d.api.queries import get_node_local_rank as get_node_local_rank
+    from nc10d.api.queries import get_pg_count as get_pg_count
     from nc10d.api.queries import get_process_group_ranks as get_process_group_ranks
     from nc10d.api.queries import get_rank as get_rank
     from nc10d.api.queries import get_world_size as get_world_size
     from nc10d.api.queries import is_available as is_available
     from nc10d.api.queries import is_initialized as is_initialized
     from nc10d.api.queries import is_torchelastic_launched as is_torchelastic_launched
+    from nc10d.api.queries import set_timeout as set_timeout
+    from nc10d.api.queries import supports_complex as supports_complex
     from nc10d.api.registered import empty as empty
     from nc10d.api.registered import from_numpy as from_numpy
     from nc10d.api.registered import zeros as zeros
@@ -82,7 +106,11 @@ if TYPE_CHECKING:
     from nc10d.errors import CollectiveMismatch as CollectiveMismatch
     from nc10d.errors import CollectiveTimeout as CollectiveTimeout
     from nc10d.errors import CudaError as CudaError
+    from nc10d.errors import DistBackendError as DistBackendError
     from nc10d.errors import DistError as DistError
+    from nc10d.errors import DistNetworkError as DistNetworkError
+    from nc10d.errors import DistQueueEmptyError as DistQueueEmptyError
+    from nc10d.errors import DistStoreError as DistStoreError
     from nc10d.errors import ForkedGroupError as ForkedGroupError
     from nc10d.errors import GroupClosed as GroupClosed
     from nc10d.errors import NCCLError as NCCLError
@@ -94,6 +122,7 @@ if TYPE_CHECKING:
     from nc10d.errors import StoreTimeout as StoreTimeout
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
+    from nc10d.group.coalescing import CoalescingManager as CoalescingManager
     from nc10d.group.new_group import new_group as new_group
     from nc10d.group.new_group import new_subgroups as new_subgroups
     from nc10d.group.new_group import new_subgroups_by_enumeration as new_subgroups_by_enumeration
@@ -137,6 +166,11 @@ _NAMES = {
     "api.calls": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
         all_to_all_single barrier broadcast gather gather_single irecv isend recv reduce
         reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_single send""",
+    "api.backend_names": """Backend get_default_backend_for_device is_backend_available
+        is_gloo_available is_mpi_available is_nccl_available is_ucc_available
+        is_xccl_available""",
+    "api.old_names": """_all_gather_base _broadcast_coalesced _reduce_scatter_base
+        all_gather_coalesced all_reduce_coalesced gather_into_tensor reduce_op""",
     "backend.config": "BackendConfig",
     "backend.registry": "register_backend",
     "arrays.buffer": "Buffer as_buffer",
@@ -144,8 +178,10 @@ _NAMES = {
     "base.debug_level": "DebugLevel get_debug_level set_debug_level set_debug_level_from_env",
     "arrays.dtypes": "DType",
     "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
-        DistError ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
+        DistBackendError DistError DistNetworkError DistQueueEmptyError DistStoreError
+        ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
         RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+    "group.coalescing": "CoalescingManager",
     "group.process_group": "ProcessGroup",
     "api.mesh": "DeviceMesh init_device_mesh",
     "api.monitored_barrier": "monitored_barrier",
@@ -153,10 +189,11 @@ _NAMES = {
         scatter_object_list send_object_list""",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
     "api.batch_p2p": "P2POp batch_isend_irecv",
-    "api.queries": """get_backend get_backend_config get_global_rank get_group_rank
-        get_node_local_rank get_process_group_ranks get_rank get_world_size is_available
-        is_initialized is_torchelastic_launched _coalescing_manager coalescing_manager
-        CoalescingManager""",
+    "api.queries": """_coalescing_manager coalescing_manager default_pg_timeout
+        default_timeout get_backend get_backend_config get_backend_impl get_global_rank
+        get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank
+        get_world_size is_available is_initialized is_torchelastic_launched set_timeout
+        supports_complex""",
     "reducer.gradients": "SparseGradient",
     "reducer.hooks": "GradBucket",
     "reducer.logger": "Logger",
@@ -172,7 +209,13 @@ _NAMES = {
         init_process_group""",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = {"cuda": "cuda", "functional": "api.functional", "observe": "group.flight_recorder"}
+_SUBMODULES = {
+    "cuda": "cuda",
+    "device_mesh": "api.mesh",
+    "distributed_c10d": "distributed_c10d",
+    "functional": "api.functional",
+    "observe": "group.flight_recorder",
+}
 """Public modules by the name under which users know them: `nc10d.functional` and so on."""
 
 __version__ = "0.1.0"

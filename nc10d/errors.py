@@ -1,8 +1,10 @@
 """The errors of nc10d: which rank failed, in which call, and why.
 
 A caller's mistake is a ValueError or TypeError, raised before anything is sent. The classes here
-are for the other failures: of a peer, of the network, or of a deadline. Every class keeps its
-attributes when pickled, because test kits and launchers carry errors between processes.
+are for the other failures: of a peer, of the network, or of a deadline. `DistBackendError`,
+`DistStoreError`, `DistNetworkError` and `DistQueueEmptyError` find what they find in c10d; here a
+DistNetworkError is a DistStoreError, too. Every class keeps its attributes when pickled, because
+test kits and launchers carry errors between processes.
 """
 
 from __future__ import annotations
@@ -48,27 +50,31 @@ def _rebuild(kind: type[DistError], message: str, attributes: dict[str, Any]) ->
     return error
 
 
-class PeerLost(DistError):
+class DistBackendError(DistError):
+    """An operation of a group failed: because of a peer, of a timeout, or of a library below."""
+
+
+class PeerLost(DistBackendError):
     """A rank died or left while others still needed it."""
 
 
-class CollectiveTimeout(DistError, TimeoutError):
+class CollectiveTimeout(DistBackendError, TimeoutError):
     """An operation did not end within its timeout."""
 
 
-class CollectiveMismatch(DistError):
+class CollectiveMismatch(DistBackendError):
     """Ranks of one group made different calls at the same place in their sequence."""
 
 
-class Aborted(DistError):
+class Aborted(DistBackendError):
     """The group was aborted on purpose; the message carries the given reason."""
 
 
-class GroupClosed(DistError):
+class GroupClosed(DistBackendError):
     """The group has been destroyed on this rank."""
 
 
-class ForkedGroupError(DistError):
+class ForkedGroupError(DistBackendError):
     """A forked child used a group that belongs to its parent."""
 
 
@@ -80,8 +86,16 @@ class StoreError(DistError):
     """The key-value store refused a request or could not be reached."""
 
 
+class DistNetworkError(StoreError):
+    """A store's server could not be reached, its connection was lost, or its port is taken."""
+
+
 class StoreTimeout(StoreError, TimeoutError):
     """A store call did not end within its timeout; the message names the store and the keys."""
+
+
+class ConnectTimeout(StoreTimeout, DistNetworkError):
+    """No connection to a store's server could be made within the timeout."""
 
 
 class NotANumberError(StoreError, ValueError):
@@ -92,11 +106,15 @@ class QueueEmptyError(StoreError):
     """A queue of the store was empty, and the call was not to wait."""
 
 
-class RendezvousError(DistError):
+class RendezvousError(StoreError):
     """The ranks could not find each other (bad address, missing variable, wrong world size)."""
 
 
-class LibraryError(DistError):
+DistStoreError, DistQueueEmptyError = StoreError, QueueEmptyError
+"""c10d's names."""
+
+
+class LibraryError(DistBackendError):
     """A library below nc10d refused a call or failed; `code` is that library's error number."""
 
     def __init__(self, message: str, *, code: int | None = None, **attributes: Any) -> None:

@@ -244,21 +244,21 @@ def scatter(
 
 
 def gather_single(
-    output: Array | None,
-    input: Array,
+    tensor: Array,
+    gather_tensor: Array | None = None,
     dst: int | None = None,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Copy rank r's `input` into chunk r of rank `dst`'s `output` (0 if neither is given).
+    """Copy rank r's `tensor` into chunk r of rank `dst`'s `gather_tensor` (0 if neither is given).
 
-    All inputs have the same number of elements. `output` has world size times as many, in any
-    shape; it is None on other ranks. c10d has no such call: its gather takes a list.
+    All tensors have the same number of elements. `gather_tensor` has world size times as many, in
+    any shape; it is None on other ranks.
     """
     found = group_or_default(group)
     root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
-    return found.gather_single(output, input, root, async_op)
+    return found.gather_single(tensor, gather_tensor, root, async_op)
 
 
 def scatter_single(

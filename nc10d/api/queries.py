@@ -1,4 +1,4 @@
-"""Queries of groups: ranks, sizes, backends; and coalescing blocks.
+"""Queries of groups: ranks, sizes, backends, timeouts; and coalescing blocks.
 
 `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, for which
 `get_rank` and `get_world_size` return -1 and other calls raise ValueError. No query blocks.
@@ -7,11 +7,19 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
+from nc10d.arrays.dtypes import DType, allows
+from nc10d.backend.base import Backend
+from nc10d.base.deadline import Timeout
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, current_world, group_or_default
+from nc10d.group.world import DEFAULT_TIMEOUT, Group, NonMember, current_world, group_or_default
+from nc10d.ops import ReduceOp
+
+default_pg_timeout = default_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
+"""The timeout of operations unless init_process_group gets another."""
 
 
 def _member(group: Group) -> ProcessGroup:
@@ -60,13 +68,45 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """Return the name of the backend of `group`, as given when it was made."""
+    """Return the name of the backend of `group`, as given when it was made, in lower case.
+
+    "gloo" if none was named: programs that choose between "gloo" and "nccl" then use arrays in host
+    memory, which work on every machine. get_backend_config() lists the backends themselves.
+    """
     return _member(group).backend_name
 
 
 def get_backend_config(group: Group = None) -> str:
     """Return the backends of `group` as "device:backend" pairs, separated by commas."""
     return repr(_member(group).config)
+
+
+def get_backend_impl(group: Group = None, device: Any = None) -> Backend:
+    """Return the backend of `group` for a device; for operations without an array if none is given.
+
+    Making it may block until all ranks call, as its first operation would.
+    """
+    found = _member(group)
+    kind = str(getattr(device, "type", device)).partition(":")[0]
+    return found.backend(found.config.first if device is None else kind)
+
+
+def set_timeout(timeout: Timeout, group: Group = None) -> None:
+    """Set the timeout, in seconds or as timedelta, of the later operations of `group`."""
+    _member(group).set_timeout(timeout)
+
+
+def get_pg_count() -> int:
+    """Return the number of groups that this rank is in."""
+    return len(current_world().groups)
+
+
+def supports_complex(reduceOp: ReduceOp) -> bool:
+    """Return whether arrays of complex numbers can be reduced by an operation.
+
+    PRODUCT is among them: nc10d multiplies complex numbers, c10d their parts.
+    """
+    return allows(DType.COMPLEX128, reduceOp)
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
@@ -82,9 +122,6 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the rank in `group` of a global rank; ValueError if it is not a member."""
     return _member(group).group_rank(global_rank)
-
-
-__all__ = ["CoalescingManager", "_coalescing_manager", "coalescing_manager"]
 
 
 def coalescing_manager(

@@ -90,7 +90,7 @@ def _all_to_all_single(op: ops.AllToAll, rank: int, size: int) -> None:
 def _gather(op: ops.Gather, rank: int, size: int) -> None:
     call, own, whole = "gather", "tensor", "gather_list"
     if op.even:
-        call, own, whole = "gather_single", "input", "output"
+        call, own, whole = "gather_single", "tensor", "gather_tensor"
     args.check_rank(call, "dst", op.root, size)
     piece = args.array(call, own, op.inp, written=False)
     args.check_given(call, whole, op.out, "dst", rank, op.root)

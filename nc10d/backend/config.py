@@ -10,6 +10,10 @@ from nc10d.backend.base import Meeting
 from nc10d.backend.registry import find_backend, load_meeting
 
 DEFAULT = "cpu:cpu,cuda:nccl"
+UNNAMED = "gloo"
+"""The name of the default configuration. Programs ask a group for its backend to choose between
+"gloo", arrays in host memory, and "nccl", arrays on a GPU. Only the former work on every machine.
+"""
 
 # c10d scripts that ask for gloo mean a backend for the CPU that also takes device arrays.
 _GLOO = {"cpu": "cpu", "cuda": "staged"}
@@ -25,8 +29,8 @@ class BackendConfig:
 
     def __init__(self, asked: str | None = None) -> None:
         """Read `asked`; ValueError if it is malformed or names an unknown backend."""
-        self.asked = (asked or DEFAULT).lower()
-        self.devices: Mapping[str, str] = MappingProxyType(_parse(self.asked))
+        self.asked = (asked or UNNAMED).lower()
+        self.devices: Mapping[str, str] = MappingProxyType(_parse((asked or DEFAULT).lower()))
         entries = map(find_backend, self.devices.values())
         wanted = [entry.failure_detector for entry in entries if entry.failure_detector]
         failure_detector = (

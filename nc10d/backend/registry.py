@@ -78,6 +78,11 @@ def unregister_backend(name: str) -> None:
     _entries.pop(name.lower(), None)
 
 
+def backend_devices() -> dict[str, tuple[str, ...]]:
+    """Return the registered names, each with the devices that it serves by itself."""
+    return {name: entry.devices for name, entry in _entries.items()}
+
+
 def find_backend(name: str) -> BackendEntry:
     """Return the entry of `name`; ValueError that lists the registered names."""
     entry = _entries.get(name.lower())

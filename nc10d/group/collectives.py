@@ -202,18 +202,19 @@ class Collectives(Runner):
 
     def gather_single(
         self,
-        output: Array | None,
-        input: Array,
+        tensor: Array,
+        gather_tensor: Array | None = None,
         dst: int = 0,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Concatenate all inputs, of n elements each, in the `output` of rank `dst`: size * n.
+        """Concatenate all tensors, of n elements each, in `gather_tensor` of rank `dst`: size * n.
 
-        `output` is None on the other ranks.
+        `gather_tensor` is None on the other ranks.
         """
         dst = integer("gather_single", "dst", dst)
-        return self._run(ops.Gather(output, input, dst, even=True), input, async_op, timeout)
+        op = ops.Gather(gather_tensor, tensor, dst, even=True)
+        return self._run(op, tensor, async_op, timeout)
 
     def scatter(
         self,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.arguments import split_lists
+from nc10d.backend.availability import require
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import FAILURE_DETECTOR, BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
@@ -156,8 +157,12 @@ class ProcessGroup(Dispatcher, Members):
 
     @property
     def backend_name(self) -> str:
-        """The backend's name as the user has given it."""
+        """The backend's name as the user has given it; "gloo" if no backend was named."""
         return self.config.asked
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the timeout of this rank's later operations: seconds, a timedelta, or None: never."""
+        self.timeout = seconds(timeout)
 
     def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
         """Collect this thread's calls in a with-block, at whose end they are launched together.
@@ -350,12 +355,15 @@ def terms(
 ) -> tuple[float, BackendConfig]:
     """Return timeout (seconds) and configuration of a new group; by default, those of `parent`.
 
-    ValueError or TypeError for wrong arguments. It is called before the new group gets its number,
-    so that ranks with wrong arguments do not count differently from the others.
+    ValueError or TypeError for wrong arguments, UnsupportedPlatform for a backend that can't work
+    here. It is called before the new group gets its number, so that ranks with wrong arguments do
+    not count differently from the others.
     """
     limit = parent.timeout if timeout is None else seconds(timeout)
     config = parent.config if backend is None else BackendConfig(backend)
     config.options(options)
+    if backend is not None:
+        require(config)
     return limit, config
 
 

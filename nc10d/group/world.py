@@ -17,6 +17,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group.process_group
+from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -214,8 +215,9 @@ def init_process_group(
     call makes the backends of all devices, for that device.
 
     Before anything is sent: ValueError for a second call and for arguments that don't fit
-    together, TypeError for options that the backend does not know. RendezvousError or
-    StoreError if the ranks don't find each other, PeerLost if a rank dies meanwhile.
+    together, TypeError for options that the backend does not know, UnsupportedPlatform for a
+    backend that can't work on this machine ("nccl" without a GPU). RendezvousError or StoreError if
+    the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
     world = current_world()
     if world.default is not None and world.default.inherited:
@@ -225,6 +227,7 @@ def init_process_group(
         raise ValueError(f"{message}: call destroy_process_group() before another init")
     config = BackendConfig(backend)
     config.options(pg_options)
+    require(config)
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
     deadline = Deadline.after(limit)
     _check_meeting(store, init_method, rank, world_size)

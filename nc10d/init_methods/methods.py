@@ -3,7 +3,8 @@
 Methods: `env://` (rank, size and address from the environment),
 `tcp://host:port?rank=R&world_size=N`, `file:///path?rank=R&world_size=N`. Arguments of the call
 take precedence over all of them. With `env://` and `tcp://`, rank 0 hosts the store's server,
-unless a launcher's agent does (TORCHELASTIC_USE_AGENT_STORE=True). The returned store contains only
+unless a launcher's agent does (TORCHELASTIC_USE_AGENT_STORE=True). A world of one rank needs no
+address: without MASTER_ADDR and MASTER_PORT its store is private. The returned store contains only
 keys of this world: the restart count and the number of its meeting are part of every key.
 
 No rank returns before all ranks have arrived; the error names the missing ranks. The server of rank
@@ -28,6 +29,7 @@ from nc10d.init_methods.meeting import HostLeft, meet
 from nc10d.store.base import Store
 from nc10d.store.file import FileStore
 from nc10d.store.hosting import PortTaken
+from nc10d.store.local import HashStore
 from nc10d.store.prefix import PrefixStore
 from nc10d.store.tcp import TCPStore
 from nc10d.store.wire import OWNER_LEFT
@@ -128,7 +130,16 @@ def _point_by_environment(
     url: SplitResult, rank: int | None, size: int | None, deadline: Deadline
 ) -> MeetingPoint:
     rank, size = _rank_and_size(url, rank, size)
+    if _is_alone(rank, size):
+        return MeetingPoint(HashStore(), 0, 1)
     return _point_at(find_place(os.environ, rank, size, launcher_ancestor), deadline)
+
+
+def _is_alone(rank: int | None, size: int | None) -> bool:
+    """Return whether a world of this rank alone is asked for, and no address for its store."""
+    given = {"RANK": rank, "WORLD_SIZE": size}
+    place = [os.environ.get(name) if n is None else str(n) for name, n in given.items()]
+    return place == ["0", "1"] and not {"MASTER_ADDR", "MASTER_PORT"} & os.environ.keys()
 
 
 def _point_by_address(

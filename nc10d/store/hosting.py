@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
-from nc10d.errors import StoreError
+from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
 from nc10d.store.store_errors import explain_no_listener
 from nc10d.store.wire import Limits
@@ -36,7 +36,7 @@ MOST_PORT = 65535
 ANY = ("", "0.0.0.0", "::")
 
 
-class PortTaken(StoreError):
+class PortTaken(DistNetworkError):
     """Another program, or another job's server, listens on the port."""
 
 
@@ -217,7 +217,7 @@ def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
         return _listen_for(host, port)
     except raised_here(OSError) as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
-        kind = PortTaken if error.errno == errno.EADDRINUSE else StoreError
+        kind = PortTaken if error.errno == errno.EADDRINUSE else DistNetworkError
         raise kind(f"store {where}: cannot listen there: {explain_no_listener(error)}") from error
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.base.signal_errors import raised_here, suppress_here
-from nc10d.errors import StoreError, StoreTimeout
+from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
 from nc10d.store.connection import StoreConnection
@@ -55,10 +55,11 @@ class StoreSession:
         try:
             self._connection = connect(self.host, self.port, deadline, self._token)
         except NotAStore as error:
-            raise StoreError(f"{self.name}: cannot connect: {explain_unreached(error)}") from error
+            why = explain_unreached(error)
+            raise DistNetworkError(f"{self.name}: cannot connect: {why}") from error
         except raised_here(OSError) as error:
             tried = f"cannot connect, tried for {self.seconds:g} s"
-            raise StoreTimeout(f"{self.name}: {tried}: {explain_unreached(error)}") from error
+            raise ConnectTimeout(f"{self.name}: {tried}: {explain_unreached(error)}") from error
 
     def close(self) -> None:
         """Close the connection; idempotent. Later calls and a call in progress raise StoreError."""
@@ -131,8 +132,9 @@ class StoreSession:
             self._cancel_or_drop()
             return self._timeout_error(limit, keys)
         self._drop()
-        why = "it was closed on this rank" if self._closed else explain_lost(error)
-        return StoreError(f"{self.name}{_keys_text(keys)}: {why}")
+        if self._closed:
+            return StoreError(f"{self.name}{_keys_text(keys)}: it was closed on this rank")
+        return DistNetworkError(f"{self.name}{_keys_text(keys)}: {explain_lost(error)}")
 
     def wait_then(
         self,

@@ -179,7 +179,7 @@ _ISSUE: dict[type[Any], Callable[[Any, Any, bool], Any]] = {
         else g.all_to_all_single(o.out, o.inp, o.out_splits, o.in_splits, async_op=a)
     ),
     O.Gather: lambda g, o, a: (
-        g.gather_single(o.out, o.inp, o.root, async_op=a)
+        g.gather_single(o.inp, o.out, o.root, async_op=a)
         if o.even
         else g.gather(o.inp, o.out, o.root, async_op=a)
     ),

@@ -202,7 +202,7 @@ def equal_parts_come_and_go_in_one_array(group: ProcessGroup) -> None:
     whole = cuda.zeros((5, 2 * group.size), device=device(group)) if root else None
     for _ in range(2):
         with group.coalescing_manager():
-            group.gather_single(whole, mine, dst=1)
+            group.gather_single(mine, whole, dst=1)
             group.all_reduce(mine)
             group.scatter_single(mine, whole, src=1)
         assert value(mine) == group.rank + 1
