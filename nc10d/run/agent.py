@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from nc10d.base.signal_errors import suppress_here
 from nc10d.run import report, shutdown
 from nc10d.run.environment import LaunchedJob, rank_environment
-from nc10d.run.output import OutputStream
+from nc10d.run.output import OutputError, OutputStream
 from nc10d.run.processes import RankProcess, RankProcesses
 from nc10d.run.rank_output import OutputPlan, OutputWiring, RankOutput
 from nc10d.run.signals import SignalPipe
@@ -27,28 +28,34 @@ from nc10d.run.signals import SignalPipe
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """The end of an attempt: by a signal to the launcher, by a failed rank, or without failure."""
+    """The end of an attempt: by a signal, by output that cannot be written, by a failed rank, or
+    without failure."""
 
     interrupted_by: int | None = None
     failure: report.Exit | None = None
+    unwritten: OutputError | None = None
 
     @property
     def exit_code(self) -> int:
         """The launcher's exit code."""
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
+        if self.unwritten is not None:
+            return 1
         return self.failure.exit_code if self.failure else 0
 
     @property
     def may_restart(self) -> bool:
-        """Whether another attempt makes sense: a rank failed, and no signal asked for the end."""
-        return self.failure is not None and self.interrupted_by is None
+        """Whether another attempt makes sense: a rank failed, and nothing else ended the job."""
+        return self.failure is not None and self.interrupted_by is None and self.unwritten is None
 
     def text(self) -> str:
         """Return the report for the user; empty if no rank failed."""
         text = report.failure_text(self.failure) if self.failure else ""
         if self.interrupted_by is not None:
             text += f"nc10d-run: ended by {report.signal_name(self.interrupted_by)}\n"
+        if self.unwritten is not None:
+            text += f"nc10d-run: {self.unwritten}; the ranks were ended\n"
         return text
 
 
@@ -70,9 +77,10 @@ def run(job: LaunchedJob, command: Sequence[str], plan: OutputPlan, grace: float
 
 
 def write_message(text: str) -> None:
-    """Write a message of the launcher to stderr."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    """Write a message of the launcher to stderr, if that is possible."""
+    with suppress_here(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 class JobAttempt:
@@ -94,6 +102,7 @@ class JobAttempt:
         self._first_failure: report.Exit | None = None
         self._ending = False
         self._interrupted_by: int | None = None
+        self._unwritten: OutputError | None = None
 
     def __enter__(self) -> JobAttempt:
         self._processes = RankProcesses()
@@ -110,22 +119,29 @@ class JobAttempt:
             output.close()
 
     def start(self, command: Sequence[str]) -> None:
-        """Start the ranks, in order; OSError if the command cannot be run."""
+        """Start the ranks, in order; OSError if the command cannot be run.
+
+        OutputError if the files of the ranks' output cannot be made.
+        """
         for local_rank in range(self._job.nproc):
             self._start_rank(local_rank, command)
 
     def watch(self) -> AttemptResult:
-        """Pass output on until every rank has ended; end the others if a rank fails."""
+        """Pass output on until every rank has ended; end the others if a rank fails.
+
+        BrokenPipeError if the reader of the output has left.
+        """
         while self._running:
             for key, _ in self._selector.select(self._clock.remaining()):
                 act: Callable[[], None] = key.data
                 act()
             self._on_signals()
+            self._on_unwritten()
             for step in self._clock.take_due():
                 self._send(step)
         if self._job.keep_going and all(end.failed for end in self._exits):
             self._first_failure = report.first_failure(self._exits)  # no rank was left to go on
-        return AttemptResult(self._interrupted_by, self._first_failure)
+        return AttemptResult(self._interrupted_by, self._first_failure, self._unwritten)
 
     def _start_rank(self, local_rank: int, command: Sequence[str]) -> None:
         output = self._outputs[local_rank] = self._wiring.connect(local_rank)
@@ -181,6 +197,17 @@ class JobAttempt:
             for local_rank, process in self._running.items():
                 if self._outputs[local_rank].resize():
                     process.send(signal.SIGWINCH)
+
+    def _on_unwritten(self) -> None:
+        """End the ranks in order if output cannot be written: a program alone would fail, too."""
+        failures = self._wiring.failures
+        if not failures or self._unwritten is not None:
+            return
+        if isinstance(failures[0].__cause__, BrokenPipeError):
+            raise failures[0].__cause__
+        self._unwritten = failures[0]
+        self._ending = True
+        self._clock.begin(shutdown.graceful(self._grace))
 
     def _interrupt(self, number: int) -> None:
         if self._interrupted_by is not None:

@@ -19,6 +19,7 @@ from nc10d.auth.token import VALUE, job_token, new_token, require_token
 from nc10d.base.signal_errors import raised_here
 from nc10d.errors import AuthError, StoreError
 from nc10d.run.environment import LaunchedJob
+from nc10d.run.output import OutputError
 from nc10d.run.rank_output import OutputPlan
 
 DEFAULT_PORT = 29500
@@ -65,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left. Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
+    except OutputError as error:
+        agent.write_message(f"nc10d-run: {error}\n")
+        return 1
     except raised_here(OSError) as error:
         agent.write_message(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE

@@ -1,8 +1,9 @@
 """The ranks' output on its way to the user: whole lines, prefixed, stdout and stderr apart.
 
 An `OutputStream` carries a rank's stdout or stderr. Lines go out whole and behind a prefix, so that
-lines of several ranks never mix. A raw stream (rank 0 on a terminal) passes bytes as they are: a
-progress bar moves the cursor, and a prefix would break it. Files get the bytes unchanged.
+lines of several ranks never mix. An empty prefix changes no byte. A raw stream (rank 0 on a
+terminal) does not wait for the end of a line either: a progress bar moves the cursor. Files get the
+bytes unchanged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import select
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,45 +24,65 @@ from nc10d.run.signals import SignalPipe
 READ_BYTES = 1 << 16
 PIPE_READS = 16
 """A full pipe is empty after so many reads."""
-LONGEST_LINE = 1 << 16
-"""Bytes; a longer line is cut."""
+LONGEST_LINE = 1 << 26
+"""Bytes; a longer line goes out in pieces."""
 MOST_HELD = 1 << 17
 """Bytes held back for the traceback filter."""
 TAIL_LINES = 20
+TAIL_BYTES = 1000
+"""Bytes of a line that the report of a failure shows."""
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+_REDRAWS = re.compile(rb"\r(?![\r\n]|\Z)")
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]")
+
+
+class OutputError(Exception):
+    """The ranks' output cannot be written; the message says where and why."""
 
 
 class LineSplitter:
     """Cuts bytes into lines: `feed` returns the complete lines, `flush` the rest.
 
-    A line ends with a newline. A line longer than LONGEST_LINE is cut, so that a rank that never
-    writes a newline cannot fill the launcher's memory.
+    A line keeps its newline. A line longer than LONGEST_LINE comes in pieces, so that a rank that
+    never writes a newline cannot fill the launcher's memory.
     """
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take `data`; return the lines that it completes, without their newlines."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > LONGEST_LINE:
-            lines.append(self.rest)
-            self.rest = b""
-        return lines
+        """Take `data`; return the lines that it completes."""
+        whole, newline, rest = data.rpartition(b"\n")
+        lines = []
+        if newline:
+            lines = [line + b"\n" for line in (bytes(self.rest) + whole).split(b"\n")]
+            self.rest.clear()
+        self.rest += rest
+        return lines + (self.flush() if len(self.rest) > LONGEST_LINE else [])
 
     def flush(self) -> list[bytes]:
         """Return the unfinished last line, if any."""
-        rest, self.rest = self.rest, b""
+        rest = bytes(self.rest)
+        self.rest.clear()
         return [rest] if rest else []
 
 
 def visible(line: bytes) -> bytes:
     """Return the part of `line` that a terminal would show: after the last carriage return.
 
-    A progress bar in a pipe redraws itself with carriage returns; only its last state matters.
+    A progress bar in a pipe redraws itself with carriage returns; its last state matters.
     """
-    return line.removesuffix(b"\r").rpartition(b"\r")[2]
+    return line.rstrip(b"\r\n").rpartition(b"\r")[2]
+
+
+def prefixed(line: bytes, prefix: bytes) -> bytes:
+    """Return `line` with `prefix` at its start, and wherever a carriage return goes back to it.
+
+    So a terminal shows the prefix before the last state of a progress bar, and a file keeps every
+    state. A missing newline is added.
+    """
+    ending = b"" if line.endswith(b"\n") else b"\n"
+    return prefix + _REDRAWS.sub(lambda _: b"\r" + prefix, line) + ending
 
 
 def line_prefix(rank: int) -> bytes:
@@ -106,14 +128,14 @@ class Sink:
     signals: SignalPipe
 
     def write_lines(self, lines: list[bytes], prefix: bytes) -> None:
-        """Write whole lines, each behind `prefix`."""
-        text = b"".join(prefix + line + b"\n" for line in lines)
+        """Write lines, each behind `prefix`; with an empty one, their bytes."""
+        text = b"".join([prefixed(line, prefix) for line in lines] if prefix else lines)
         write_all(self.fd, self.screen.to_empty_line() + text, self.signals)
 
-    def write_raw(self, data: bytes, unfinished: bytes) -> None:
+    def write_raw(self, data: bytes, unfinished: bytes | bytearray) -> None:
         """Write bytes as they are; `unfinished` is the text after the last newline so far."""
         write_all(self.fd, data, self.signals)
-        self.screen.note_raw(data, unfinished)
+        self.screen.note_raw(data, bytes(unfinished[-MOST_HELD:]))
 
     def end_raw(self) -> None:
         """Put the terminal in order after the end of a raw stream."""
@@ -125,11 +147,17 @@ class OutputStream:
     """A rank's stdout or stderr: read from `source`, shown on `sink`, kept in `file`.
 
     Without a `sink` nothing is shown. `prefix` is put before each line; with None the stream is
-    raw. `close` is idempotent.
+    raw. Where output cannot be written an OutputError is appended to `failures`, and the stream
+    drops what it reads: a rank must not wait for its launcher. `close` is idempotent.
     """
 
     def __init__(
-        self, source: int, sink: Sink | None, prefix: bytes | None, file: Path | None = None
+        self,
+        source: int,
+        sink: Sink | None,
+        prefix: bytes | None,
+        file: Path | None = None,
+        failures: list[OutputError] | None = None,
     ) -> None:
         os.set_blocking(source, False)
         self.source = source
@@ -138,7 +166,9 @@ class OutputStream:
         self._prefix = prefix
         self._splitter = LineSplitter()
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._path = file
         self._file: BinaryIO | None = file.open("wb", buffering=0) if file else None
+        self._failures = [] if failures is None else failures
         self._held: bytes | None = None
 
     def filter_tracebacks(self) -> None:
@@ -181,15 +211,20 @@ class OutputStream:
             self.open = False
             self._release()
             self._show(self._splitter.flush())
-            if self._prefix is None and self._sink is not None:
-                self._sink.end_raw()
+            if self._prefix is None:
+                self._write(lambda sink: sink.end_raw())
             os.close(self.source)
             if self._file:
                 self._file.close()
 
     def _receive(self, data: bytes) -> None:
         if self._file:
-            self._file.write(data)
+            try:
+                write_file(self._file, data)
+            except raised_here(OSError) as error:
+                self._file.close()
+                self._file = None
+                self._failed(str(self._path), error)
         if self._held is None:
             self._forward(data)
             return
@@ -204,15 +239,35 @@ class OutputStream:
 
     def _forward(self, data: bytes) -> None:
         lines = self._splitter.feed(data)
-        if self._prefix is None and self._sink is not None:
-            self._sink.write_raw(data, self._splitter.rest)
+        if self._prefix is None:
+            self._write(lambda sink: sink.write_raw(data, self._splitter.rest))
         self._show(lines)
 
     def _show(self, lines: list[bytes]) -> None:
-        shown = [visible(line) for line in lines]
-        self._tail.extend(shown)
-        if shown and self._prefix is not None and self._sink is not None:
-            self._sink.write_lines(shown, self._prefix)
+        self._tail.extend(visible(line)[-TAIL_BYTES:] for line in lines[-TAIL_LINES:])
+        prefix = self._prefix
+        if lines and prefix is not None:
+            self._write(lambda sink: sink.write_lines(lines, prefix))
+
+    def _write(self, act: Callable[[Sink], None]) -> None:
+        if self._sink is not None:
+            try:
+                act(self._sink)
+            except raised_here(OSError) as error:
+                where, self._sink = ("stdout" if self._sink.fd == 1 else "stderr"), None
+                self._failed(where, error)
+
+    def _failed(self, where: str, cause: OSError) -> None:
+        error = OutputError(f"cannot write to {where}: {cause.strerror or cause}")
+        error.__cause__ = cause
+        self._failures.append(error)
+
+
+def write_file(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data` to an unbuffered file, which may take a part of it at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 def write_all(fd: int, data: bytes, signals: SignalPipe) -> None:

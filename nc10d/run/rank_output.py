@@ -17,8 +17,9 @@ import termios
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.run.environment import LaunchedJob
-from nc10d.run.output import OutputStream, Screen, Sink, line_prefix
+from nc10d.run.output import OutputError, OutputStream, Screen, Sink, line_prefix
 from nc10d.run.signals import SignalPipe
 
 
@@ -27,7 +28,8 @@ class OutputPlan:
     """The destination and form of the ranks' output.
 
     `prefixed`: True for every rank, False for none, None for all except a rank 0 on a terminal.
-    Rank 0 on a terminal passes byte for byte unless this is True; other output goes line by line.
+    False changes no byte. Output goes line by line, so that the lines of two ranks never mix; but
+    that of rank 0 on a terminal, and that of a single rank without a prefix, passes at once.
     `log_dir`: the folder of log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log; None for no files.
     `file_only`: whether (stdout, stderr) go to the files and not to the screen.
     """
@@ -72,7 +74,10 @@ class RankOutput:
 
 
 class OutputWiring:
-    """Makes each rank's output by the plan; owns the state of the user's screen."""
+    """Makes each rank's output by the plan; owns the state of the user's screen.
+
+    `failures` grows when output cannot be written.
+    """
 
     def __init__(
         self, plan: OutputPlan, job: LaunchedJob, restart: int, signals: SignalPipe
@@ -80,25 +85,35 @@ class OutputWiring:
         self._plan = plan
         self._job = job
         self._restart = restart
-        screen = Screen()
-        self._sinks = (Sink(1, screen, signals), Sink(2, screen, signals))
+        self.failures: list[OutputError] = []
+        terminal = Screen()  # a terminal's unfinished line is no concern of a file beside it
+        self._sinks = [Sink(fd, terminal if os.isatty(fd) else Screen(), signals) for fd in (1, 2)]
 
     def connect(self, local_rank: int) -> RankOutput:
-        """Open the output of a rank."""
+        """Open the output of a rank; OutputError if its files cannot be made."""
+        try:
+            return self._connect(local_rank)
+        except raised_here(OSError) as error:
+            raise OutputError(f"cannot write logs: {error}") from error
+
+    def _connect(self, local_rank: int) -> RankOutput:
         rank = self._job.global_rank(local_rank)
         files = log_files(self._plan, self._job, self._restart, rank) or (None, None)
         terminals: list[tuple[int, int]] = []
         streams: list[OutputStream] = []
         inherit: list[int] = []
+        prefix: bytes | None = line_prefix(rank)
+        if self._plan.prefixed is False:
+            prefix = b"" if self._job.nproc > 1 else None
         for sink, file, hidden in zip(self._sinks, files, self._plan.file_only, strict=True):
-            prefix = b"" if self._plan.prefixed is False else line_prefix(rank)
             if rank == 0 and not self._plan.prefixed and not hidden and os.isatty(sink.fd):
                 launcher_end, rank_end = open_terminal(sink.fd)
                 terminals.append((sink.fd, launcher_end))
-                streams.append(OutputStream(launcher_end, sink, None, file))
+                streams.append(OutputStream(launcher_end, sink, None, file, self.failures))
             else:
                 launcher_end, rank_end = os.pipe()
-                streams.append(OutputStream(launcher_end, None if hidden else sink, prefix, file))
+                shown = None if hidden else sink
+                streams.append(OutputStream(launcher_end, shown, prefix, file, self.failures))
             inherit.append(rank_end)
         return RankOutput(streams[0], streams[1], (inherit[0], inherit[1]), terminals)
 

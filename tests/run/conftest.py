@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 LAUNCHER = [sys.executable, "-m", "nc10d.run"]
-Launch = Callable[..., subprocess.CompletedProcess[str]]
+Launch = Callable[..., subprocess.CompletedProcess[Any]]
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -48,13 +49,15 @@ def free_port() -> int:
 def launch(environment: dict[str, str]) -> Launch:
     """Run the launcher to its end."""
 
-    def run(*words: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, timeout: float = 110, text: bool = True
+    ) -> subprocess.CompletedProcess[Any]:
         return subprocess.run(
             [*LAUNCHER, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            text=text,
             timeout=timeout,
             check=False,
         )

@@ -14,13 +14,14 @@ import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clocks import soon, takes
 
 from nc10d.run.cli import DEFAULT_GRACE
 
-Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+Launch = Callable[..., "subprocess.CompletedProcess[Any]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Script = Callable[[str], str]
 
@@ -172,6 +173,56 @@ def test_stdout_and_stderr_stay_apart(launch: Launch, script: Script) -> None:
 def test_lines_stay_whole_without_prefix_too(launch: Launch, script: Script) -> None:
     done = launch("--nproc-per-node", "4", "--no-prefix", script("print(1, 2, 3, 4, 5)"))
     assert done.stdout == "1 2 3 4 5\n" * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_without_prefix_no_byte_is_changed(launch: Launch, script: Script, ranks: int) -> None:
+    line = "y" * 300_000
+    path = script(f"import sys; sys.stdout.write('one\\rtwo\\n' + 'y' * {len(line)} + '\\n')")
+    done = launch("--nproc-per-node", str(ranks), "--no-prefix", path, text=False)
+    lines = done.stdout.replace(line.encode(), b"y").splitlines(keepends=True)
+    assert sorted(lines) == sorted([b"one\r", b"two\n", b"y\n"] * ranks)
+
+
+def test_a_long_line_stays_one_line_behind_its_prefix(launch: Launch, script: Script) -> None:
+    done = launch("--nproc-per-node", "2", script("print('y' * 300_000)"))
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] " + "y" * 300_000 for r in range(2)]
+
+
+def test_a_full_disk_ends_the_ranks_in_order(
+    environment: dict[str, str], script: Script, tmp_path: Path
+) -> None:
+    path = script("""
+        import signal, sys
+        def end(*_):
+            open(sys.argv[1], "w").close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, end)
+        print("hello")
+        signal.pause()
+    """)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LAUNCHER, "--max-restarts", "3", path, str(tmp_path / "saved")],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "nc10d-run: cannot write to stdout: No space left on device; the ranks were ended\n"
+    )
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_folder_of_logs_that_cannot_be_made_is_named(launch: Launch, script: Script) -> None:
+    done = launch("--log-dir", "/dev/full/logs", script("print('never')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "nc10d-run: cannot write logs: [Errno 20] Not a directory: '/dev/"
+    )
 
 
 def test_output_is_kept_in_files_on_request(launch: Launch, script: Script, tmp_path: Path) -> None:

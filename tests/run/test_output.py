@@ -14,10 +14,12 @@ from nc10d.run.output import (
     LONGEST_LINE,
     MOST_HELD,
     LineSplitter,
+    OutputError,
     OutputStream,
     Screen,
     Sink,
     line_prefix,
+    prefixed,
     visible,
 )
 from nc10d.run.signals import SignalPipe
@@ -41,21 +43,31 @@ def test_no_byte_is_lost_however_the_output_is_cut(parts: list[bytes]) -> None:
     splitter = LineSplitter()
     lines = [line for part in parts for line in splitter.feed(part)]
     rest = splitter.flush()
-    assert b"".join(line + b"\n" for line in lines) + b"".join(rest) == b"".join(parts)
-    assert all(b"\n" not in line for line in lines + rest)
+    assert b"".join(lines + rest) == b"".join(parts)
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
+    assert not any(b"\n" in line for line in rest)
 
 
-def test_a_line_without_end_is_cut() -> None:
+def test_a_line_without_end_comes_in_pieces() -> None:
     splitter = LineSplitter()
     assert splitter.feed(b"x" * (LONGEST_LINE + 1)) == [b"x" * (LONGEST_LINE + 1)]
     assert splitter.flush() == []
 
 
+@given(st.text(alphabet="ab\r", max_size=9).map(str.encode), st.sampled_from([b"", b"\n"]))
+def test_a_prefix_changes_nothing_else_in_a_line(text: bytes, newline: bytes) -> None:
+    line = prefixed(text + newline, b"[0] ")
+    assert line.replace(b"[0] ", b"") == text + b"\n"
+    assert all(part.startswith(b"[0] ") for part in line.split(b"\r") if part.strip())
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [(b"plain", b"plain"), (b"10%\r50%\r100%", b"100%"), (b"dos\r", b"dos"), (b"", b"")],
+    [(b"plain", b"plain"), (b"10%\r50%\r100%\n", b"100%"), (b"dos\r\n", b"dos"), (b"", b"")],
 )
-def test_only_the_last_state_of_a_progress_bar_is_shown(line: bytes, expected: bytes) -> None:
+def test_the_report_of_a_failure_has_the_last_state_of_a_progress_bar(
+    line: bytes, expected: bytes
+) -> None:
     assert visible(line) == expected
 
 
@@ -77,6 +89,37 @@ def test_a_stream_prefixes_whole_lines_and_keeps_them(
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\nthree"
 
 
+def test_without_a_prefix_no_byte_is_changed(shown: tuple[Sink, Callable[[], bytes]]) -> None:
+    sink, read = shown
+    source, rank = os.pipe()
+    stream = OutputStream(source, sink, b"")
+    said = b"one\rtwo\n\r\n\n\x1b[2K\xff" + b"y" * 40_000 + b"\nno newline"
+    os.write(rank, said)
+    os.close(rank)
+    stream.drain()
+    assert read() == said
+
+
+def test_output_that_cannot_be_written_is_dropped_and_told(tmp_path: Path) -> None:
+    failures: list[OutputError] = []
+    with SignalPipe() as signals, open("/dev/full", "wb") as full:
+        source, rank = os.pipe()
+        sink = Sink(full.fileno(), Screen(), signals)
+        stream = OutputStream(source, sink, b"", Path("/dev/full"), failures)
+        os.write(rank, b"one\ntwo\n")
+        stream.drain()
+        os.write(rank, b"three\n")
+        os.close(rank)
+        stream.drain()
+    assert not stream.open
+    assert stream.last_lines() == ("one", "two", "three")
+    why = "No space left on device"
+    assert [str(error) for error in failures] == [
+        f"cannot write to /dev/full: {why}",
+        f"cannot write to stderr: {why}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("unfinished", "expected"),
     [(b"", b""), (b"epoch ", b"\n"), (b"\r50%", b"\r\x1b[K"), (b"\x1b[2K50%", b"\r\x1b[K")],
@@ -86,7 +129,7 @@ def test_a_line_never_runs_into_an_unfinished_line_on_the_screen(
 ) -> None:
     sink, read = shown
     sink.write_raw(b"x\n" + unfinished, unfinished)
-    sink.write_lines([b"hello"], line_prefix(1))
+    sink.write_lines([b"hello\n"], line_prefix(1))
     assert read() == b"x\n" + unfinished + expected + b"[rank 1] hello\n"
 
 
