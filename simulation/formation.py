@@ -175,7 +175,7 @@ def _check_meeting(sim: Simulation, actors: list[Actor], trouble: str, victim: i
     elif trouble == "twice":
         errors = [ending(actor) for actor in sim.actors if actor.error is not None]
         require(len(errors) in (1, len(sim.actors)), f"a rank came twice: {errors}")
-        words = ("come twice", "missing:", "gave up", "did not answer", "came within")
+        words = ("come twice", "missing:", "gave up", "did not answer", "ranks came")
         require(all(any(text in error for text in words) for error in errors), f"{errors}")
     elif trouble == "size":
         errors = [ending(actor) for actor in actors]

@@ -141,9 +141,9 @@ def accept_any_proof(answerer: Any, shown: bytes) -> bytes:
 def one_rank_less(real: Any) -> Any:
     """Name all missing ranks but the last."""
 
-    def absence(visit: Any, error: Any) -> Any:
+    def absence(visit: Any) -> Any:
         visit._size -= 1
-        return real(visit, error)
+        return real(visit)
 
     return absence
 

@@ -1,4 +1,4 @@
-"""Texts: lists in error messages, and digests."""
+"""Texts: lists and times in error messages, and digests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from collections.abc import Sequence
 def digest(text: str) -> str:
     """Return 16 letters that differ for different texts, the same in every process."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def span(seconds: float) -> str:
+    """Return a time for a sentence: "30 s", "0.05 s"; it is rounded."""
+    return f"{round(seconds, 1 if seconds > 1 else 2):g} s"
+
+
+def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
+    """Return "rank 3" or "ranks 1, 2 and 40 more": the first `most` ranks, and a count."""
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 
 
 def join_words(words: Sequence[str]) -> str:

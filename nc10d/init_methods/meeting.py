@@ -29,6 +29,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
 from nc10d.store.arrival import wait_for_keys
 from nc10d.store.base import Store
@@ -56,9 +57,10 @@ def meet(
     call), ranks that disagree on the size, or two processes of one rank. HostLeft once
     `host_left`, which is asked now and then, returns True.
     """
+    report = WaitReport(f"rank {rank} of {size}", deadline, limit)
     while True:
         number = _open_meeting(store)
-        visit = Visit(PrefixStore(str(number), store), rank, size, limit)
+        visit = Visit(PrefixStore(str(number), store), rank, size, report)
         if visit.come(deadline) and visit.wait(deadline, host_left):
             return number
 
@@ -79,8 +81,8 @@ def _open_meeting(store: Store) -> int:
 class Visit:
     """A rank's visit to a meeting, whose keys are in `store`."""
 
-    def __init__(self, store: Store, rank: int, size: int, limit: float) -> None:
-        self._store, self._rank, self._size, self._limit = store, rank, size, limit
+    def __init__(self, store: Store, rank: int, size: int, report: WaitReport) -> None:
+        self._store, self._rank, self._size, self._report = store, rank, size, report
         self._places = [f"place/{other}" for other in range(size)]
         self._mark = b""
         self._consents: list[str] = []
@@ -113,7 +115,7 @@ class Visit:
 
         False: it comes to the next meeting. Raises as `meet`.
         """
-        pause, error = _FIRST_SLICE, RendezvousError
+        pause, left = _FIRST_SLICE, False
         while not deadline.expired():
             wake = [f"wake/{self._wakes + 1}"]
             if wait_for_keys(self._store, wake, deadline.slice(pause)):
@@ -122,14 +124,18 @@ class Visit:
                 if outcome:
                     return self._has_met(outcome)
             elif host_left():
-                error = HostLeft
+                left = True
                 break
+            self._report.look(lambda: self._absence()[0])
             pause = min(2 * pause, _LONGEST_SLICE)
         # The others may have met with this rank: the first outcome decides.
         if self._consents and self._has_met(self._end(_LEFT)):
             return True
         self._store.compare_set(self._places[self._rank], self._mark, _GONE)
-        raise self._absence(error)
+        absence, rank = self._absence()
+        if left:
+            raise HostLeft(absence, rank=rank)
+        raise RendezvousError(self._report.timed_out(absence), rank=rank)
 
     def _look(self) -> str:
         """Answer calls and consent, if that is due; return the meeting's outcome, "" for none."""
@@ -203,8 +209,8 @@ class Visit:
         wake = self._store.add("wakes", 1)
         self._store.multi_set([f"wake/{wake - 1}", f"wake/{wake}"], ["", ""])
 
-    def _absence(self, error: type[RendezvousError]) -> RendezvousError:
-        """Return the error for a meeting that is not over in time; it names the ranks at fault."""
+    def _absence(self) -> tuple[str, int | None]:
+        """Return as text how many ranks have come and which are missing; and the first of these."""
         store, others = self._store, [rank for rank in range(self._size) if rank != self._rank]
         absent = [rank for rank in others if not store.check([self._places[rank]])]
         there = [rank for rank in others if rank not in absent]
@@ -218,9 +224,16 @@ class Visit:
             (silent, "they came, and then did not answer: ", ""),
         )  # fmt: skip
         came = self._size - len(absent) - len(gone)
-        told = [f"{came} of {self._size} ranks came within {self._limit:g} s"]
+        told = [f"{came} of {self._size} ranks came to {_name(store)}"]
         told += [f"{why}{_named(ranks)}{advice}" for ranks, why, advice in whys if ranks]
-        return error("; ".join(told), rank=next(iter([*absent, *gone, *silent]), None))
+        return "; ".join(told), next(iter([*absent, *gone, *silent]), None)
+
+
+def _name(store: Store) -> str:
+    """Return a store's name, without the prefixes of its keys."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    return repr(store)
 
 
 def _check_agreed(outcome: str) -> None:

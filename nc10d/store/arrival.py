@@ -7,17 +7,19 @@ rank returns the same outcome, even if the last rank arrives just as another ran
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here
-from nc10d.errors import StoreTimeout
+from nc10d.base.wait_report import WaitReport
+from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.store.base import Store
 
 POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
+_SLICE_SECONDS = 1.0
+"""The longest wait between two looks whether a line about it is due."""
 _COUNT_KEY, _OUTCOME_KEY = "come", "verdict"
 
 
@@ -52,23 +54,47 @@ def arrive(
     conclude: Callable[[], str],
     give_up: Callable[[], str],
     deadline: Deadline,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], None],
 ) -> bytes:
     """Count this rank as arrived and return the outcome. Blocks until there is an outcome.
 
     The last of `size` ranks publishes `conclude()`. A rank that has waited until `deadline`
     publishes `give_up()`, which may raise instead. `check` is called every POLL_SECONDS during the
-    wait; an exception that it raises ends the wait. Without `check` the store is asked only once.
+    wait; an exception that it raises ends the wait.
     """
     if store.add(_COUNT_KEY, 1) == size:
         return publish_outcome(store, conclude())
-    longest = math.inf if check is None else POLL_SECONDS
-    while not wait_for_keys(store, [_OUTCOME_KEY], deadline.slice(longest)):
-        if check is not None:
-            check()
+    while not wait_for_keys(store, [_OUTCOME_KEY], deadline.slice(POLL_SECONDS)):
+        check()
         if deadline.expired():
             return publish_outcome(store, give_up())
     return store.get(_OUTCOME_KEY)
+
+
+def await_ranks(
+    waiter: KeyWaiter,
+    keys: Sequence[str],
+    report: WaitReport,
+    missing: Callable[[Sequence[int]], str],
+    deadline: Deadline,
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Block until every rank has published its key, `keys[rank]`; tell `report` who is missing.
+
+    RendezvousError at the deadline. `check` is called every POLL_SECONDS; it may raise.
+    """
+
+    def absent() -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not waiter.check([key])]
+
+    longest = _SLICE_SECONDS if check is None else POLL_SECONDS
+    while not wait_for_keys(waiter, keys, deadline.slice(longest)):
+        if check is not None:
+            check()
+        report.look(lambda: missing(absent()))
+        if deadline.expired():
+            ranks = absent()
+            raise RendezvousError(report.timed_out(missing(ranks)), rank=next(iter(ranks), None))
 
 
 class KeyValueExchange(KeyWaiter, Protocol):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import socket
 import time
+from functools import partial
 
+from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import NoAnswer, NotAStore
+from nc10d.store.store_errors import NoAnswer, NotAStore, explain_unreached
 
 _UNIX_GRACE = 0.25
+_ATTEMPT_SECONDS = 1.0
+"""The least time in which a server may answer, if the deadline is not sooner."""
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
@@ -21,13 +26,16 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     NotAStore is raised at once: another program has the port. With a `token`, the server must
     prove that it knows it.
     """
-    pause = _RETRY_FIRST
+    pause, report = _RETRY_FIRST, WaitReport(f"a client of store {host}:{port}", Deadline(deadline))
     while True:
         try:
-            return connect_once(host, port, deadline, token)
+            # An attempt ends when a line is due; the next may last longer.
+            attempt = time.monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
+            return connect_once(host, port, min(deadline, attempt), token)
         except NotAStore:
             raise
-        except raised_here(OSError):
+        except raised_here(OSError) as error:
+            report.look(partial(explain_unreached, error))
             left = deadline - time.monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))

@@ -150,6 +150,9 @@ class HashStore(LocalStore):
         self._values = Values()
         self._changed = threading.Condition()
 
+    def __repr__(self) -> str:
+        return "HashStore()"
+
     def _name(self) -> str:
         return "the hash store"
 

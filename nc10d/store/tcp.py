@@ -13,10 +13,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nc10d.auth.token import check_token, job_token
-from nc10d.base.deadline import Timeout, seconds
+from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.base import (
@@ -117,12 +119,12 @@ class TCPStore(Store):
 
     def _await_workers(self, world_size: int, deadline: float) -> None:
         pause = 0.001
+        report = WaitReport(f"store {self.address}", Deadline(deadline), self._seconds)
         while (count := self._arrivals(0)) < world_size:
+            missing = f"{count} of {world_size} clients have come"
+            report.look(partial(str, missing))
             if time.monotonic() >= deadline:
-                raise StoreTimeout(
-                    f"store {self.address}: {count} of {world_size} clients came within "
-                    f"{self._seconds:g} s"
-                )
+                raise StoreTimeout(report.timed_out(missing))
             # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)

@@ -12,7 +12,7 @@ import pytest
 
 import nc10d as dist
 from nc10d import ReduceOp
-from nc10d.backend.cpu.engine.call_sites import text_at
+from nc10d.base.call_site import text_at
 from nc10d.errors import CollectiveMismatch, DistError
 from nc10d.testing.ranks import Ranks
 

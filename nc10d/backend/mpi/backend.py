@@ -17,8 +17,11 @@ from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup
 from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, RendezvousError
 from nc10d.ops import Op
+from nc10d.store.arrival import await_ranks
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -69,7 +72,12 @@ def _create_from_processes(setup: BackendSetup) -> Comm:
     """Make the communicator of some of MPI's processes, which exchange ranks over the store."""
     setup.store.set(f"mpi/{setup.rank}", str(MPI.COMM_WORLD.rank))
     keys = [f"mpi/{rank}" for rank in range(setup.size)]
-    setup.store.wait(keys, setup.deadline.remaining())
+    report = WaitReport(f"rank {setup.rank} of {setup.size}", setup.deadline)
+
+    def missing(ranks: Sequence[int]) -> str:
+        return f"{ranks_text(ranks)} did not come to the group {setup.group_name!r}"
+
+    await_ranks(setup.store, keys, report, missing, setup.deadline)
     members = [int(text) for text in setup.store.multi_get(keys)]
     return _create(MPI.COMM_WORLD, members, setup.group_name, setup.deadline)
 

@@ -18,6 +18,7 @@ from nc10d import ops
 from nc10d.arrays.buffer import as_buffer
 from nc10d.backend.mpi.library import MPI, Request
 from nc10d.backend.mpi.mpi_collectives import exchanges_sizes
+from nc10d.base.text import ranks_text
 from nc10d.errors import CollectiveMismatch
 
 TEXT_BYTES = 240
@@ -102,13 +103,8 @@ def mismatch(rows: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMism
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         ranks.setdefault(text, []).append(rank)
-    calls = ", ".join(f"{text} on {_ranks_text(some)}" for text, some in list(ranks.items())[:4])
+    calls = ", ".join(f"{text} on {ranks_text(some)}" for text, some in list(ranks.items())[:4])
     message = f"group {group!r}: the ranks made different calls at #{seq}: {calls}"
     odd = min(ranks.values(), key=lambda some: (len(some), -some[0]))[0]
     name = texts[odd].partition("(")[0]
     return CollectiveMismatch(message, rank=odd, group=group, op=name, seq=seq)
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    text = ", ".join(map(str, ranks[:8])) + ("" if len(ranks) <= 8 else ", ...")
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

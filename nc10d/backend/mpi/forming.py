@@ -11,6 +11,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from nc10d.backend.mpi.library import MPI, Comm, Request, keep
 from nc10d.backend.mpi.message_queue import RESERVED_TAGS, largest_tag
 from nc10d.backend.mpi.progress_thread import POLL_SECONDS, YIELDS, engine
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
 
 _MAX_BYTES = 4096  # of a message
@@ -46,8 +49,13 @@ def wait_for_members(
     _send(comm, own_text, members[0], tag)
     with engine.lock:
         received, request = _receive(comm, members[0], tag)
-    if not _wait([request], deadline)[0]:
-        raise RendezvousError(f"group {name!r}: rank {members[0]} of {comm.size} has not come")
+    report = WaitReport(f"rank {comm.rank} of {comm.size}", deadline)
+
+    def missing(_: Sequence[bool]) -> str:
+        return f"no answer of rank {members[0]} for the group {name!r}"
+
+    if not _wait([request], deadline, lambda done: report.look(partial(missing, done)))[0]:
+        raise RendezvousError(report.timed_out(missing(())))
     text: bytes = received.tobytes().rstrip(b"\0")
     if text.startswith(_REFUSED):
         raise RendezvousError(text[1:].decode(errors="replace"))
@@ -66,12 +74,18 @@ def _collect(
     others = members[1:]
     with engine.lock:
         received = [_receive(comm, member, tag) for member in others]
-    arrived = _wait([request for _, request in received], deadline)
+    report = WaitReport(f"rank {comm.rank} of {comm.size}", deadline)
+
+    def missing(done: Sequence[bool]) -> str:
+        absent = [member for member, here in zip(others, done, strict=True) if not here]
+        return f"{ranks_text(absent)} did not come to the group {name!r}"
+
+    requests = [request for _, request in received]
+    arrived = _wait(requests, deadline, lambda done: report.look(partial(missing, done)))
     present = [member for member, here in zip(others, arrived, strict=True) if here]
-    missing = [member for member in others if member not in present]
     try:
-        if missing:
-            raise RendezvousError(f"group {name!r}: ranks {missing} have not come in time")
+        if not all(arrived):
+            raise RendezvousError(report.timed_out(missing(arrived)))
         text = answer([own_text, *(data.tobytes().rstrip(b"\0") for data, _ in received)])
     except Exception as error:
         for member in present:
@@ -95,10 +109,13 @@ def _receive(comm: Comm, peer: int, tag: int) -> tuple[Any, Request]:
     return received, comm.Irecv(received, peer, tag)
 
 
-def _wait(requests: Sequence[Request], deadline: Deadline) -> list[bool]:
+def _wait(
+    requests: Sequence[Request], deadline: Deadline, look: Callable[[Sequence[bool]], None]
+) -> list[bool]:
     """Wait until all requests have ended; at the deadline, cancel the others.
 
-    Other groups make progress meanwhile: a member may have to finish a call there first.
+    `look` is called with the state of each now and then. Other groups make progress meanwhile: a
+    member may have to finish a call there first.
     """
     done = [False] * len(requests)
     polls = 0
@@ -113,6 +130,7 @@ def _wait(requests: Sequence[Request], deadline: Deadline) -> list[bool]:
         if polls < YIELDS:
             os.sched_yield()
         else:
+            look(done)
             _no_event.wait(POLL_SECONDS)  # MPI can't wake a thread
     with engine.lock:
         for place, request in enumerate(requests):

@@ -166,7 +166,8 @@ def test_ranks_with_different_tokens_do_not_connect(monkeypatch: pytest.MonkeyPa
             RendezvousError, match=r"rank 0: it does not know the key .*NC10D_TOKEN"
         ):
             join(store, 1, 2)
-        with pytest.raises(RendezvousError, match=r"in vain .* ranks \[1\]"):
+        told = r"timed out after 0\.5 s at .*: no connection to rank 1 on"
+        with pytest.raises(RendezvousError, match=told):
             first.result()
 
 
@@ -182,7 +183,7 @@ def test_no_rank_listens_afterwards() -> None:
 
 def test_missing_ranks_are_named_in_time() -> None:
     start = time.monotonic()
-    with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] of other hosts"):
+    with pytest.raises(RendezvousError, match="ranks 1, 2 on another host did not"):
         join(HashStore(), 0, 3, timeout=0.2)
     assert time.monotonic() - start < 5.0
 

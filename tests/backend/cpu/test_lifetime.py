@@ -251,7 +251,7 @@ def test_a_rank_that_dies_after_the_bootstrap_is_named_and_nothing_is_kept() -> 
     store = HashStore()
 
     def stay() -> None:
-        with own_world(), pytest.raises(RendezvousError, match=r"rank 1 did not join"):
+        with own_world(), pytest.raises(RendezvousError, match="rank 1 did not join"):
             dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=0.5)
 
     def go() -> None:

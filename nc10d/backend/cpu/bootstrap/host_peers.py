@@ -31,6 +31,8 @@ from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ MAX_RANKS = 64
 # Large, since strangers use it up, too: any user of the host may connect to an abstract socket.
 _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
+_SLICE_SECONDS = 1.0
+"""The longest wait between two looks whether a line about it is due."""
 
 
 def map_peers(
@@ -121,7 +125,7 @@ def _exchange_all(
             peers.append(peer)
             _send(link, mine, infos[peer.number].secret, arena, pidfd)
             waiting.discard(peer.number)
-        peers.extend(_receive(link, info, mine.secret, deadline) for info, link in called)
+        peers.extend(_receive(link, info, mine, deadline) for info, link in called)
     except BaseException as error:
         for peer in peers:
             peer.close()
@@ -178,12 +182,16 @@ def _accept(
     deadline: Deadline,
 ) -> tuple[HostPeer, socket.socket]:
     """Return the next rank that sends a valid hello; turn strangers away."""
+    report = WaitReport(f"rank {mine.rank} of {len(infos)}", deadline)
     while True:
-        listener.settimeout(socket_timeout(deadline))
+        listener.settimeout(min(_SLICE_SECONDS, socket_timeout(deadline)))
         try:
             link, _ = listener.accept()
         except raised_here(TimeoutError) as error:
-            raise _no_hello(sorted(waiting)) from error
+            report.look(lambda: _silent(sorted(waiting)))
+            if not deadline.expired():
+                continue
+            raise _no_hello(mine.rank, sorted(waiting)) from error
         link.settimeout(min(2.0, socket_timeout(deadline)))
         peer = None
         try:
@@ -220,20 +228,23 @@ def _refuse(fds: list[int], flags: int) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def _no_hello(ranks: list[int]) -> RendezvousError:
-    message = f"ranks {ranks} came, but did not introduce themselves on their host in time"
-    return RendezvousError(message, rank=ranks[0])
+def _silent(ranks: list[int]) -> str:
+    return f"{ranks_text(ranks)} came, and then did not answer on their host: stopped, or busy"
 
 
-def _receive(link: socket.socket, info: RankInfo, secret: str, deadline: Deadline) -> HostPeer:
+def _no_hello(rank: int, ranks: list[int]) -> RendezvousError:
+    return RendezvousError(f"rank {rank} timed out: {_silent(ranks)}", rank=ranks[0])
+
+
+def _receive(link: socket.socket, info: RankInfo, mine: RankInfo, deadline: Deadline) -> HostPeer:
     link.settimeout(socket_timeout(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except raised_here(TimeoutError) as error:
-        raise _no_hello([info.rank]) from error
+        raise _no_hello(mine.rank, [info.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
-    if rank == info.rank and secrets.compare_digest(proof, _proof(secret)):
+    if rank == info.rank and secrets.compare_digest(proof, _proof(mine.secret)):
         return _host_peer(info, fds, link)
     _refuse(fds, flags)
     if not whole:

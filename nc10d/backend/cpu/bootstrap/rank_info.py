@@ -6,14 +6,17 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here
-from nc10d.errors import RendezvousError, StoreTimeout
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
+from nc10d.errors import RendezvousError
 from nc10d.kernels.cache_dir import matching
+from nc10d.store.arrival import await_ranks
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -68,22 +71,24 @@ def exchange_infos(
 ) -> list[RankInfo]:
     """Publish this rank's info and return the infos of all ranks; blocks until all are there.
 
-    RendezvousError names the ranks that are late, or run another version of nc10d.
+    RendezvousError names the ranks that are late, or that run another version of nc10d.
     """
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
     store.set(keys[info.rank], json.dumps(asdict(info)))
-    try:
-        store.wait(keys, socket_timeout(deadline))
-    except raised_here(StoreTimeout) as error:
-        missing = [rank for rank in range(size) if not store.check([keys[rank]])]
-        raise RendezvousError(f"ranks {missing} did not join the group in time") from error
+    report = WaitReport(f"rank {info.rank} of {size}", deadline)
+    await_ranks(store, keys, report, _not_ready, deadline)
     plain = [json.loads(text) for text in store.multi_get(keys)]
     other = [rank for rank, fields in enumerate(plain) if fields.get("version") != info.version]
     if other:
         raise RendezvousError(
-            f"ranks {other} run another version of nc10d than rank {info.rank}: all must be alike"
+            f"{ranks_text(other)}: another version of nc10d than on rank {info.rank}; all must be "
+            "alike"
         )
     return [RankInfo(**fields) for fields in plain]
+
+
+def _not_ready(ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} came, and did not get ready: still compiling, stopped or dead"
 
 
 def socket_timeout(deadline: Deadline) -> float:

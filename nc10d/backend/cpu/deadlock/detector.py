@@ -30,13 +30,13 @@ from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.deadlock import wait_graph
 from nc10d.backend.cpu.deadlock.notices import NoticeExchange, NoticeSlot
 from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
-from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.base.call_site import called, here
 
 # Prefixes of the names of nc10d's own threads, which never make a call.
 OWN_THREADS = tuple(

@@ -9,11 +9,8 @@ When the table is full, calls from new lines have no site.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-import sysconfig
 import threading
-from pathlib import Path
 from types import CodeType, FrameType
 
 import numpy as np
@@ -21,72 +18,21 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.cpython import first_instruction
+from nc10d.base.call_site import MOST_BYTES, is_users, text_at
 
-_PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
-_USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
-_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
-_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-_ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
 # Entries at most: look-ups stay short while most slots are free.
 LIMIT = at.SITE_SLOTS // 2
 _MOST_VAIN = 64
 """Calls of `learn` that add nothing, after which the engine stops asking."""
 
 
-def is_users(name: str) -> bool:
-    """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
-
-    nc10d's own programs (bench, debug, testing) count as a user's; torch.distributed is an adapter.
-    """
-    if name.startswith(_PACKAGE):
-        return name.startswith(_USER_PARTS)
-    if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
-        return False
-    return not (name.startswith("<frozen") or any(part in name for part in _ADAPTERS))
-
-
-def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame, from `frame` outwards, that runs code of the user."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def text_at(name: str, line: int) -> str:
-    """Return a line as "train.py:41", relative to the working directory.
-
-    A text longer than at.SITE_BYTES - 1 bytes loses its beginning, which becomes "…".
-    """
-    name = name.removeprefix(f"{_folder()}{os.sep}")
-    raw = f"{name}:{line}".encode(errors="replace")
-    most = at.SITE_BYTES - 1
-    if len(raw) > most:
-        raw = "…".encode() + raw[len(raw) - most + 3 :]
-    return raw.decode(errors="ignore")
-
-
-def here() -> str:
-    """Return the line of the user's program that this thread's call comes from, or ""."""
-    frame = users_frame(sys._getframe(1))
-    return "" if frame is None else text_at(frame.f_code.co_filename, frame.f_lineno or 0)
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it has been deleted
-        return ""
-
-
-def called(call: str, site: str) -> str:
-    """Return a call for an error text, with its site if that is known."""
-    return f"{call} at {site}" if site else call
-
-
 def text_in(address: int) -> str:
     """Return the site whose text lies at `address`; "" for 0."""
     raw = ctypes.string_at(address, at.SITE_BYTES) if address else b""
     return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+assert MOST_BYTES < at.SITE_BYTES, "the engine keeps a zero behind the text"
 
 
 class CallSites:

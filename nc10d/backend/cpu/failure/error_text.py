@@ -14,7 +14,7 @@ from typing import Any
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.context import Context
-from nc10d.backend.cpu.engine.call_sites import called, text_in
+from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, death, ended
@@ -23,6 +23,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.links import Links, sender_site
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
+from nc10d.base.call_site import called
 from nc10d.base.text import join_words
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
 from nc10d.ops import OP_NAMES, Op, Recv, Send

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.context import Context
@@ -25,8 +26,9 @@ from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.text import join_words
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
-from nc10d.store.arrival import POLL_SECONDS, arrive, publish_outcome, wait_for_keys
+from nc10d.store.arrival import arrive, await_ranks, publish_outcome
 
 if TYPE_CHECKING:
     from nc10d.store.arrival import KeyValueExchange
@@ -43,7 +45,8 @@ LARGE_STAGING_GROUPS = 32
 class GroupSpec:
     """The parameters of a group that forms; `members` are ranks of the job, `rank` an index.
 
-    `check` is called during waits; it raises the error that makes waiting pointless.
+    `check` is called during waits; it raises the error that makes waiting pointless. `whereabouts`
+    returns what ranks are doing instead of joining, as the end of a sentence.
     """
 
     context: Context
@@ -53,6 +56,7 @@ class GroupSpec:
     store: Store
     deadline: Deadline
     check: Callable[[], None]
+    whereabouts: Callable[[], str] = str
 
 
 def form(spec: GroupSpec) -> GroupMemory:
@@ -100,11 +104,9 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
     offset, slot_bytes = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
     exchange.set(keys[spec.rank], f"{offset} {slot_bytes}")
+    report = _report(spec)
     try:
-        while not wait_for_keys(exchange, keys, spec.deadline.slice(POLL_SECONDS)):
-            spec.check()
-            if spec.deadline.expired():
-                raise _absent(spec, [r for r in range(size) if not exchange.check([keys[r]])])
+        await_ranks(exchange, keys, report, partial(_absent, spec), spec.deadline, spec.check)
     except BaseException:
         # A peer that knows the offset may still write there, until it has left or died.
         near = context.near
@@ -172,10 +174,25 @@ def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
         offsets, least = _parse_areas(store.multi_get(keys))
         return json.dumps({"offsets": offsets, "slot_bytes": least})
 
-    def give_up() -> str:
-        raise _absent(spec, [rank for rank in range(size) if not store.check([keys[rank]])])
+    report = _report(spec)
 
-    return arrive(store, size, conclude, give_up, spec.deadline, spec.check)
+    def absent() -> list[int]:
+        return [rank for rank in range(size) if not store.check([keys[rank]])]
+
+    def check() -> None:
+        spec.check()
+        report.look(lambda: _absent(spec, absent()))
+
+    def give_up() -> str:
+        ranks = absent()
+        text = report.timed_out(_absent(spec, ranks))
+        raise RendezvousError(text, rank=next(iter(ranks), None), group=spec.name)
+
+    return arrive(store, size, conclude, give_up, spec.deadline, check)
+
+
+def _report(spec: GroupSpec) -> WaitReport:
+    return WaitReport(member_text(spec.members, spec.rank), spec.deadline)
 
 
 def _parse_areas(texts: Sequence[bytes]) -> tuple[list[int], int]:
@@ -184,10 +201,9 @@ def _parse_areas(texts: Sequence[bytes]) -> tuple[list[int], int]:
     return [int(offset) for offset, _ in areas], min(int(slot_bytes) for _, slot_bytes in areas)
 
 
-def _absent(spec: GroupSpec, ranks: Sequence[int]) -> RendezvousError:
+def _absent(spec: GroupSpec, ranks: Sequence[int]) -> str:
     absent = join_words([member_text(spec.members, rank) for rank in ranks])
-    message = f"{absent} did not join the group {spec.name!r} in time"
-    return RendezvousError(message, rank=ranks[0] if ranks else None, group=spec.name)
+    return f"{absent} did not join the group {spec.name!r}{spec.whereabouts()}"
 
 
 def member_text(members: Sequence[int], rank: int) -> str:

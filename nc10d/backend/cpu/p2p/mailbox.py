@@ -12,7 +12,6 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.cpu.engine.call_sites import called, here
 from nc10d.backend.cpu.engine.channel import Channel, Submission, deadline_ns
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
@@ -27,6 +26,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
 from nc10d.backend.cpu.transport.links import SLOT, Inbox, LinksStopped, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
+from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveMismatch, DistError

@@ -22,8 +22,10 @@ from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, StoreError
-from nc10d.store.arrival import POLL_SECONDS, KeyValueExchange, wait_for_keys
+from nc10d.store.arrival import KeyValueExchange, await_ranks
 
 # Large, since strangers use it up, too: they must not keep a rank from connecting.
 _BACKLOG = 4096
@@ -88,12 +90,17 @@ def connect(
         awaited = {link for link in links if link[0] > rank}
         acceptor = Acceptor(listener, mine.key(), rank, group, awaited)
 
+        report = WaitReport(f"rank {rank} of {name!r}", deadline)
+
+        def unconnected() -> str:
+            missing = sorted({link[0] for link in links if link not in acceptor.made})
+            return f"no connection to {ranks_text(missing)} on another host"
+
         def check_time() -> None:
             check()
+            report.look(unconnected)
             if deadline.expired():
-                missing = sorted({link[0] for link in links if link not in acceptor.made})
-                message = f"rank {rank} waited in vain for its connections with ranks {missing}"
-                raise RendezvousError(message, group=name)
+                raise RendezvousError(report.timed_out(unconnected()), group=name)
 
         def check_strangers() -> None:
             # Strangers may come as soon as the port is open: they must not pile up meanwhile.
@@ -101,7 +108,7 @@ def connect(
             check()
 
         try:
-            found = _read_endpoints(endpoints, peers, deadline, check_strangers)
+            found = _read_endpoints(endpoints, peers, report, deadline, check_strangers)
             for peer, purpose in links:
                 if peer < rank:
                     there, introduction = found[peer], Introduction(rank, peer, purpose, group)
@@ -140,18 +147,19 @@ def _listener(address: str) -> socket.socket:
 
 
 def _read_endpoints(
-    endpoints: EndpointExchange, peers: Sequence[int], deadline: Deadline, check: Callable[[], None]
+    endpoints: EndpointExchange,
+    peers: Sequence[int],
+    report: WaitReport,
+    deadline: Deadline,
+    check: Callable[[], None],
 ) -> dict[int, Endpoint]:
     exchange, keys = endpoints.exchange, [endpoints.key(peer) for peer in peers]
-    # In slices: a death among the peers must end the wait long before the deadline.
-    while not wait_for_keys(exchange, keys, POLL_SECONDS):
-        check()
-        if deadline.expired():
-            missing = [p for p, key in zip(peers, keys, strict=True) if not exchange.check([key])]
-            raise RendezvousError(
-                f"rank {endpoints.rank} waits for ranks {missing} of other hosts to join "
-                f"{endpoints.name!r}"
-            )
+
+    def missing(places: Sequence[int]) -> str:
+        absent = ranks_text([peers[place] for place in places])
+        return f"{absent} on another host did not come to {endpoints.name!r}"
+
+    await_ranks(exchange, keys, report, missing, deadline, check)
     raw = exchange.multi_get(keys)
     return {peer: Endpoint(*json.loads(text)) for peer, text in zip(peers, raw, strict=True)}
 

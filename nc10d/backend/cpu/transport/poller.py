@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.engine.call_sites import called
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import sockets
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
+from nc10d.base.call_site import called
 from nc10d.kernels import copy
 
 Words = npt.NDArray[np.int64]

@@ -19,6 +19,8 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import ranks_text
+from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import EventPool, on_device
 from nc10d.cuda.streams import Stream
 from nc10d.errors import DistError, RendezvousError
@@ -198,11 +200,20 @@ def wait_for_ranks(
         store.set("id", library.unique_id())
     store.set(f"here/{rank}", "")
 
-    def give_up() -> str:
-        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
-        return f"{name}: ranks {missing} of {size} have not come in time"
+    report = WaitReport(f"rank {rank} of {size}", deadline)
 
-    verdict = arrive(store, size, lambda: _GO, give_up, deadline, check)
+    def missing() -> str:
+        ranks = [other for other in range(size) if not store.check([f"here/{other}"])]
+        return f"{ranks_text(ranks)} did not come to {name}"
+
+    def check_and_tell() -> None:
+        check()
+        report.look(missing)
+
+    def give_up() -> str:
+        return report.timed_out(missing())
+
+    verdict = arrive(store, size, lambda: _GO, give_up, deadline, check_and_tell)
     if verdict != _GO.encode():
         raise RendezvousError(verdict.decode(errors="replace"))
     return store.get("id")

@@ -1,0 +1,61 @@
+"""Lines of the user's program: which frames are the user's, and a line as text in errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
+_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
+MOST_BYTES = 63
+"""The longest text of a line. The engine keeps it with each call, and a zero behind it."""
+
+
+def is_users(name: str) -> bool:
+    """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
+
+    nc10d's own programs (bench, debug, testing) count as a user's; torch.distributed is an adapter.
+    """
+    if name.startswith(_PACKAGE):
+        return name.startswith(_USER_PARTS)
+    if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
+        return False
+    return not (name.startswith("<frozen") or any(part in name for part in _ADAPTERS))
+
+
+def text_at(name: str, line: int) -> str:
+    """Return a line as "train.py:41", relative to the working directory.
+
+    A text longer than MOST_BYTES loses its beginning, which becomes "…".
+    """
+    name = name.removeprefix(f"{_folder()}{os.sep}")
+    raw = f"{name}:{line}".encode(errors="replace")
+    if len(raw) > MOST_BYTES:
+        raw = "…".encode() + raw[len(raw) - MOST_BYTES + 3 :]
+    return raw.decode(errors="ignore")
+
+
+def here() -> str:
+    """Return the line of the user's program that this thread's call comes from, or ""."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else text_at(frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been deleted
+        return ""
+
+
+def called(call: str, site: str) -> str:
+    """Return a call for an error text, with its site if that is known."""
+    return f"{call} at {site}" if site else call
