@@ -6,6 +6,7 @@ import dataclasses
 import resource
 import threading
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -426,3 +427,32 @@ def test_several_threads_send_beside_each_other(three: Ranks) -> None:
 
 def test_the_calls_work_on_a_backend_that_only_assigns() -> None:
     assert run_local(lambda group: all_gather(group, ["x"]), SIZE) == [["x"]] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "allowed"),
+    [("", None, False), ("0", None, False), ("1", None, True), ("1", False, False)],
+)
+def test_a_program_can_allow_pickles_as_a_whole(
+    setting: str, given: bool | None, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(group: dist.ProcessGroup) -> bool:
+        places = [Fraction(1, 3) if group.rank == 0 else None]
+        try:
+            dist.broadcast_object_list(places, allow_pickle=given)
+        except dist.CodecError as error:
+            return "NC10D_ALLOW_PICKLE" not in str(error)
+        return places == [Fraction(1, 3)]
+
+    monkeypatch.setenv("NC10D_ALLOW_PICKLE", setting)
+    assert run_local(body, 2) == [allowed] * 2
+
+
+def test_a_setting_that_is_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_ALLOW_PICKLE", "yes")
+
+    def body(_: dist.ProcessGroup) -> None:
+        with pytest.raises(ValueError, match="NC10D_ALLOW_PICKLE"):
+            dist.broadcast_object_list([1])
+
+    run_local(body, 2)

@@ -6,6 +6,7 @@ the same collectives. Errors are raised after the last of these, so the group st
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -61,6 +62,14 @@ def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
     return message
 
 
+def _pickles_are_allowed() -> bool:
+    """Return whether the program as a whole trusts its peers' pickles."""
+    setting = os.environ.get("NC10D_ALLOW_PICKLE", "")
+    if setting not in ("", "0", "1"):
+        raise ValueError(f"NC10D_ALLOW_PICKLE must be 0 or 1, got {setting!r}")
+    return setting == "1"
+
+
 class ObjectCall:
     """An object call on a group: its deadline, and the checks of received messages."""
 
@@ -68,12 +77,15 @@ class ObjectCall:
         self,
         name: str,
         group: Group,
-        allow_pickle: bool,
+        allow_pickle: bool | None,
         location: Location = None,
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name, self._allow_pickle, self._device = name, allow_pickle, device
+        self._name, self._device = name, device
+        if allow_pickle is None:
+            allow_pickle = _pickles_are_allowed()
+        self.allow_pickle = allow_pickle
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:
@@ -140,7 +152,7 @@ class ObjectCall:
     def decode(self, envelope: Envelope, flat: Bytes, sender: int) -> Any:
         """Return the object that a rank has sent; CodecError that names the rank."""
         try:
-            return envelope.open(flat, allow_pickle=self._allow_pickle, locate=self._locate)
+            return envelope.open(flat, allow_pickle=self.allow_pickle, locate=self._locate)
         except CodecError as error:
             raise self._error_from(error, sender) from error
 

@@ -5,6 +5,7 @@ Common to all calls:
 - nc10d.codec carries the objects: JSON-like values, bytes, sets, NumPy arrays, registered types.
   No code that a peer sends is run. With `allow_pickle`, a rank may send other objects as a pickle,
   and may unpickle received messages. A pickle is a CodecError on a receiver without `allow_pickle`.
+  None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
   the sizes travel, then the bytes.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
@@ -44,7 +45,7 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     map_location: Location = None,
 ) -> None:
     """Put the objects of rank `src` (0 if neither is given) into every rank's `object_list`.
@@ -58,7 +59,7 @@ def broadcast_object_list(
     if not call.begin():
         return
     if call.rank == root:
-        out = OutgoingObject(list(object_list), allow_pickle)
+        out = OutgoingObject(list(object_list), call.allow_pickle)
         call.group.broadcast(out.message.words(), root, timeout=call.remaining())
         call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
         out.check()
@@ -76,7 +77,7 @@ def all_gather_object(
     obj: Any,
     group: Group = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     map_location: Location = None,
 ) -> None:
     """Put rank r's `obj` into every rank's `object_list[r]`; its length is the group's size.
@@ -88,7 +89,7 @@ def all_gather_object(
     if not call.begin():
         return
     _check_length("object_list", object_list, call.group.size)
-    out = OutgoingObject(obj, allow_pickle)
+    out = OutgoingObject(obj, call.allow_pickle)
     envelopes = call.announce(out)
     flats = [call.allocate(envelope) for envelope in envelopes]
     call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
@@ -103,7 +104,7 @@ def gather_object(
     group: Group = None,
     group_dst: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     map_location: Location = None,
 ) -> None:
     """Put rank r's `obj` into `object_gather_list[r]` of rank `dst` (0 if neither is given).
@@ -115,7 +116,7 @@ def gather_object(
     if not call.begin():
         return
     places = _gather_list(object_gather_list, call.rank == root, call.group.size)
-    out = OutgoingObject(obj, allow_pickle)
+    out = OutgoingObject(obj, call.allow_pickle)
     envelopes = call.announce(out)
     flats = None if places is None else [call.allocate(envelope) for envelope in envelopes]
     call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
@@ -136,7 +137,7 @@ def scatter_object_list(
     group: Group = None,
     group_src: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     map_location: Location = None,
 ) -> None:
     """Put `scatter_object_input_list[r]` of rank `src` (or 0) into rank r's output list, at 0.
@@ -153,7 +154,7 @@ def scatter_object_list(
     table = np.empty((call.group.size, WORDS), np.int64)
     out: list[OutgoingObject] = []
     if call.rank == root:
-        out = _for_each_rank(scatter_object_input_list, call.group.size, allow_pickle)
+        out = _for_each_rank(scatter_object_input_list, call.group.size, call.allow_pickle)
         table[:] = [outgoing.message.words() for outgoing in out]
     call.group.broadcast(table, root, timeout=call.remaining())
     envelope = call.envelopes(table, root)[call.rank]
@@ -173,7 +174,7 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
 ) -> None:
     """Send the objects to rank `dst`, which calls recv_object_list with a list of the same length.
 
@@ -184,7 +185,7 @@ def send_object_list(
     _check_list("send_object_list", object_list)
     if not call.begin():
         return
-    out = OutgoingObject(list(object_list), allow_pickle)
+    out = OutgoingObject(list(object_list), call.allow_pickle)
     call.group.send(out.message.words(), peer, timeout=call.remaining())
     call.group.send(call.encoded(out), peer, timeout=call.remaining())
     out.check()
@@ -198,7 +199,7 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     map_location: Location = None,
 ) -> int:
     """Receive objects from rank `src`, or from any rank; return the sender's global rank.

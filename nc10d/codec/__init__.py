@@ -6,10 +6,10 @@
 
 Supported are None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
 bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes of the types in
-nc10d.arrays.dtypes, and types registered with `register_type` or `register_dataclass`. Types are
-exact: a subclass (OrderedDict, a named tuple, an IntEnum) is refused rather than converted. An
-object that occurs twice is a single object again on the receiver, except containers in keys. An
-object that contains itself is refused.
+nc10d.arrays.dtypes, the types of standard_types.py (OrderedDict, Namespace, paths, named tuples,
+members of enums), and types registered with `register_type` or `register_dataclass`. Types are
+exact: any other subclass is refused rather than converted. An object that occurs twice is a single
+object again on the receiver, except containers in keys. An object that contains itself is refused.
 
 Decoding calls no functions that the stream names, except those registered on the receiver. Every
 malformed stream raises CodecError. Memory stays in proportion to the stream, depth below MAX_DEPTH.

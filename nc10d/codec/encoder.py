@@ -16,6 +16,7 @@ from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.codec import tags
 from nc10d.codec.decoder import Array
 from nc10d.codec.messages import EncodedMessage, MessageKind
+from nc10d.codec.standard_types import codec_by_name
 from nc10d.codec.tags import Tag
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import CodecError
@@ -153,12 +154,14 @@ def _length(count: int) -> bytes:
 
 def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
     """Return name and state of a value of a registered type; CodecError for other types."""
-    codec = codec_of(kind)
+    codec = codec_of(kind) or codec_by_name(kind)
     if codec is None:
+        how = "register the type (nc10d.register_dataclass, nc10d.register_type)"
+        if kind.__module__.partition(".")[0] == "torch":
+            how = "import nc10d.torch on all ranks"
         raise CodecError(
-            f"objects of type {kind.__module__}.{kind.__qualname__} can't be carried: register "
-            "the type (nc10d.register_dataclass, nc10d.register_type), or call with "
-            "allow_pickle=True on all ranks"
+            f"objects of type {kind.__module__}.{kind.__qualname__} can't be carried: {how}, or "
+            "call with allow_pickle=True or set NC10D_ALLOW_PICKLE=1 on all ranks"
         )
     return codec.name, codec.encode(value)
 

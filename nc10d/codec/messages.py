@@ -80,7 +80,8 @@ class Envelope:
         if not allow_pickle:
             raise CodecError(
                 "a pickle has come, which can run any code and was not looked at: the sender "
-                "called with allow_pickle=True; do so here too if you trust it"
+                "called with allow_pickle=True; do so here too if you trust it (or set "
+                "NC10D_ALLOW_PICKLE=1)"
             )
         return decode_pickled(header, payload)
 

@@ -48,8 +48,8 @@ def register_type(
     For a type of arrays, `move(value, device)` returns a copy on a device ("cuda:1").
     `map_location` then applies to such values, and not to the arrays in their states.
 
-    >>> import pathlib
-    >>> register_type(pathlib.PurePosixPath, str, pathlib.PurePosixPath)
+    >>> import fractions
+    >>> register_type(fractions.Fraction, str, fractions.Fraction)
     """
     if not isinstance(kind, type):
         raise TypeError(f"register_type: expected a class, got {kind!r}")
@@ -108,6 +108,11 @@ def _register_dataclass(kind: type[T], name: str | None) -> type[T]:
     return kind
 
 
+def register_finder(name: str, decode: Callable[[Any], Any]) -> None:
+    """Let `decode(state)` find the class of values that travel under a name for many classes."""
+    _by_name[name] = TypeCodec(name, object, lambda value: value, decode)
+
+
 def codec_of(kind: type[Any]) -> TypeCodec | None:
     """Return the codec of a type, or None if it is not registered."""
     return _by_type.get(kind)
@@ -117,10 +122,11 @@ def codec_named(name: Any) -> TypeCodec:
     """Return the codec registered under a name; CodecError if there is none."""
     found = _by_name.get(name) if type(name) is str else None
     if found is None:
-        raise CodecError(
-            f"an object of type {name!r} has come, which is not registered on this rank: "
-            "call nc10d.register_dataclass or nc10d.register_type here too"
-        )
+        advice = "call nc10d.register_dataclass or nc10d.register_type here too"
+        if str(name).startswith("torch."):
+            advice = "import nc10d.torch here too"
+        message = f"an object of type {name!r} has come, which is not registered on this rank"
+        raise CodecError(f"{message}: {advice}")
     return found
 
 

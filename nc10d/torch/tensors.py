@@ -10,6 +10,7 @@ subclass is a tensor like any other; torch's AsyncCollectiveTensor is waited for
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -54,6 +55,19 @@ def register() -> None:
         "torch.nn.Parameter",
         lambda x, device: torch.nn.Parameter(x.detach().to(device)),
     )
+    register_type(torch.Size, tuple, torch.Size, "torch.Size")
+    register_type(torch.device, str, torch.device, "torch.device")
+    for constant in (torch.dtype, torch.layout, torch.memory_format):
+        name = f"torch.{constant.__name__}"
+        register_type(constant, str, partial(_constant, constant), name)
+
+
+def _constant(kind: type[Any], name: Any) -> Any:
+    """Return torch's constant of a type by its full name, "torch.float32"."""
+    found = vars(torch).get(str(name).removeprefix("torch."))
+    if type(found) is not kind:
+        raise CodecError(f"torch has no {kind.__name__} {name!r}")
+    return found
 
 
 def as_numpy(x: torch.Tensor) -> Any:

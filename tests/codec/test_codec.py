@@ -203,7 +203,7 @@ def test_a_structure_that_doubles_at_each_level_stays_small() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (OrderedDict(a=1), "OrderedDict"),
+        (type("Ordered", (OrderedDict,), {})(a=1), "Ordered"),
         (namedtuple("Pair", "a b")(1, 2), "Pair"),
         (enum.IntEnum("Number", "ONE")(1), "Number"),
         (object(), "register"),

@@ -1,0 +1,160 @@
+"""Types that objects carry without registration: some of the standard library, and classes by name.
+
+A named tuple or a member of an Enum travels as the name of its class and its contents. The receiver
+looks the class up among the modules that it has imported, without importing any and without calling
+any code of the class. It takes classes of these two kinds only, whose instances do nothing when
+they are made, compared, hashed or dropped; so a sender can't choose what runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import pathlib
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from nc10d.codec.type_registry import TypeCodec, register_finder, register_type
+from nc10d.errors import CodecError
+
+_FACTORIES = {None: None} | {
+    kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set)
+}
+"""The factories of a defaultdict that travel, by name."""
+
+
+def _take(state: Any, *kinds: type[Any]) -> Any:
+    """Return a state that is a tuple of parts of these exact types; CodecError for others."""
+    if type(state) is not tuple or tuple(map(type, state)) != kinds:
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise CodecError(f"expected the parts ({names}), got {type(state).__name__}")
+    return state
+
+
+def _with_attributes(value: Any, attributes: Any) -> Any:
+    if type(attributes) is not dict or set(map(type, attributes)) - {str}:
+        raise CodecError("attributes are a dict from names to values")
+    vars(value).update(attributes)
+    return value
+
+
+def _ordered_dict(state: Any) -> Any:
+    items, attributes = _take(state, dict, dict)
+    return _with_attributes(OrderedDict(items), attributes)
+
+
+def _factory_name(factory: Any) -> str | None:
+    if factory is None or _FACTORIES.get(getattr(factory, "__name__", "")) is factory:
+        return None if factory is None else str(factory.__name__)
+    raise CodecError(f"a defaultdict with the factory {factory!r} can't be carried: send dict(it)")
+
+
+def _default_dict(state: Any) -> Any:
+    (name,), items = _take(state, tuple, dict)
+    return defaultdict(_FACTORIES[name], items)
+
+
+def _counter(state: Any) -> Any:
+    if type(state) is not dict:
+        raise CodecError(f"the counts are a dict, not a {type(state).__name__}")
+    return Counter(state)
+
+
+def _deque(state: Any) -> Any:
+    items, (most,) = _take(state, list, tuple)
+    return deque(items, most)
+
+
+# By fixed names: Python 3.13 has moved the module of paths.
+register_type(
+    OrderedDict, lambda x: (dict(x), vars(x)), _ordered_dict, "collections.OrderedDict"
+)  # a module's state_dict has its versions in the attributes
+register_type(
+    defaultdict,
+    lambda x: ((_factory_name(x.default_factory),), dict(x)),
+    _default_dict,
+    "collections.defaultdict",
+)
+register_type(Counter, dict, _counter, "collections.Counter")
+register_type(deque, lambda x: ([*x], (x.maxlen,)), _deque, "collections.deque")
+register_type(argparse.Namespace, vars, lambda x: _with_attributes(argparse.Namespace(), x))
+register_type(SimpleNamespace, vars, lambda x: _with_attributes(SimpleNamespace(), x))
+for _path in (pathlib.PurePosixPath, pathlib.PosixPath):
+    register_type(_path, str, _path, f"pathlib.{_path.__name__}")
+
+
+def _find(module: Any, qualname: Any) -> Any:
+    """Return what an imported module holds under a name, None if it has no such name.
+
+    Only the dicts of modules and classes are looked at: a module's `__getattr__` may run anything.
+    """
+    found: Any = sys.modules.get(module)
+    for part in str(qualname).split("."):
+        if not issubclass(type(found), (ModuleType, type)):
+            return None
+        found = vars(found).get(part)
+    return found
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return (
+        issubclass(type(kind), type)
+        and issubclass(kind, tuple)
+        and type(getattr(kind, "_fields", None)) is tuple
+        and (kind.__hash__, kind.__eq__) == (tuple.__hash__, tuple.__eq__)
+        and not hasattr(kind, "__del__")
+    )
+
+
+def _class_of(what: str, module: Any, qualname: Any, fits: Callable[[Any], bool]) -> Any:
+    found = _find(module, qualname)
+    if not fits(found):
+        raise CodecError(
+            f"a {what} of the class {module}.{qualname} has come, and this rank has imported no "
+            "such class: import its module here too, or send it as a tuple, a number or a text"
+        )
+    return found
+
+
+def _named_tuple(state: Any) -> Any:
+    module, qualname, fields, values = _take(state, str, str, tuple, tuple)
+    kind = _class_of("named tuple", module, qualname, _is_named_tuple)
+    if kind._fields != fields or len(values) != len(fields):
+        raise CodecError(f"{qualname} has the fields {kind._fields}; those sent are {fields}")
+    return tuple.__new__(kind, values)
+
+
+def _member(state: Any) -> Any:
+    module, qualname, name = _take(state, str, str, str)
+    kind = _class_of("member", module, qualname, lambda x: issubclass(type(x), enum.EnumMeta))
+    if name not in kind._member_map_:
+        raise CodecError(f"{qualname} has no member {name!r}")
+    return kind._member_map_[name]
+
+
+def _member_name(value: enum.Enum) -> str:
+    if value.name not in type(value)._member_map_:  # several flags at once
+        raise CodecError(f"{value!r} has no name of its own: send its value")
+    return value.name
+
+
+_NAMED_TUPLE, _MEMBER = "a named tuple", "an enum's member"
+register_finder(_NAMED_TUPLE, _named_tuple)
+register_finder(_MEMBER, _member)
+
+
+def codec_by_name(kind: type[Any]) -> TypeCodec | None:
+    """Return the codec of a class that the receiver can find by its name, None for other types."""
+    if _find(kind.__module__, kind.__qualname__) is not kind:
+        return None
+    place = kind.__module__, kind.__qualname__
+    if _is_named_tuple(kind):
+        return TypeCodec(
+            _NAMED_TUPLE, kind, lambda x: (*place, kind._fields, tuple(x)), _named_tuple
+        )
+    if issubclass(kind, enum.Enum):
+        return TypeCodec(_MEMBER, kind, lambda x: (*place, _member_name(x)), _member)
+    return None

@@ -1,0 +1,116 @@
+"""Object calls carry whatever a training program has: state dicts, sizes, dtypes, devices."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+import torch
+
+import nc10d as dist
+import nc10d.torch
+from nc10d.codec import encode
+from nc10d.errors import CodecError
+from nc10d.testing import run_local
+
+CONSTANTS = [
+    torch.Size([2, 3]),
+    torch.float32,
+    torch.bfloat16,
+    torch.device("cpu"),
+    torch.device("cuda:1"),
+    torch.strided,
+    torch.channels_last,
+]
+
+
+def through(value: Any) -> Any:
+    message = encode(value)
+    return message.envelope().open(message.flat())
+
+
+@pytest.mark.parametrize("value", CONSTANTS, ids=str)
+def test_constants_of_torch_come_back_the_same(value: Any) -> None:
+    back = through(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def trained() -> tuple[Any, Any, Any]:
+    """Return a module, its optimizer and its scheduler after a step."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 5])
+    module(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    return module, optimizer, scheduler
+
+
+def test_state_dicts_of_a_training_load_on_the_other_rank() -> None:
+    parts = trained()
+    sent = {
+        "args": argparse.Namespace(lr=0.1, shape=torch.Size([3])),
+        "states": [part.state_dict() for part in parts],
+        "rng": torch.get_rng_state(),
+    }
+
+    def body(group: dist.ProcessGroup) -> Any:
+        places = [sent if group.rank == 0 else None]
+        dist.broadcast_object_list(places, src=0)
+        return places[0]
+
+    got = run_local(body, 2)[1]
+    assert got["args"] == sent["args"]
+    assert torch.equal(got["rng"], sent["rng"])
+    for part, state in zip(parts, got["states"], strict=True):
+        part.load_state_dict(state)
+    module, theirs = got["states"][0], sent["states"][0]
+    assert type(module) is type(theirs)
+    assert module._metadata == theirs._metadata
+    assert [*module] == [*theirs]
+    assert all(torch.equal(module[name], theirs[name]) for name in theirs)
+
+
+SCHEDULERS = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
+    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 0.2, cycle_momentum=False),
+}
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Rprop", "ASGD", "NAdam", "LBFGS"]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_state_of_a_scheduler_travels(name: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    scheduler = SCHEDULERS[name](optimizer)
+    assert through(scheduler.state_dict()).keys() == scheduler.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_travels(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = getattr(torch.optim, name)([parameter])
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        value = (parameter**2).sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    optimizer.load_state_dict(through(optimizer.state_dict()))
+    optimizer.step(loss)
+
+
+@pytest.mark.parametrize("name", ["torch.Tensor", "float33", 7])
+def test_a_forged_constant_is_an_error(name: Any) -> None:
+    from nc10d.codec.type_registry import codec_named
+
+    with pytest.raises(CodecError):
+        codec_named("torch.dtype").decode(name)
