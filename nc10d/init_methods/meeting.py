@@ -29,8 +29,9 @@ import socket
 from collections.abc import Callable, Sequence
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import in_seconds
 from nc10d.errors import RendezvousError
-from nc10d.store.arrival import wait_for_keys
+from nc10d.store.arrival import refused_text, wait_for_keys
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 
@@ -218,9 +219,10 @@ class Visit:
             (silent, "they came, and then did not answer: ", ""),
         )  # fmt: skip
         came = self._size - len(absent) - len(gone)
-        told = [f"{came} of {self._size} ranks came within {self._limit:g} s"]
+        told = [f"{came} of {self._size} ranks came within {in_seconds(self._limit)}"]
         told += [f"{why}{_named(ranks)}{advice}" for ranks, why, advice in whys if ranks]
-        return error("; ".join(told), rank=next(iter([*absent, *gone, *silent]), None))
+        refused = refused_text(PrefixStore("", store)._underlying_non_prefix_store)
+        return error("; ".join(told) + refused, rank=next(iter([*absent, *gone, *silent]), None))
 
 
 def _check_agreed(outcome: str) -> None:
