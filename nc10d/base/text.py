@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 
@@ -11,9 +12,9 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def span(seconds: float) -> str:
-    """Return a time for a sentence: "30 s", "0.05 s"; it is rounded."""
-    return f"{round(seconds, 1 if seconds > 1 else 2):g} s"
+def in_seconds(limit: float) -> str:
+    """Return a time for a sentence, rounded: "30 s", "0.05 s"; "any time" for math.inf."""
+    return "any time" if math.isinf(limit) else f"{round(limit, 1 if limit > 1 else 2):g} s"
 
 
 def ranks_text(ranks: Sequence[int], most: int = 16) -> str:

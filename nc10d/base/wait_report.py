@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
-from nc10d.base.text import span
+from nc10d.base.text import in_seconds
 
 FIRST_SECONDS = 3.0
 
@@ -35,8 +35,8 @@ class WaitReport:
             return
         waited = now - self._begun
         self._next = now + waited
-        end = "without a timeout" if math.isinf(self._limit) else f"of {span(self._limit)}"
-        call = called(f"{self._waiter} has waited {span(waited)} {end}", here())
+        end = "without a timeout" if math.isinf(self._limit) else f"of {in_seconds(self._limit)}"
+        call = called(f"{self._waiter} has waited {in_seconds(waited)} {end}", here())
         # Imported here: most programs never log a line.
         import logging
 
@@ -48,5 +48,5 @@ class WaitReport:
 
     def timed_out(self, missing: str) -> str:
         """Return the text of the time-out: the waiter, the time, the line, and `missing`."""
-        call = called(f"{self._waiter} timed out after {span(self._limit)}", here())
+        call = called(f"{self._waiter} timed out after {in_seconds(self._limit)}", here())
         return f"{call}: {missing}"

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from nc10d.base.deadline import Deadline
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
-from nc10d.store.arrival import wait_for_keys
+from nc10d.store.arrival import refused_text, wait_for_keys
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 
@@ -224,16 +224,11 @@ class Visit:
             (silent, "they came, and then did not answer: ", ""),
         )  # fmt: skip
         came = self._size - len(absent) - len(gone)
-        told = [f"{came} of {self._size} ranks came to {_name(store)}"]
+        inner = PrefixStore("", store)._underlying_non_prefix_store
+        told = [f"{came} of {self._size} ranks came to {inner!r}"]
         told += [f"{why}{_named(ranks)}{advice}" for ranks, why, advice in whys if ranks]
-        return "; ".join(told), next(iter([*absent, *gone, *silent]), None)
-
-
-def _name(store: Store) -> str:
-    """Return a store's name, without the prefixes of its keys."""
-    while (inner := getattr(store, "underlying_store", None)) is not None:
-        store = inner
-    return repr(store)
+        missing = next(iter([*absent, *gone, *silent]), None)
+        return "; ".join(told) + refused_text(inner), missing
 
 
 def _check_agreed(outcome: str) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nc10d.auth.token import FILE
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.store.base import Store
+from nc10d.store.wire import REFUSED
 
 POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
@@ -95,6 +97,14 @@ def await_ranks(
         if deadline.expired():
             ranks = absent()
             raise RendezvousError(report.timed_out(missing(ranks)), rank=next(iter(ranks), None))
+
+
+def refused_text(store: Store) -> str:
+    """Return a clause about a client that the store's server has refused; empty without one."""
+    if not store.check([REFUSED]):
+        return ""
+    host = store.get(REFUSED).decode(errors="replace")
+    return f"; a process at {host} came with another token than the store's, or none ({FILE})"
 
 
 class KeyValueExchange(KeyWaiter, Protocol):

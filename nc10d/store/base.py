@@ -9,7 +9,6 @@ the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -23,8 +22,12 @@ MOST_KEY = 8191
 """The bytes of the longest key: the limit of torch's server too."""
 
 
-class Store(ABC):
-    """A key-value store that the ranks of a job share."""
+class Store:
+    """A key-value store that the ranks of a job share; the base of nc10d's stores and of a user's.
+
+    A subclass need not have all methods. Those that it lacks raise NotImplementedError, but for
+    append, multi_get and multi_set, which call compare_set, get and set.
+    """
 
     _seconds: float = DEFAULT_TIMEOUT.total_seconds()
 
@@ -38,91 +41,99 @@ class Store(ABC):
         self._seconds = seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether append, multi_get and multi_set exist: always True."""
-        return True
+        """Return whether append, multi_get and multi_set are the store's own."""
+        return False
 
-    @abstractmethod
+    def _lacks(self, name: str) -> NotImplementedError:
+        return NotImplementedError(f"Not implemented. {type(self).__name__} has no method {name}")
+
     def set(self, key: str, value: Value) -> None:
         """Store `value` under `key`, replacing any earlier value; wakes its waiters."""
+        raise self._lacks("set")
 
-    @abstractmethod
     def get(self, key: str) -> bytes:
         """Return the value under `key`; blocks until the key exists."""
+        raise self._lacks("get")
 
-    @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits).
 
         NotANumberError if the stored value is not a decimal number; it stays as it was.
         """
+        raise self._lacks("add")
 
-    @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all `keys` exist (a queue exists if it is not empty); never blocks."""
+        raise self._lacks("check")
 
-    @abstractmethod
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         """Block until all `keys` exist; `timeout` None means the store's timeout."""
+        raise self._lacks("wait")
 
-    @abstractmethod
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         """Store `desired` if the current value is `expected` (a missing key matches an empty one).
 
         Return the value stored after the call, or `expected` if the key is still missing.
         """
+        raise self._lacks("compare_set")
 
-    @abstractmethod
     def append(self, key: str, value: Value) -> None:
         """Append to the value under `key`; a missing key counts as empty."""
+        tail = encode_value(value)
+        while True:
+            before = self.compare_set(key, b"", b"")  # the value; an empty one if there was none
+            if self.compare_set(key, before, before + tail) == before + tail:
+                return
 
-    @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of all `keys`, in their order; blocks until all exist."""
+        return [self.get(key) for key in keys]
 
-    @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Store each value under its key; ValueError unless both have the same length."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, encode_value(value))
 
-    @abstractmethod
     def delete_key(self, key: str) -> bool:
         """Remove the value under `key` (a queue stays); return whether there was a value."""
+        raise self._lacks("delete_key")
 
-    @abstractmethod
     def num_keys(self) -> int:
         """Return how many keys hold a value, over all prefixes; queues are not counted."""
+        raise self._lacks("num_keys")
 
-    @abstractmethod
     def list_keys(self) -> list[str]:
         """Return the keys that hold a value, in no particular order."""
+        raise self._lacks("list_keys")
 
-    @abstractmethod
     def queue_push(self, key: str, value: Value) -> None:
         """Append `value` to the queue under `key`; wakes a caller that waits for it."""
+        raise self._lacks("queue_push")
 
-    @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the oldest value off the queue under `key`.
 
         Blocks until the queue has a value; without `block`, an empty queue raises QueueEmptyError.
         """
+        raise self._lacks("queue_pop")
 
-    @abstractmethod
     def queue_len(self, key: str) -> int:
         """Return the length of the queue under `key`."""
+        raise self._lacks("queue_len")
 
-    @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         """Block until `world_size` calls in total have been made with this `key`.
 
         The key's value counts the calls and is never reset: each barrier needs a key of its own.
         NotANumberError if the key holds another value.
         """
+        raise self._lacks("barrier")
 
-    @abstractmethod
     def clone(self) -> Store:
         """Return a store on the same keys, for another thread to use at the same time."""
+        raise self._lacks("clone")
 
-    def close(self) -> None:  # noqa: B027 (most stores hold no resources)
+    def close(self) -> None:
         """Release this store's resources; idempotent. The keys stay visible to others."""
 
 

@@ -218,7 +218,9 @@ def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
     except raised_here(OSError) as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
         kind = PortTaken if error.errno == errno.EADDRINUSE else DistNetworkError
-        raise kind(f"store {where}: cannot listen there: {explain_no_listener(error)}") from error
+        # The words that torch's callers look for.
+        failed = "The server socket has failed to listen on any local network address"
+        raise kind(f"{failed}: store {where}: {explain_no_listener(error)}") from error
 
 
 def _given_listener(fd: int) -> socket.socket:
@@ -251,6 +253,8 @@ def _listen_on_loopback(host: str, port: int) -> socket.socket:
 
 
 def _listen_for(host: str, port: int) -> socket.socket:
+    if host == "0.0.0.0":
+        return _bind((socket.AF_INET, (host, port)))
     if host in ANY:
         return _listen_anywhere(port)
     address = _resolve(host, port)

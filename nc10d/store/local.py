@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.text import in_seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
 from nc10d.store.base import Store, Value, decode_key, encode_key, encode_keys, encode_value, pair
 from nc10d.store.store_errors import not_a_number_error
@@ -48,8 +49,13 @@ class LocalStore(Store):
         found = self._until(ready, Deadline.after(limit))
         if found is None:
             named = ", ".join(map(repr, keys))
-            raise StoreTimeout(f"{self._name()}, keys {named}: not there within {limit:g} s")
+            raise StoreTimeout(
+                f"{self._name()}, keys {named}: timeout: not there within {in_seconds(limit)}"
+            )
         return found
+
+    def has_extended_api(self) -> bool:
+        return True
 
     def set(self, key: str, value: Value) -> None:
         with self._access() as values:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.base.deadline import Timeout
-from nc10d.store.base import Store, Value, not_text_error
+from nc10d.store.base import Store, Value, encode_value, not_text_error
 
 
 class PrefixStore(Store):
@@ -19,6 +19,8 @@ class PrefixStore(Store):
     """
 
     def __init__(self, prefix: str, store: Store, *, closes: bool = False) -> None:
+        if store is None:
+            raise ValueError("PrefixStore needs a store, not None")
         self._prefix = prefix + "/"
         self._store = store
         self._closes = closes
@@ -27,6 +29,12 @@ class PrefixStore(Store):
     def underlying_store(self) -> Store:
         """The underlying store."""
         return self._store
+
+    @property
+    def _underlying_non_prefix_store(self) -> Store:
+        """The underlying store without any prefix, by torch's name."""
+        store = self._store
+        return store._underlying_non_prefix_store if isinstance(store, PrefixStore) else store
 
     @property
     def timeout(self) -> timedelta:
@@ -53,7 +61,7 @@ class PrefixStore(Store):
         return [self._full(key) for key in keys]
 
     def set(self, key: str, value: Value) -> None:
-        self._store.set(self._full(key), value)
+        self._store.set(self._full(key), encode_value(value))
 
     def get(self, key: str) -> bytes:
         return self._store.get(self._full(key))
@@ -68,16 +76,18 @@ class PrefixStore(Store):
         self._store.wait(self._all(keys), timeout)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        return self._store.compare_set(self._full(key), expected, desired)
+        return self._store.compare_set(
+            self._full(key), encode_value(expected), encode_value(desired)
+        )
 
     def append(self, key: str, value: Value) -> None:
-        self._store.append(self._full(key), value)
+        self._store.append(self._full(key), encode_value(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self._store.multi_get(self._all(keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        self._store.multi_set(self._all(keys), values)
+        self._store.multi_set(self._all(keys), [*map(encode_value, values)])
 
     def delete_key(self, key: str) -> bool:
         return self._store.delete_key(self._full(key))
@@ -90,7 +100,7 @@ class PrefixStore(Store):
         return [key[begin:] for key in self._store.list_keys() if key.startswith(self._prefix)]
 
     def queue_push(self, key: str, value: Value) -> None:
-        self._store.queue_push(self._full(key), value)
+        self._store.queue_push(self._full(key), encode_value(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         return self._store.queue_pop(self._full(key), block)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.text import in_seconds
 from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTimeout
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
@@ -52,14 +53,16 @@ class StoreSession:
 
         StoreError at once if the program that answers is not a store.
         """
+        begun = time.monotonic()
         try:
             self._connection = connect(self.host, self.port, deadline, self._token)
         except NotAStore as error:
             why = explain_unreached(error)
-            raise DistNetworkError(f"{self.name}: cannot connect: {why}") from error
+            raise DistNetworkError(f"cannot connect to {self.name}: {why}") from error
         except raised_here(OSError) as error:
-            tried = f"cannot connect, tried for {self.seconds:g} s"
-            raise ConnectTimeout(f"{self.name}: {tried}: {explain_unreached(error)}") from error
+            tried = f"the client socket has timed out after {in_seconds(time.monotonic() - begun)}"
+            why = explain_unreached(error)
+            raise ConnectTimeout(f"{tried}: cannot connect to {self.name}: {why}") from error
 
     def close(self) -> None:
         """Close the connection; idempotent. Later calls and a call in progress raise StoreError."""
@@ -198,7 +201,8 @@ class StoreSession:
             connection.close()
 
     def _timeout_error(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
-        return StoreTimeout(f"{self.name}{_keys_text(keys)}: no answer within {limit:g} s{why}")
+        told = f"timeout: no answer within {in_seconds(limit)}{why}"
+        return StoreTimeout(f"{self.name}{_keys_text(keys)}: {told}")
 
     def after_fork(self) -> None:
         """In a forked child, close its copy of the parent's connection."""

@@ -10,6 +10,7 @@ child connects anew at its first call.
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import wire as m
+from nc10d.store.arrival import refused_text
 from nc10d.store.base import (
     DEFAULT_TIMEOUT,
     MOST_KEY,
@@ -48,8 +50,9 @@ class TCPStore(Store):
     `port` 0 chooses a free port (see the `port` property). With `world_size` the
     store counts its clients; with `wait_for_workers` too, the master blocks until all have
     connected. `multi_tenant` shares a server that this process already runs on that port.
-    `master_listen_fd` is a bound TCP socket to serve. `use_libuv` is accepted for compatibility
-    with torch and ignored. `server` is "process" (the default: a busy owner does not delay the
+    `master_listen_fd` is a bound TCP socket to serve. `use_libuv` changes nothing; `libuvBackend`
+    returns it. Under torchrun or nc10d.run, whose agent serves MASTER_PORT, a master of that port
+    is a client, as torch's. `server` is "process" (the default: a busy owner does not delay the
     server, which ends once the owner and all clients have gone) or "thread". `limits` are the
     server's bounds. Once the owner has closed the store or has died, the port is free, and clients
     that are connected are served further. A client on the server's host uses a Unix socket, unless
@@ -63,7 +66,7 @@ class TCPStore(Store):
 
     def __init__(
         self,
-        host: str,
+        host_name: str,
         port: int = 0,
         world_size: int | None = None,
         is_master: bool = False,
@@ -79,7 +82,10 @@ class TCPStore(Store):
     ) -> None:
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")
+        host = host_name
+        is_master = is_master and not _agent_serves(port)
         check_port(port, least=0 if is_master else 1)
+        self._libuv = use_libuv
         self._seconds = seconds(timeout)
         self._token = token = check_token(token() if callable(token) else token)
         self._hosting: Hosting | None = None
@@ -124,7 +130,10 @@ class TCPStore(Store):
             missing = f"{count} of {world_size} clients have come"
             report.look(partial(str, missing))
             if time.monotonic() >= deadline:
-                raise StoreTimeout(report.timed_out(missing))
+                # The words that torch's callers look for.
+                told = f"Timed out after {self._seconds:g} seconds waiting for clients"
+                joined = f"{count}/{world_size} clients joined{refused_text(self)}"
+                raise StoreTimeout(f"store {self.address}: {told}. {joined}.")
             # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
@@ -140,12 +149,20 @@ class TCPStore(Store):
         return self._port
 
     @property
+    def libuvBackend(self) -> bool:
+        """The argument `use_libuv`."""
+        return self._libuv
+
+    @property
     def address(self) -> str:
         """Host and port, as errors name them."""
         return f"{self._host}:{self._port}"
 
     def __repr__(self) -> str:
         return f"TCPStore({self.address})"
+
+    def has_extended_api(self) -> bool:
+        return True
 
     def set(self, key: str, value: Value) -> None:
         self._post(m.with_value(m.SET, _key(key), encode_value(value)), (key,))
@@ -262,6 +279,12 @@ class TCPStore(Store):
         # At the interpreter's end the modules that `close` uses may be gone; the kernel cleans up.
         if hasattr(self, "_session") and not ending():
             self.close()
+
+
+def _agent_serves(port: int) -> bool:
+    """Return whether a launcher's agent serves `port` to its ranks, by torchrun's variables."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("1", "true")
+    return agent and os.environ.get("MASTER_PORT") == str(port)
 
 
 def _key(key: str) -> bytes:

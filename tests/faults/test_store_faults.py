@@ -119,7 +119,7 @@ def test_an_absent_store_is_a_timeout_that_names_it() -> None:
 def test_a_master_without_its_clients_names_their_number() -> None:
     limit = 2.0  # its server has to start within it
     making = partial(TCPStore, HOST, 0, 3, is_master=True, timeout=limit)
-    assert soon(SOON, lambda: times_out(making, "1 of 3 clients came", limit))
+    assert soon(SOON, lambda: times_out(making, "1/3 clients joined", limit))
 
 
 # ---- mute, and answers half ----------------------------------------------------------------------

@@ -51,11 +51,11 @@ def refusal(host: str, port: int, kind: type[StoreError] = StoreTimeout) -> str:
         with pytest.raises(kind) as caught:
             TCPStore(host, port, timeout=TRIED)
         messages.append(str(caught.value))
-        assert f"store {host}:{port}: cannot connect" in messages[-1]
+        assert f"cannot connect to store {host}:{port}: " in messages[-1]
 
     if kind is StoreTimeout:
         assert takes(attempt, TRIED, TRIED + 0.1)
-        assert f"tried for {TRIED:g} s" in messages[-1]
+        assert f"timed out after {TRIED:g}" in messages[-1]
     else:
         attempt()
     return messages[-1]
@@ -160,7 +160,7 @@ def test_the_error_of_a_bind_address_elsewhere_names_the_variable(
         (["--port", "http"], "a port is 0 to 65535, not 'http'"),
         (["--max-value", "-1"], "a bound is a positive number, not '-1'"),
         (["--max-value", "0"], "a bound is a positive number, not '0'"),
-        (["--host", "nowhere.invalid"], "nowhere.invalid:29500: cannot listen there: the name"),
+        (["--host", "nowhere.invalid"], "store nowhere.invalid:29500: the name"),
     ],
 )
 def test_the_command_reports_a_mistake_in_one_line(arguments: list[str], message: str) -> None:
