@@ -191,8 +191,7 @@ def _point_in_file(
     rank, size = _required_rank_and_size(url, rank, size)
     if url.netloc not in ("", "localhost") or not url.path:
         raise ValueError(f"init_method {url.geturl()!r} must be file:///path")
-    store = FileStore(unquote(url.path), size)
-    store.set_timeout(deadline.remaining())
+    store = FileStore(unquote(url.path), size, timeout=deadline.remaining())
     return MeetingPoint(store, rank, size)
 
 

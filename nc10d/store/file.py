@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here
-from nc10d.errors import StoreError
+from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.errors import StoreError, StoreTimeout
+from nc10d.store.base import DEFAULT_TIMEOUT
 from nc10d.store.journal import Journal, JournaledValues
 from nc10d.store.local import LocalStore
 from nc10d.store.values import Values
@@ -32,21 +33,31 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 class FileStore(LocalStore):
     """A store in the file `path`, used by `world_size` processes (None or -1: not known).
 
-    Several threads may share it; a call that waits delays no other. Any failure of the file
-    system is a StoreError.
+    Several threads may share it; a call that waits delays no other. Every call, and the
+    constructor, ends within the store's timeout, also if another process is stopped in the middle
+    of its own call. Any failure of the file system is a StoreError. So is a file that another user
+    than this one or root owns or could write to, and a link of another user.
     """
 
-    def __init__(self, path: str | os.PathLike[str], world_size: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        world_size: int | None = None,
+        *,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+    ) -> None:
         if world_size == 0:
             raise ValueError("FileStore world size cannot be 0")
         self._path = os.fspath(path)
         self._world_size = -1 if world_size is None else world_size
+        self._seconds = seconds(timeout)
         self._lock = threading.RLock()
         self._journal: Journal | None = None
         self._closed = False
-        with self._access() as values:
+        deadline = Deadline.after(self._seconds)
+        with self._access(deadline) as values:
             values.arrive()
-            self._opened().counted = True
+            self._opened(deadline).counted = True
 
     @property
     def path(self) -> str:
@@ -60,35 +71,45 @@ class FileStore(LocalStore):
         return f"FileStore({self._path!r}, {self._world_size})"
 
     @contextmanager
-    def _access(self) -> Iterator[JournaledValues]:
-        with self._lock:
-            journal = self._opened()
-            try:
-                with journal.access() as values:
-                    yield values
-            except raised_here(OSError, BadFrame) as error:
-                raise StoreError(f"{self._name()}: {error}") from error
+    def _access(self, deadline: Deadline | None = None) -> Iterator[JournaledValues]:
+        deadline = deadline or Deadline.after(self._seconds)
+        try:
+            if not self._lock.acquire(timeout=deadline.slice(threading.TIMEOUT_MAX)):
+                raise StoreTimeout(f"{self._name()}: timeout: another thread's call was under way")
+            journal = self._opened(deadline)
+            with self._errors(), journal.access(deadline) as values:
+                yield values
+        finally:
+            with suppress_here(RuntimeError):  # the lock was not taken
+                self._lock.release()
 
-    def _opened(self) -> Journal:
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except raised_here(TimeoutError) as error:
+            raise StoreTimeout(f"{self._name()}: timeout: {error}") from error
+        except raised_here(OSError, BadFrame) as error:
+            raise StoreError(f"{self._name()}: {error}") from error
+
+    def _opened(self, deadline: Deadline) -> Journal:
         if self._closed:
             raise StoreError(f"{self._name()} is closed on this rank")
         if self._journal is None:
-            try:
-                self._journal = Journal(self._path, self._world_size)
-            except raised_here(OSError, BadFrame) as error:
-                raise StoreError(f"{self._name()}: {error}") from error
+            with self._errors():
+                self._journal = Journal(self._path, self._world_size, deadline)
             # Runs when this store is dropped or the interpreter ends, whichever is first.
-            self._finalizer = weakref.finalize(self, self._journal.close)
+            self._finalizer = weakref.finalize(self, _close, self._journal)
             _stores.add(self)
         return self._journal
 
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
         pause, seen, found = _FIRST_PAUSE, -1, None
         while True:
-            if self._grown_from(seen):
+            if self._grown_from(seen, deadline):
                 pause = _FIRST_PAUSE
-                with self._access() as values:
-                    seen = self._opened().position
+                with self._access(deadline) as values:
+                    seen = self._opened(deadline).position
                     found = ready(values)
             if found is not None or deadline.expired():
                 return found
@@ -96,18 +117,16 @@ class FileStore(LocalStore):
             time.sleep(deadline.slice(pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _grown_from(self, position: int) -> bool:
-        try:
-            return self._opened().grown_from(position)
-        except raised_here(OSError) as error:
-            raise StoreError(f"{self._name()}: {error}") from error
+    def _grown_from(self, position: int, deadline: Deadline) -> bool:
+        with self._errors():
+            return self._opened(deadline).grown_from(position)
 
     def clone(self) -> FileStore:
         twin = object.__new__(FileStore)
         twin._path, twin._world_size = self._path, self._world_size
         twin._lock, twin._journal, twin._closed = threading.RLock(), None, False
         twin._seconds = self._seconds
-        twin._opened()
+        twin._opened(Deadline.after(self._seconds))
         return twin
 
     def close(self) -> None:
@@ -116,7 +135,7 @@ class FileStore(LocalStore):
             journal, self._journal = self._journal, None
             if journal is not None:
                 self._finalizer.detach()
-                journal.close()
+                _close(journal)
 
     def after_fork(self) -> None:
         """In a forked child, drop the parent's file description; the next call opens its own."""
@@ -125,6 +144,11 @@ class FileStore(LocalStore):
         if journal is not None:
             self._finalizer.detach()
             journal.abandon()
+
+
+def _close(journal: Journal) -> None:
+    with suppress_here(TimeoutError):  # then the file stays as after a death
+        journal.close()
 
 
 _stores: weakref.WeakSet[FileStore] = weakref.WeakSet()

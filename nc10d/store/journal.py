@@ -6,19 +6,24 @@ read or write, a process locks the file, replays the requests that others have a
 own and unlocks. A record whose writer died before it was complete is cut off by the next process.
 
 Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
-locks access. Every user of the file holds byte 1 in shared mode.
+locks access. Every user of the file holds byte 1 in shared mode. A stopped process keeps its lock,
+so a wait for a lock has a deadline.
 """
 
 # ruff: noqa: D102  (Values documents the methods)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.values import Values
@@ -28,6 +33,9 @@ _HEADER = m.with_u32(m.VALIDATE, m.MAGIC)
 _UNBOUNDED = m.Limits(key=1 << 40, value=1 << 40, total=1 << 50, items=1 << 40)
 _READ = 1 << 20
 _DEPARTURE = 0  # no process has this number
+_CLOSE_SECONDS = 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
+_MOST_LINKS = 40  # as the kernel
 
 
 class JournaledValues(Values):
@@ -97,49 +105,51 @@ class Journal:
     `world_size` is the number of users, -1 if unknown. If all of them have opened the file, its
     last user removes it. If a known number of users is expected and no user is left, the file is
     begun anew: if all had opened it, or if one was killed.
+
+    TimeoutError if another process holds the file's lock until the deadline. OSError for a file
+    that another user could write to.
     """
 
-    def __init__(self, path: str, world_size: int) -> None:
+    def __init__(self, path: str, world_size: int, deadline: Deadline) -> None:
         self.path = path
         self.values = JournaledValues()
         self.counted = False  # whether this user is among the arrivals
         self._world_size = world_size
         self._parser = m.Parser(_UNBOUNDED)
         self.position = 0  # the bytes of the file that the values include
-        self._fd = self._open()
+        self._fd = self._open(deadline)
 
-    def _open(self) -> int:
+    def _open(self, deadline: Deadline) -> int:
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = _open_own(self.path)
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, fd)
-                _lock(fd, fcntl.F_WRLCK, _ACCESS)
+                _lock(fd, fcntl.F_WRLCK, _ACCESS, deadline)
                 # The last user may have removed the file between our open and our lock.
                 if _same_file(fd, self.path):
-                    self._enter(fd)
+                    self._enter(fd, deadline)
                     undo.pop_all()
                     return fd
 
-    def _enter(self, fd: int) -> None:
+    def _enter(self, fd: int, deadline: Deadline) -> None:
         """Become a user, with access locked; empty an abandoned file first."""
-        alone = _lock(fd, fcntl.F_WRLCK, _USERS, wait=False)
-        if alone:
+        if _try_lock(fd, fcntl.F_WRLCK, _USERS):
             self._fd = fd
             self._catch_up()
             killed = self._world_size > 0 and self.values.departures < self.values.arrivals
             if killed or self._complete():
                 os.ftruncate(fd, 0)
                 self._start_over()
-        _lock(fd, fcntl.F_RDLCK, _USERS)
-        _lock(fd, fcntl.F_UNLCK, _ACCESS)
+        _lock(fd, fcntl.F_RDLCK, _USERS, deadline)
+        _try_lock(fd, fcntl.F_UNLCK, _ACCESS)
 
     def _complete(self) -> bool:
         return 0 < self._world_size <= self.values.arrivals
 
     @contextmanager
-    def access(self) -> Iterator[JournaledValues]:
+    def access(self, deadline: Deadline) -> Iterator[JournaledValues]:
         """Lock the file and yield its current values; append changes made to them at the end."""
-        _lock(self._fd, fcntl.F_WRLCK, _ACCESS)
+        _lock(self._fd, fcntl.F_WRLCK, _ACCESS, deadline)
         try:
             self._catch_up()
             yield self.values
@@ -148,21 +158,24 @@ class Journal:
             # Changes that were not appended must not stay: read the values anew from the file.
             if self.values.changes:
                 self._start_over()
-            _lock(self._fd, fcntl.F_UNLCK, _ACCESS)
+            _try_lock(self._fd, fcntl.F_UNLCK, _ACCESS)
 
     def grown_from(self, position: int) -> bool:
         """Return whether the file has changed since it was read to `position`; takes no lock."""
         return os.fstat(self._fd).st_size != position
 
     def close(self) -> None:
-        """Close the file; the last user of a complete world also removes it. Idempotent."""
+        """Close the file; the last user of a complete world also removes it. Idempotent.
+
+        Blocks for a second at most; after that the file stays as after the death of its user.
+        """
         if self._fd < 0:
             return
         fd = self._fd
         try:
-            _lock(fd, fcntl.F_WRLCK, _ACCESS)
+            _lock(fd, fcntl.F_WRLCK, _ACCESS, Deadline.after(_CLOSE_SECONDS))
             self._catch_up()
-            if self._complete() and _lock(fd, fcntl.F_WRLCK, _USERS, wait=False):
+            if self._complete() and _try_lock(fd, fcntl.F_WRLCK, _USERS):
                 with suppress_here(FileNotFoundError):
                     os.unlink(self.path)
             elif self.counted:
@@ -210,12 +223,65 @@ class Journal:
         self.position = 0
 
 
-def _lock(fd: int, kind: int, byte: int, wait: bool = True) -> bool:
-    """Lock or unlock a byte; return whether it worked (always, with `wait`)."""
+def _open_own(path: str) -> int:
+    """Open a file, or make it; OSError if another user owns it, could write to it or has linked it.
+
+    Its owner must be this user or root, and so must the owner of a link at `path`.
+    """
+    for _ in range(_MOST_LINKS):
+        try:
+            # A pipe is no store; O_NONBLOCK opens it without a wait for its other end.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(path, flags, 0o600)
+        except raised_here(OSError) as error:
+            if error.errno != errno.ELOOP:
+                raise
+            _check_owner(os.lstat(path), f"the link {path}")
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+            continue
+        try:
+            _check_writers(os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    raise OSError(f"more than {_MOST_LINKS} links follow each other")
+
+
+def _check_owner(found: os.stat_result, what: str) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise OSError(f"{what} belongs to another user (number {found.st_uid}); give another path")
+
+
+def _check_writers(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is not an ordinary file")
+    _check_owner(found, "the file")
+    if found.st_mode & 0o022:
+        mode = stat.S_IMODE(found.st_mode)
+        raise OSError(
+            f"others than its owner may write to it (mode {mode:04o}): chmod 600, or "
+            "give another path"
+        )
+
+
+def _lock(fd: int, kind: int, byte: int, deadline: Deadline) -> None:
+    """Lock a byte; TimeoutError if another process holds a lock on it until the deadline."""
+    pause = _FIRST_PAUSE
+    # The kernel's own wait for a lock knows no deadline.
+    while not _try_lock(fd, kind, byte):
+        if deadline.expired():
+            raise TimeoutError("another process holds the file's lock; is it stopped?")
+        time.sleep(deadline.slice(pause))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _try_lock(fd: int, kind: int, byte: int) -> bool:
+    """Lock or unlock a byte; return whether that worked."""
     # struct flock: type, whence, start, length, pid; a description's lock must have pid 0.
     request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
     except raised_here(BlockingIOError, PermissionError):
         return False
     return True

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nc10d.errors import StoreError
+from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import FileStore
 from nc10d.store import wire as m
 
@@ -241,3 +243,149 @@ def test_a_closed_store_reports_it(path: Path):
 def test_a_file_store_knows_its_path(path: Path):
     with contextlib.closing(FileStore(path, 1)) as store:
         assert store.path == os.fspath(path)
+
+
+# ---- a file that others hold, or own -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped_user(path: Path) -> Iterator[int]:
+    """Yield the number of a process that is stopped in the middle of a call."""
+    child = run(
+        """
+        import os, signal, sys
+        from nc10d.store import FileStore
+        store = FileStore(sys.argv[1])
+        with store._access():
+            print("in", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        """,
+        path,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "in\n"
+    try:
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        yield child.pid
+    finally:
+        child.kill()
+        child.communicate(timeout=30)
+
+
+CALLS: dict[str, Callable[[FileStore], object]] = {
+    "set": lambda store: store.set("k", "v"),
+    "get": lambda store: store.get("k"),
+    "add": lambda store: store.add("n", 1),
+    "check": lambda store: store.check(["k"]),
+    "wait": lambda store: store.wait(["k"], LIMIT),
+    "barrier": lambda store: store.barrier("b", 1, LIMIT),
+    "clone": lambda store: store.clone(),
+    "constructor": lambda store: FileStore(store.path, timeout=LIMIT),
+}
+LIMIT = 0.2
+
+
+def test_no_call_waits_longer_than_its_timeout_for_a_stopped_user(path: Path) -> None:
+    with contextlib.closing(FileStore(path, timeout=LIMIT)) as store:
+        store.set("k", "before")
+        with stopped_user(path):
+            for name, call in CALLS.items():
+                begun = time.monotonic()
+                with pytest.raises(StoreTimeout, match="timeout: another process holds"):
+                    call(store)
+                assert LIMIT <= time.monotonic() - begun < 20, name
+        assert store.get("k") == b"before", "and it works again once that user has gone"
+
+
+def test_a_thread_waits_no_longer_than_its_timeout_for_another(path: Path) -> None:
+    with contextlib.closing(FileStore(path, timeout=LIMIT)) as store, store._access():
+        raised: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                store.add("n", 1)
+            except StoreTimeout as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(20)
+        assert "another thread" in str(raised[0])
+
+
+def test_a_store_closes_beside_a_stopped_user(path: Path) -> None:
+    store = FileStore(path)
+    with stopped_user(path):
+        store.close()
+    assert path.exists()
+
+
+def test_a_signals_handler_ends_the_wait_for_a_lock(path: Path) -> None:
+    class Ring(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Ring
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with contextlib.closing(FileStore(path)) as store, stopped_user(path):
+            signal.setitimer(signal.ITIMER_REAL, LIMIT)
+            with pytest.raises(Ring):
+                store.get("k")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
+def test_a_file_that_others_could_write_to_is_refused(path: Path, mode: int) -> None:
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(StoreError, match=rf"write to it \(mode {mode:04o}\): chmod 600"):
+        FileStore(path)
+    assert path.read_bytes() == b""
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+
+
+@needs_root
+def test_a_file_of_another_user_is_refused(path: Path) -> None:
+    path.touch(0o600)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(StoreError, match=r"the file belongs to another user \(number 12345\)"):
+        FileStore(path)
+
+
+@needs_root
+def test_a_link_of_another_user_is_refused(path: Path) -> None:
+    mine = path.with_name("mine")
+    mine.touch(0o600)
+    path.symlink_to(mine)
+    os.lchown(path, 12345, 12345)
+    with pytest.raises(StoreError, match=r"the link .*store belongs to another user"):
+        FileStore(path)
+    assert mine.read_bytes() == b""
+
+
+@pytest.mark.parametrize("target", ["mine", "./mine", "second"])
+def test_a_link_of_this_user_is_followed(path: Path, target: str) -> None:
+    path.with_name("second").symlink_to("mine")
+    path.symlink_to(target)
+    with contextlib.closing(FileStore(path)) as store:
+        store.set("k", "v")
+    with contextlib.closing(FileStore(path.with_name("mine"))) as store:
+        assert store.get("k") == b"v"
+
+
+def test_links_in_a_circle_are_an_error(path: Path) -> None:
+    path.symlink_to(path)
+    with pytest.raises(StoreError, match="links follow each other"):
+        FileStore(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_at_once(path: Path, make: Callable[[Path], None]) -> None:
+    make(path)
+    with pytest.raises(StoreError, match=r"ordinary file|Is a directory"):
+        FileStore(path)
