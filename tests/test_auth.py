@@ -59,6 +59,15 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         auth.job_token({auth.FILE: str(tmp_path / "token")})
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    auth.write_token(path)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(AuthError, match=r"belongs to another user \(number 12345\)"):
+        auth.job_token({auth.FILE: str(path)})
+
+
 def test_a_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(AuthError, match=r"/nowhere/token \(NC10D_TOKEN_FILE\): No such file"):
         auth.job_token({auth.FILE: "/nowhere/token"})
@@ -104,6 +113,10 @@ def test_the_command_makes_a_file_and_prints_how_to_use_it(tmp_path: Path) -> No
     done = command(str(path))
     assert done.stdout == f"export NC10D_TOKEN_FILE={path}\n"
     assert auth.job_token({auth.FILE: str(path)}) is not None
+    odd = tmp_path / "my 'token' $HOME"
+    shell = f'{command(str(odd)).stdout}printf %s "$NC10D_TOKEN_FILE"'
+    told = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert told.stdout == str(odd)
     again = command(str(path))
     assert again.returncode == 1
     assert "File exists" in again.stderr

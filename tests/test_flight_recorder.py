@@ -164,6 +164,7 @@ def test_each_rank_leaves_a_dump_when_the_group_fails(
         assert dump.entries[-1].state == STARTED
         assert dump.last == {0: 2, 1: 2, 2: 2}
         assert dump.pid == os.getpid()
+        assert file.stat().st_mode & 0o777 == 0o600, "calls and lines are the user's own"
 
 
 def test_a_folder_that_can_not_be_written_to_changes_no_error(

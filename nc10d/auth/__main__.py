@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"nc10d.auth: cannot write {words[0]}: {error.strerror}", file=sys.stderr)
         return 1
-    print(f"export {FILE}={Path(words[0]).absolute()}")
+    print(f"export {FILE}={shlex.quote(str(Path(words[0]).absolute()))}")
     return 0
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import socket
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from nc10d.base.resolve import resolve
 from nc10d.base.signal_errors import raised_here
 from nc10d.errors import AuthError
 
@@ -36,7 +37,8 @@ def new_token() -> str:
 def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the job's token, 32 bytes, or None if there is none.
 
-    AuthError if it is malformed, or if its file is unreadable or open to other users.
+    AuthError if it is malformed, or if its file is unreadable, open to other users or the file of
+    another user than this one or root.
     """
     name = environment.get(FILE)
     if name:
@@ -72,6 +74,11 @@ def _read_secret_file(path: Path) -> str:
         with open(path, opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
             mode = stat.S_IMODE(status.st_mode)
+            if status.st_uid not in (os.geteuid(), 0):
+                raise AuthError(
+                    f"the token file {path} ({FILE}) belongs to another user (number "
+                    f"{status.st_uid}), who knows the token: {_HOW_TO_MAKE}"
+                )
             if not stat.S_ISREG(status.st_mode):
                 raise AuthError(
                     f"the token file {path} ({FILE}) must be an ordinary file: {_HOW_TO_MAKE}"
@@ -79,7 +86,8 @@ def _read_secret_file(path: Path) -> str:
             if mode & 0o077:
                 raise AuthError(
                     f"others than its owner may use the token file {path} (mode {mode:04o}): "
-                    f"chmod 600 {path}, and make a new token if others could have read it"
+                    f"chmod 600 {shlex.quote(str(path))}, and make a new token if others could "
+                    "have read it"
                 )
             return file.read(4096)
     except raised_here(OSError, UnicodeDecodeError) as error:
@@ -128,8 +136,8 @@ def reachable(host: str) -> bool:
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except raised_here(OSError, UnicodeError):
+        found = resolve(host, 0)
+    except raised_here(OSError):
         return False
     return any(not ipaddress.ip_address(str(info[4][0])).is_loopback for info in found)
 

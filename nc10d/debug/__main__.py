@@ -55,16 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nc10d.debug: there are no dumps in {options.folder}", file=sys.stderr)
         return 2
     print("\n\n".join(map(report, groups)))
-    if options.html:
-        options.html.write_text(timeline.html_page(groups))
-    if options.png:
-        try:
+    try:
+        if options.html:
+            options.html.write_text(timeline.html_page(groups))
+        if options.png:
             timeline.write_png(groups, options.png)
-        except (OSError, UnsupportedPlatform) as error:
-            print(f"nc10d.debug: {error}", file=sys.stderr)
-            return 2
-    if options.torch:
-        torch_trace.write([dump for dumps in groups for dump in dumps], options.torch)
+        if options.torch:
+            torch_trace.write([dump for dumps in groups for dump in dumps], options.torch)
+    except (OSError, UnsupportedPlatform) as error:
+        print(f"nc10d.debug: {error}", file=sys.stderr)
+        return 2
     return 0 if all(diagnose(dumps).clean for dumps in groups) else 1
 
 

@@ -15,14 +15,15 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nc10d.errors import DistError
 
@@ -33,6 +34,7 @@ FORMAT = "nc10d-dump-2"
 FOLDER, SIGNAL = "NC10D_DUMP_DIR", "NC10D_DUMP_SIGNAL"
 COMPLETED, STARTED = "completed", "started"
 _log = logging.getLogger(__name__)
+T = TypeVar("T", bound="Entry | Traffic | Dump")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,39 @@ class Dump:
             raw = dict(json.loads(text))
             if raw.pop("format") != FORMAT:
                 raise ValueError(f"not of the format {FORMAT}")
-            entries = [Entry(**entry) for entry in raw.pop("entries")]
-            traffic = [Traffic(**end) for end in raw.pop("traffic")]
-            last = {int(rank): int(seq) for rank, seq in raw.pop("last").items()}
-            return cls(**raw, entries=entries, traffic=traffic, last=last)
+            entries = [_checked(Entry(**entry)) for entry in raw.pop("entries")]
+            traffic = [_checked(Traffic(**end)) for end in raw.pop("traffic")]
+            last = {int(rank): seq for rank, seq in raw.pop("last").items()}
+            dump = _checked(cls(**raw, entries=entries, traffic=traffic, last=last))
+        except RecursionError as error:
+            raise ValueError("not a dump: it is nested too deep") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a dump: {error!r}") from error
+        if dump.size != len(dump.ranks) or not 0 <= dump.rank < dump.size:
+            raise ValueError(f"not a dump: rank {dump.rank} of {dump.size}")
+        return dump
+
+
+_WORD = 1 << 63
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "int": lambda value: type(value) is int and -_WORD <= value < _WORD,
+    "float": lambda value: type(value) in (int, float) and -_WORD < value < _WORD,
+    "int | None": lambda value: value is None or _FITS["int"](value),
+    "list[int]": lambda value: type(value) is list and all(map(_FITS["int"], value)),
+    "dict[int, int]": lambda value: all(map(_FITS["int"], [*value, *value.values()])),
+}
+"""By the type of a field: whether a value from a file is of that type. Lists of records are."""
+
+
+def _checked(record: T) -> T:
+    """Return a record from a file; ValueError names the first value of a wrong type."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if not _FITS.get(str(item.type), lambda value: True)(value):
+            raise ValueError(f"not a dump: {item.name} is {repr(value)[:40]}, not {item.type}")
+    return record
 
 
 class FlightRecorder:
@@ -182,9 +211,10 @@ class FlightRecorder:
         dump = self.dump(why, error)
         path = folder / f"{dump.group.replace('/', '.')}-rank{dump.rank}.json"
         # A reader must not find half a file.
-        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
-        part.write_text(dump.to_json())
-        part.replace(path)
+        descriptor, part = tempfile.mkstemp(suffix=".part", prefix=path.stem[:100], dir=folder)
+        with open(descriptor, "w") as file:  # of mode 600: calls and lines are the user's own
+            file.write(dump.to_json())
+        os.replace(part, path)
         return path
 
 

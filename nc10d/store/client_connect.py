@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
@@ -22,11 +23,12 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
     """Connect to a server that may not be up yet; raise the last OSError at the deadline.
 
-    A host name that does not resolve yet is retried too: cluster names appear with their hosts.
-    NotAStore is raised at once: another program has the port. With a `token`, the server must
-    prove that it knows it.
+    A host name that is not known is retried for 5 seconds, or NC10D_DNS_TIMEOUT: the names of some
+    clusters appear with their hosts. NotAStore is raised at once: another program has the port, or
+    the tokens differ. With a `token`, the server must prove that it knows it.
     """
-    pause, report = _RETRY_FIRST, WaitReport(f"a client of store {host}:{port}", Deadline(deadline))
+    pause, begun = _RETRY_FIRST, time.monotonic()
+    report = WaitReport(f"a client of store {host}:{port}", Deadline(deadline))
     while True:
         try:
             # An attempt ends when a line is due; the next may last longer.
@@ -36,7 +38,10 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
             raise
         except raised_here(OSError) as error:
             report.look(partial(explain_unreached, error))
-            left = deadline - time.monotonic()
+            until = deadline
+            if isinstance(error, socket.gaierror):
+                until = min(deadline, begun + dns_seconds())
+            left = until - time.monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
             if left <= pause:
@@ -74,12 +79,11 @@ def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
 
     socket.create_connection does not tell a signal handler's OSError from an address's.
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except raised_here(UnicodeError) as error:  # the name is too long
-        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+    longest = max(dns_seconds(), DEFAULT_SECONDS)  # for a single question
     first: OSError | None = None
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in resolve(
+        host, port, longest if limit is None else min(limit, longest)
+    ):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.settimeout(limit)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
+from nc10d.base.resolve import resolve
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
@@ -279,7 +280,7 @@ Address = tuple[socket.AddressFamily, tuple[str, int]]
 
 
 def _resolve(host: str, port: int) -> Address:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = resolve(host, port)
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     return family, (str(address[0]), port)
 

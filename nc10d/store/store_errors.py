@@ -69,7 +69,8 @@ _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
     (
         socket.gaierror,
         "the host's name is not known here ({error.strerror}); correct it (MASTER_ADDR), or give "
-        "an address in numbers",
+        "an address in numbers; if it will be known later, set NC10D_DNS_TIMEOUT to the seconds "
+        "to wait for it",
     ),
     (
         TimeoutError,

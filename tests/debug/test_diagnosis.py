@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pickle
 import re
 import subprocess
@@ -139,6 +141,56 @@ def test_without_dumps_the_diagnosis_is_empty(
     (tmp_path / "x.json").write_text("{}")
     assert main([str(tmp_path)]) == 2
     assert "x.json: not" in capsys.readouterr().err
+
+
+VALID = json.loads(dump(0).to_json())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"format": ' + "[" * 100_000,
+        "\0",
+        *(
+            json.dumps(VALID | {name: value})
+            for name, value in [
+                ("rank", "0"),
+                ("rank", 7),
+                ("size", 10**12),
+                ("size", True),
+                ("ranks", ["0"]),
+                ("written", "now"),
+                ("written", math.nan),
+                ("clock", 10**40),
+                ("failed", [1]),
+                ("group", 5),
+                ("why", None),
+                ("last", {"0": "1"}),
+                ("last", [1]),
+                ("entries", [{"seq": "1", "call": "all_reduce()", "state": "completed"}]),
+                ("entries", [5]),
+                ("traffic", [{"direction": "to", "peer": "1", "count": 0, "waits": False}]),
+            ]
+        ),
+    ],
+)
+def test_a_file_that_is_no_dump_is_an_error_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert main([str(tmp_path), "--html", str(tmp_path / "x.html")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "x.json: " in line
+    assert len(line) < 300
+
+
+def test_an_output_that_cannot_be_written_is_an_error_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").write_text(dump(0).to_json())
+    assert main([str(tmp_path), "--html", str(tmp_path / "nowhere" / "x.html")]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def timed(rank: int, *entries: Entry) -> Dump:

@@ -1,0 +1,58 @@
+"""Host names as addresses, within a time that the system's resolver does not know."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from nc10d.base.signal_errors import raised_here
+
+VARIABLE = "NC10D_DNS_TIMEOUT"
+DEFAULT_SECONDS = 5.0
+_Found = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
+
+
+def dns_seconds() -> float:
+    """Return for how long a name that is not known is asked for again; ValueError if malformed."""
+    text = os.environ.get(VARIABLE) or DEFAULT_SECONDS
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not limit >= 0:
+        raise ValueError(f"{VARIABLE} is a number of seconds, not {text!r}")
+    return limit
+
+
+def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
+    """Return the stream addresses of `host`, in the system's order; blocks for `limit` seconds.
+
+    socket.gaierror if the name is not known, or its name servers have not answered by then.
+    """
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except raised_here(OSError, UnicodeError):
+        pass
+    answers: list[_Found | OSError] = []
+
+    def ask() -> None:
+        try:
+            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except UnicodeError as error:  # the name is too long
+            answers.append(socket.gaierror(socket.EAI_NONAME, str(error)))
+        except OSError as error:
+            answers.append(error)
+
+    # The system's call has no limit, and no signal ends it: a thread waits for it.
+    asking = threading.Thread(target=ask, name="nc10d-dns", daemon=True)
+    asking.start()
+    asking.join(min(limit, threading.TIMEOUT_MAX))
+    if not answers:
+        raise socket.gaierror(socket.EAI_AGAIN, "its name servers do not answer")
+    if isinstance(answers[0], OSError):
+        raise answers[0]
+    return answers[0]
