@@ -147,7 +147,8 @@ def _point_by_address(
 ) -> MeetingPoint:
     rank, size = _required_rank_and_size(url, rank, size)
     if not url.hostname or url.port is None:
-        raise ValueError(f"init_method {url.geturl()!r} must be tcp://host:port")
+        what = "host name" if not url.hostname else "port number"
+        raise ValueError(f"{what} missing: init_method {url.geturl()!r} must be tcp://host:port")
     return _point_at(RankPlace(rank, size, url.hostname, url.port), deadline)
 
 
@@ -190,7 +191,7 @@ def _point_in_file(
 ) -> MeetingPoint:
     rank, size = _required_rank_and_size(url, rank, size)
     if url.netloc not in ("", "localhost") or not url.path:
-        raise ValueError(f"init_method {url.geturl()!r} must be file:///path")
+        raise ValueError(f"path missing: init_method {url.geturl()!r} must be file:///path")
     store = FileStore(unquote(url.path), size, timeout=deadline.remaining())
     return MeetingPoint(store, rank, size)
 
@@ -221,5 +222,6 @@ def _required_rank_and_size(
     rank, size = _rank_and_size(url, rank, size)
     if rank is None or size is None:
         name = "rank" if rank is None else "world_size"
-        raise ValueError(f"{name} is needed with {url.scheme}://: as an argument or as ?{name}=")
+        where = f"give it as an argument or as ?{name}="
+        raise ValueError(f"{name} parameter missing with {url.scheme}://: {where}")
     return rank, size
