@@ -160,9 +160,14 @@ class ProcessGroup(Dispatcher, Members):
         """The backend's name as the user has given it; "gloo" if no backend was named."""
         return self.config.asked
 
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of this rank's later operations: seconds, a timedelta, or None: never."""
-        self.timeout = seconds(timeout)
+    @property
+    def group_desc(self) -> str:
+        """The description given to the call that made the group, else its name."""
+        return self.description
+
+    def get_group_store(self) -> Store:
+        """Return the store of the group."""
+        return self.store
 
     def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
         """Collect this thread's calls in a with-block, at whose end they are launched together.
@@ -311,6 +316,8 @@ class ProcessGroup(Dispatcher, Members):
         self._preparing = None
         self._backends.close(gone)
         self._stranded.clear()
+
+    shutdown = close
 
     def _disown(self) -> None:
         """Become unusable in a forked child; the group's resources stay the parent's."""
