@@ -143,7 +143,8 @@ def _instance_names(kind: type) -> set[str]:
     if issubclass(kind, enum.Enum):
         return {"name", "value"}
     codes = (vars(base).get("__init__") for base in kind.__mro__)
-    return {name for init in codes if hasattr(init, "__code__") for name in init.__code__.co_names}
+    found = (getattr(init, "__code__", None) for init in codes)
+    return {name for code in found if code for name in code.co_names}
 
 
 def table(head: tuple[str, str], lines: Iterable[tuple[str, str]]) -> str:

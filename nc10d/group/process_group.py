@@ -39,7 +39,13 @@ from nc10d.group.point_to_point import BatchedMessage
 from nc10d.work import Work
 
 if TYPE_CHECKING:
+    from nc10d.group.typed_calls import TypedCalls
     from nc10d.store.base import Store
+
+    class _Dispatcher(TypedCalls, Dispatcher):
+        """A Dispatcher whose calls are typed by their `async_op`."""
+else:
+    _Dispatcher = Dispatcher
 
 __all__ = ["MADE_WITH_GROUP", "Observer", "ProcessGroup"]
 
@@ -51,7 +57,7 @@ that device.
 """
 
 
-class ProcessGroup(Dispatcher, Members):
+class ProcessGroup(_Dispatcher, Members):
     """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
 
     `timeout` is in seconds. `config` maps devices to backends; `options` (as
