@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from nc10d.api.backend_names import is_xccl_available as is_xccl_available
     from nc10d.api.batch_p2p import P2POp as P2POp
     from nc10d.api.batch_p2p import batch_isend_irecv as batch_isend_irecv
+    from nc10d.api.batch_p2p import irecv as irecv
+    from nc10d.api.batch_p2p import isend as isend
+    from nc10d.api.batch_p2p import recv as recv
+    from nc10d.api.batch_p2p import send as send
     from nc10d.api.calls import all_gather as all_gather
     from nc10d.api.calls import all_gather_into_tensor as all_gather_into_tensor
     from nc10d.api.calls import all_gather_single as all_gather_single
@@ -41,16 +45,12 @@ if TYPE_CHECKING:
     from nc10d.api.calls import broadcast as broadcast
     from nc10d.api.calls import gather as gather
     from nc10d.api.calls import gather_single as gather_single
-    from nc10d.api.calls import irecv as irecv
-    from nc10d.api.calls import isend as isend
-    from nc10d.api.calls import recv as recv
     from nc10d.api.calls import reduce as reduce
     from nc10d.api.calls import reduce_scatter as reduce_scatter
     from nc10d.api.calls import reduce_scatter_single as reduce_scatter_single
     from nc10d.api.calls import reduce_scatter_tensor as reduce_scatter_tensor
     from nc10d.api.calls import scatter as scatter
     from nc10d.api.calls import scatter_single as scatter_single
-    from nc10d.api.calls import send as send
     from nc10d.api.mesh import DeviceMesh as DeviceMesh
     from nc10d.api.mesh import init_device_mesh as init_device_mesh
     from nc10d.api.monitored_barrier import monitored_barrier as monitored_barrier
@@ -164,8 +164,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "api.calls": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
-        all_to_all_single barrier broadcast gather gather_single irecv isend recv reduce
-        reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_single send""",
+        all_to_all_single barrier broadcast gather gather_single reduce
+        reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_single""",
     "api.backend_names": """Backend get_default_backend_for_device is_backend_available
         is_gloo_available is_mpi_available is_nccl_available is_ucc_available
         is_xccl_available""",
@@ -188,7 +188,7 @@ _NAMES = {
     "api.objects": """all_gather_object broadcast_object_list gather_object recv_object_list
         scatter_object_list send_object_list""",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
-    "api.batch_p2p": "P2POp batch_isend_irecv",
+    "api.batch_p2p": "P2POp batch_isend_irecv irecv isend recv send",
     "api.queries": """_coalescing_manager coalescing_manager default_pg_timeout
         default_timeout get_backend get_backend_config get_backend_impl get_global_rank
         get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank

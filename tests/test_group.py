@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nc10d.api.calls
+import nc10d
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
@@ -344,16 +344,18 @@ def parameters(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-CALLS = [name for name in dir(nc10d.api.calls) if hasattr(ProcessGroup, name) and name[0] != "_"]
+CALLS = [
+    name
+    for module in ("api.calls", "api.batch_p2p")
+    for name in nc10d._NAMES[module].split()
+    if name not in ("P2POp", "batch_isend_irecv")
+]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_and_its_method_differ_in_how_they_name_groups_ranks_and_times(name: str) -> None:
     by_group = {"group", "group_src", "group_dst", "device_ids", "timeout"}
-    call, method = (
-        parameters(getattr(nc10d.api.calls, name)),
-        parameters(getattr(ProcessGroup, name)),
-    )
+    call, method = (parameters(getattr(nc10d, name)), parameters(getattr(ProcessGroup, name)))
     assert [p for p in call if p not in by_group] == [p for p in method if p != "timeout"]
     assert "group" in call
     assert method[-1] == "timeout"

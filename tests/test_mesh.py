@@ -167,3 +167,47 @@ def test_mistakes_are_named():
         assert repr(mesh) == "<DeviceMesh 'cpu' (a=1, b=1): ranks [[0]]>"
 
     run_local(run, 1)
+
+
+def test_a_dimension_can_be_several_with_a_group_for_each():
+    def run(group):
+        whole = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+        mesh = whole._unflatten(0, (2, 2), ("dp", "tp"))
+        assert (mesh.shape, mesh.mesh_dim_names) == ((2, 2), ("dp", "tp"))
+        with pytest.raises(ValueError, match="a dimension of 4 ranks"):
+            whole._unflatten("world", (3, 2), ("dp", "tp"))
+        with pytest.raises(ValueError, match="is a part of"):
+            mesh["dp"]._unflatten("dp", (2, 1), ("a", "b"))
+        return mesh.get_group("dp").ranks, mesh["tp"].get_group().ranks, mesh.get_coordinate()
+
+    assert run_local(run, 4) == [
+        ((r % 2, r % 2 + 2), (r // 2 * 2, r // 2 * 2 + 1), (r // 2, r % 2)) for r in range(4)
+    ]
+
+
+def test_parts_are_joined_in_their_order():
+    def run(group):
+        mesh = named(group)
+        joined = DeviceMesh._concatenate([mesh["tp"], mesh["dp"]])
+        assert joined._get_root_mesh() is mesh._get_root_mesh() is mesh
+        assert joined.mesh_dim_names == ("tp", "dp")
+        assert joined.get_group("dp") is mesh.get_group("dp")
+        assert joined.mesh.tolist() == mesh.mesh[:, 0, :].T.tolist()
+        with pytest.raises(ValueError, match="different dimensions of the same mesh"):
+            DeviceMesh._concatenate([mesh["tp"], mesh["tp"]])
+        with pytest.raises(ValueError, match="different dimensions of the same mesh"):
+            DeviceMesh._concatenate([mesh["tp"], init_device_mesh("cpu", (4,))])
+
+    run_local(run, 4)
+
+
+def test_all_lines_along_a_dimension_are_meshes():
+    def run(group):
+        mesh = named(group)
+        assert mesh._get_mesh_dim_by_name("tp") == 2
+        subs = mesh._get_all_submeshes("dp")
+        mine = [sub for sub in subs if sub._is_current_rank_part_of_mesh()]
+        assert [sub.get_group() for sub in mine] == [mesh.get_group("dp")]
+        return [sub.mesh.tolist() for sub in subs]
+
+    assert run_local(run, 4) == [[[0, 2], [1, 3]]] * 4

@@ -1,15 +1,104 @@
-"""Several sends and receives at once: a `P2POp` for each, launched by `batch_isend_irecv`."""
+"""Messages: send, recv, isend, irecv; and several at once, a `P2POp` for each of a batch.
+
+Common to all is what nc10d.api.calls says of arrays, groups, ranks and errors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nc10d.api.calls import irecv, isend
+from nc10d.api.calls import rank_in, source_in
+from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.group.point_to_point import recv_op, send_op
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default
+from nc10d.group.world import Group, NonMember, group_or_default, own_worlds, process_world
 from nc10d.ops import Array, Recv, Send
 from nc10d.work import Work
+
+# The shortest calls look up the default group inline, as in nc10d.api.calls.
+
+
+def send(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send `tensor` to rank `dst`; block until it may be changed again.
+
+    The call may return before `tensor` is received. Messages with the same tag (0 or more, 63 bits)
+    arrive in the order of their sends; messages may overtake collectives.
+    """
+    default = process_world.default if group is None is group_dst and not own_worlds else None
+    if default is not None and type(dst) is int and type(tag) is int:
+        # The body of ProcessGroup.send: its frame would cost a short message a tenth of its time.
+        number = default.numbers.get(dst, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            default._call(Send, number, tensor, tag, False, None)
+            return
+    found = group_or_default(group)
+    found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
+
+
+def isend(
+    tensor: Array,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work:
+    """Start to send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
+    default = process_world.default if group is None is group_dst and not own_worlds else None
+    if default is not None and type(dst) is int and dst in default.numbers:
+        return default.isend(tensor, default.numbers[dst], tag)
+    found = group_or_default(group)
+    # Typed as in a group that has this rank; a call for another group returns None, as all do.
+    return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)  # type: ignore[return-value]
+
+
+def recv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive `tensor` from rank `src`, or from any rank; return the sender's global rank.
+
+    Blocks until the first message with that tag has come; CollectiveMismatch if it has another
+    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where no message
+    has come yet.
+    """
+    default = process_world.default if group is None is group_src and not own_worlds else None
+    if default is not None and type(src) is int and type(tag) is int:
+        number = default.numbers.get(src, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            default._call(Recv, number, tensor, tag, False, None)
+            return -1 if default._batches and default.in_batch() else src
+    found = group_or_default(group)
+    sender = found.recv(tensor, source_in(found, src, group_src), tag)
+    if sender is None or isinstance(found, NonMember):
+        return -1
+    return found.ranks[sender]
+
+
+def irecv(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work:
+    """Start to receive `tensor` from rank `src`, or from any rank if none is given.
+
+    The Work's `result()` is the sender's rank in the group.
+    """
+    default = process_world.default if group is None is group_src and not own_worlds else None
+    if default is not None and type(src) is int and src in default.numbers:
+        return default.irecv(tensor, default.numbers[src], tag)
+    found = group_or_default(group)
+    return found.irecv(tensor, source_in(found, src, group_src), tag)  # type: ignore[return-value]
 
 
 class P2POp:

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import get_ident
+from typing import Literal, overload
 
-from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.base.deadline import Timeout
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default, own_worlds, process_world
-from nc10d.ops import SUM, Array, Recv, ReduceOp, Send
+from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.work import Work
 
 # The shortest calls look up the default group, and the rank in it, inline (`default`): a shared
@@ -72,6 +72,12 @@ def source_in(
     return None if src is None and group_src is None else rank_in(group, "src", src, group_src)
 
 
+@overload
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def all_reduce(
     tensor: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -89,6 +95,12 @@ def all_reduce(
     return (found or group_or_default(group)).all_reduce(tensor, op, async_op)
 
 
+@overload
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], group_dst: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., group_dst: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., group_dst: int | None = ...) -> Work | None: ...  # fmt: skip
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -105,6 +117,12 @@ def reduce(
     return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
 
 
+@overload
+def broadcast(tensor: Array, src: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_src: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def broadcast(tensor: Array, src: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_src: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def broadcast(tensor: Array, src: int | None = ..., group: Group = ..., async_op: bool = ..., group_src: int | None = ...) -> Work | None: ...  # fmt: skip
 def broadcast(
     tensor: Array,
     src: int | None = None,
@@ -120,6 +138,12 @@ def broadcast(
     return found.broadcast(tensor, rank_in(found, "src", src, group_src), async_op)
 
 
+@overload
+def all_gather(tensor_list: Sequence[Array], tensor: Array, group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def all_gather(tensor_list: Sequence[Array], tensor: Array, group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def all_gather(tensor_list: Sequence[Array], tensor: Array, group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def all_gather(
     tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -131,6 +155,12 @@ def all_gather(
     return group_or_default(group).all_gather(tensor_list, tensor, async_op)
 
 
+@overload
+def all_gather_into_tensor(output_tensor: Array, input_tensor: Array, group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def all_gather_into_tensor(output_tensor: Array, input_tensor: Array, group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def all_gather_into_tensor(output_tensor: Array, input_tensor: Array, group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def all_gather_into_tensor(
     output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -145,6 +175,12 @@ def all_gather_into_tensor(
 all_gather_single = all_gather_into_tensor
 
 
+@overload
+def reduce_scatter(output: Array, input_list: Sequence[Array], op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def reduce_scatter(output: Array, input_list: Sequence[Array], op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def reduce_scatter(output: Array, input_list: Sequence[Array], op: ReduceOp = ..., group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
@@ -160,6 +196,12 @@ def reduce_scatter(
     return group_or_default(group).reduce_scatter(output, input_list, op, async_op)
 
 
+@overload
+def reduce_scatter_tensor(output: Array, input: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def reduce_scatter_tensor(output: Array, input: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def reduce_scatter_tensor(output: Array, input: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def reduce_scatter_tensor(
     output: Array, input: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
@@ -174,6 +216,12 @@ def reduce_scatter_tensor(
 reduce_scatter_single = reduce_scatter_tensor
 
 
+@overload
+def all_to_all(output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array], group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def all_to_all(output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array], group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def all_to_all(output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array], group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[Array],
@@ -189,6 +237,12 @@ def all_to_all(
     return found.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
+@overload
+def all_to_all_single(output: Array, input: Array, output_split_sizes: Sequence[int] | None = ..., input_split_sizes: Sequence[int] | None = ..., group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+@overload
+def all_to_all_single(output: Array, input: Array, output_split_sizes: Sequence[int] | None = ..., input_split_sizes: Sequence[int] | None = ..., group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+@overload
+def all_to_all_single(output: Array, input: Array, output_split_sizes: Sequence[int] | None = ..., input_split_sizes: Sequence[int] | None = ..., group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
 def all_to_all_single(
     output: Array,
     input: Array,
@@ -207,6 +261,12 @@ def all_to_all_single(
     return found.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
+@overload
+def gather(tensor: Array, gather_list: Sequence[Array] | None = ..., dst: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_dst: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def gather(tensor: Array, gather_list: Sequence[Array] | None = ..., dst: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_dst: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def gather(tensor: Array, gather_list: Sequence[Array] | None = ..., dst: int | None = ..., group: Group = ..., async_op: bool = ..., group_dst: int | None = ...) -> Work | None: ...  # fmt: skip
 def gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
@@ -225,6 +285,12 @@ def gather(
     return found.gather(tensor, gather_list, root, async_op)
 
 
+@overload
+def scatter(tensor: Array, scatter_list: Sequence[Array] | None = ..., src: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_src: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def scatter(tensor: Array, scatter_list: Sequence[Array] | None = ..., src: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_src: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def scatter(tensor: Array, scatter_list: Sequence[Array] | None = ..., src: int | None = ..., group: Group = ..., async_op: bool = ..., group_src: int | None = ...) -> Work | None: ...  # fmt: skip
 def scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
@@ -243,6 +309,12 @@ def scatter(
     return found.scatter(tensor, scatter_list, root, async_op)
 
 
+@overload
+def gather_single(tensor: Array, gather_tensor: Array | None = ..., dst: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_dst: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def gather_single(tensor: Array, gather_tensor: Array | None = ..., dst: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_dst: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def gather_single(tensor: Array, gather_tensor: Array | None = ..., dst: int | None = ..., group: Group = ..., async_op: bool = ..., group_dst: int | None = ...) -> Work | None: ...  # fmt: skip
 def gather_single(
     tensor: Array,
     gather_tensor: Array | None = None,
@@ -261,6 +333,12 @@ def gather_single(
     return found.gather_single(tensor, gather_tensor, root, async_op)
 
 
+@overload
+def scatter_single(output: Array, input: Array | None, src: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_src: int | None = ...) -> Work: ...  # fmt: skip
+@overload
+def scatter_single(output: Array, input: Array | None, src: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_src: int | None = ...) -> None: ...  # fmt: skip
+@overload
+def scatter_single(output: Array, input: Array | None, src: int | None = ..., group: Group = ..., async_op: bool = ..., group_src: int | None = ...) -> Work | None: ...  # fmt: skip
 def scatter_single(
     output: Array,
     input: Array | None,
@@ -279,6 +357,12 @@ def scatter_single(
     return found.scatter_single(output, input, root, async_op)
 
 
+@overload
+def barrier(group: Group = ..., *, async_op: Literal[True], device_ids: Sequence[int] | None = ..., timeout: Timeout = ...) -> Work: ...  # fmt: skip
+@overload
+def barrier(group: Group = ..., async_op: Literal[False] = ..., device_ids: Sequence[int] | None = ..., timeout: Timeout = ...) -> None: ...  # fmt: skip
+@overload
+def barrier(group: Group = ..., async_op: bool = ..., device_ids: Sequence[int] | None = ..., timeout: Timeout = ...) -> Work | None: ...  # fmt: skip
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -291,85 +375,3 @@ def barrier(
     """
     default = process_world.default if group is None and not own_worlds else None
     return (default or group_or_default(group)).barrier(async_op, timeout)
-
-
-def send(
-    tensor: Array,
-    dst: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_dst: int | None = None,
-) -> None:
-    """Send `tensor` to rank `dst`; block until it may be changed again.
-
-    The call may return before `tensor` is received. Messages with the same tag (0 or more, 63 bits)
-    arrive in the order of their sends; messages may overtake collectives.
-    """
-    default = process_world.default if group is None is group_dst and not own_worlds else None
-    if default is not None and type(dst) is int and type(tag) is int:
-        # The body of ProcessGroup.send: its frame would cost a short message a tenth of its time.
-        number = default.numbers.get(dst, -1)
-        if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            default._call(Send, number, tensor, tag, False, None)
-            return
-    found = group_or_default(group)
-    found.send(tensor, rank_in(found, "dst", dst, group_dst), tag)
-
-
-def isend(
-    tensor: Array,
-    dst: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_dst: int | None = None,
-) -> Work | None:
-    """Start to send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
-    default = process_world.default if group is None is group_dst and not own_worlds else None
-    if default is not None and type(dst) is int and dst in default.numbers:
-        return default.isend(tensor, default.numbers[dst], tag)
-    found = group_or_default(group)
-    return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)
-
-
-def recv(
-    tensor: Array,
-    src: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_src: int | None = None,
-) -> int:
-    """Receive `tensor` from rank `src`, or from any rank; return the sender's global rank.
-
-    Blocks until the first message with that tag has come; CollectiveMismatch if it has another
-    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where no message
-    has come yet.
-    """
-    default = process_world.default if group is None is group_src and not own_worlds else None
-    if default is not None and type(src) is int and type(tag) is int:
-        number = default.numbers.get(src, -1)
-        if number >= 0 and 0 <= tag <= LARGEST_TAG:
-            default._call(Recv, number, tensor, tag, False, None)
-            return -1 if default._batches and default.in_batch() else src
-    found = group_or_default(group)
-    sender = found.recv(tensor, source_in(found, src, group_src), tag)
-    if sender is None or isinstance(found, NonMember):
-        return -1
-    return found.ranks[sender]
-
-
-def irecv(
-    tensor: Array,
-    src: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_src: int | None = None,
-) -> Work | None:
-    """Start to receive `tensor` from rank `src`, or from any rank if none is given.
-
-    The Work's `result()` is the sender's rank in the group.
-    """
-    default = process_world.default if group is None is group_src and not own_worlds else None
-    if default is not None and type(src) is int and src in default.numbers:
-        return default.irecv(tensor, default.numbers[src], tag)
-    found = group_or_default(group)
-    return found.irecv(tensor, source_in(found, src, group_src), tag)

@@ -168,6 +168,68 @@ class DeviceMesh:
         root._flat[name] = flat
         return flat
 
+    def _unflatten(
+        self, dim: Dim, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str]
+    ) -> DeviceMesh:
+        """Return the mesh with a dimension as several, in row-major order; every rank calls.
+
+        Blocks as _flatten does. ValueError unless the product of the sizes is the dimension's.
+        The mesh must be a whole one, no part of another (ValueError).
+        """
+        at, sizes = self._dim(dim), tuple(mesh_sizes)
+        if prod(sizes) != self.shape[at] or len(sizes) != len(mesh_dim_names):
+            have = f"a dimension of {self.shape[at]} ranks"
+            raise ValueError(f"{have} can't be {sizes}, named {list(mesh_dim_names)}")
+        if self._root is not self:
+            raise ValueError(f"{self!r} is a part of {self._root!r}: unflatten that mesh")
+        ranks = self.mesh.reshape(*self.shape[:at], *sizes, *self.shape[at + 1 :])
+        names = self.mesh_dim_names or tuple(map(str, range(self.ndim)))
+        names = (*names[:at], *mesh_dim_names, *names[at + 1 :])
+        made = [_my_group(lines(ranks, [at + i])) for i in range(len(sizes))]
+        groups = [*self._groups[:at], *made, *self._groups[at + 1 :]]
+        return _mesh(self.device_type, ranks, names, groups, None)
+
+    @staticmethod
+    def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
+        """Return my part of a mesh along the dimensions of its parts, in their order.
+
+        ValueError unless all are different dimensions of the same mesh.
+        """
+        root = device_mesh_list[0]._root
+        names = [name for mesh in device_mesh_list for name in mesh.mesh_dim_names or ()]
+        known = [name for name in root.mesh_dim_names or () if name in names]
+        if any(mesh._root is not root for mesh in device_mesh_list) or sorted(known) != sorted(
+            names
+        ):
+            raise ValueError(f"{names} are not different dimensions of the same mesh, {root!r}")
+        part = root[known]
+        order = [known.index(name) for name in names]
+        groups = [part._groups[dim] for dim in order]
+        return _mesh(root.device_type, part.mesh.transpose(order), tuple(names), groups, root)
+
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
+        """Return a one-dimensional mesh for each line of ranks along a dimension."""
+        dim = self._index_of(mesh_dim_name)
+        me, own, names = self.get_rank(), self._groups[dim], (mesh_dim_name,)
+        return [
+            _mesh(
+                self.device_type, np.array(line), names, [own if me in line else None], self._root
+            )
+            for line in lines(self.mesh, [dim])
+        ]
+
+    def _get_root_mesh(self) -> DeviceMesh:
+        """Return the mesh of which this is a part; the mesh itself if it is whole."""
+        return self._root
+
+    def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
+        """Return the index of a dimension; KeyError for an unknown name."""
+        return self._index_of(mesh_dim_name)
+
+    def _is_current_rank_part_of_mesh(self) -> bool:
+        """Return whether this rank is in the mesh."""
+        return self.get_coordinate() is not None
+
     def _dim(self, dim: Dim | None) -> int:
         if dim is None and self.ndim != 1:
             raise ValueError(f"say which of {self.ndim} dimensions: mesh_dim is not given")

@@ -56,6 +56,10 @@ class BackendConfig:
             raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
         return name
 
+    def get_device_backend_map(self) -> dict[str, str]:
+        """Return the name of the backend of each device."""
+        return dict(self.devices)
+
     def meeting(self) -> Meeting | None:
         """Return how ranks meet by default: by their only backend, None if it has no way."""
         names = set(self.devices.values())

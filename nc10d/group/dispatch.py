@@ -74,6 +74,10 @@ class Dispatcher(Collectives, PointToPoint):
         self._preparing: PreparingBackend | None = None
         self._race_check = get_debug_level() is DebugLevel.DETAIL
 
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the timeout of this rank's later operations: seconds, a timedelta, or None: never."""
+        self.timeout = seconds(timeout)
+
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
         raise NotImplementedError

@@ -26,6 +26,11 @@ class Members:
         self.reducers = 0
         self.numbers = {member: index for index, member in enumerate(self.ranks)}
 
+    @property
+    def group_name(self) -> str:
+        """The name as a plain str."""
+        return self.name()
+
     def group_rank(self, global_rank: int) -> int:
         """Return the rank in this group of a global rank; ValueError if it is not a member."""
         if type(global_rank) is not int:  # the table would accept 1.0 as 1

@@ -1,8 +1,8 @@
 """Sends and receives as methods of a group, and several of them at once.
 
-They are the functions of the same names in nc10d.api.calls, on this group: ranks are ranks in the
-group, and `timeout` (seconds or timedelta) replaces the group's for this call. Errors are those of
-nc10d.group.collectives.
+They are the functions of the same names in nc10d.api.batch_p2p, on this group: ranks are ranks in
+the group, and `timeout` (seconds or timedelta) replaces the group's for this call. Errors are those
+of nc10d.group.collectives.
 """
 
 from __future__ import annotations

@@ -39,7 +39,13 @@ from nc10d.group.point_to_point import BatchedMessage
 from nc10d.work import Work
 
 if TYPE_CHECKING:
+    from nc10d.group.typed_calls import TypedCalls
     from nc10d.store.base import Store
+
+    class _Dispatcher(TypedCalls, Dispatcher):
+        """A Dispatcher whose calls are typed by their `async_op`."""
+else:
+    _Dispatcher = Dispatcher
 
 __all__ = ["MADE_WITH_GROUP", "Observer", "ProcessGroup"]
 
@@ -51,7 +57,7 @@ that device.
 """
 
 
-class ProcessGroup(Dispatcher, Members):
+class ProcessGroup(_Dispatcher, Members):
     """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
 
     `timeout` is in seconds. `config` maps devices to backends; `options` (as
@@ -160,9 +166,14 @@ class ProcessGroup(Dispatcher, Members):
         """The backend's name as the user has given it; "gloo" if no backend was named."""
         return self.config.asked
 
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of this rank's later operations: seconds, a timedelta, or None: never."""
-        self.timeout = seconds(timeout)
+    @property
+    def group_desc(self) -> str:
+        """The description given to the call that made the group, else its name."""
+        return self.description
+
+    def get_group_store(self) -> Store:
+        """Return the store of the group."""
+        return self.store
 
     def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
         """Collect this thread's calls in a with-block, at whose end they are launched together.
@@ -311,6 +322,8 @@ class ProcessGroup(Dispatcher, Members):
         self._preparing = None
         self._backends.close(gone)
         self._stranded.clear()
+
+    shutdown = close
 
     def _disown(self) -> None:
         """Become unusable in a forked child; the group's resources stay the parent's."""

@@ -3,14 +3,17 @@
     import nc10d.torch
 
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
-copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer. A function
-that torch.compile compiles may make all calls; they stay uncompiled.
+copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
+`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d. A function that
+torch.compile compiles may make all calls; they stay uncompiled.
 """
 
 from nc10d.torch import compiling, tensors, torch_calls
 from nc10d.torch.ddp import DistributedDataParallel
+from nc10d.torch.sampler import DistributedSampler
+from nc10d.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DistributedDataParallel"]
+__all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm"]
 
 tensors.register()
 torch_calls.register()

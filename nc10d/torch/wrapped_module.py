@@ -93,8 +93,16 @@ class Contents:
             _require_no_step(name, x)
             if torch.nn.parameter.is_lazy(x):
                 raise RuntimeError(f"{name} has no shape yet: run a forward pass before wrapping")
-        if self.has_sync_bn() and all(x.is_cpu for x in self._params.values()):
-            raise ValueError("SyncBatchNorm works on GPUs alone: take BatchNorm")
+        torchs = any(
+            getattr(type(x), "forward", None) is torch.nn.SyncBatchNorm.forward
+            for x in module.modules()
+        )
+        on_cpu = all(x.is_cpu for x in self._params.values())
+        if torchs and (on_cpu or not torch.distributed.is_initialized()):
+            raise ValueError(
+                "torch's SyncBatchNorm works on GPUs alone, on a group of torch.distributed: take "
+                "nc10d.torch.SyncBatchNorm.convert_sync_batchnorm(module)"
+            )
 
     def has_sync_bn(self) -> bool:
         """Return whether the module has a SyncBatchNorm layer."""

@@ -1,0 +1,115 @@
+"""Batch normalisation by the statistics of all ranks' batches, on the CPU and on GPUs.
+
+    model = nc10d.torch.SyncBatchNorm.convert_sync_batchnorm(model)
+
+Contract: outputs, running statistics and gradients are those of BatchNorm on the concatenation of
+all ranks' batches, up to rounding. Ranks' batches may differ in size, and be empty. A forward pass
+in training makes an all_gather, its backward pass an all_reduce; every rank makes both, in the
+order of the module's layers, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nc10d.api.queries import is_initialized
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import get_default_group
+from nc10d.torch.compiling import in_python
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """torch.nn.SyncBatchNorm on a group of nc10d; `process_group` None: the default group.
+
+    Constructor, attributes and state are torch's. Without a group, with a single rank, and in
+    evaluation it is BatchNorm. Parameters' gradients are this rank's part, as in torch:
+    DistributedDataParallel averages them. Blocks in forward and backward passes of the training.
+    """
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_group: ProcessGroup | None = None
+    ) -> torch.nn.Module:
+        """Replace each BatchNorm layer of `module`, which keeps its parameters and buffers."""
+        converted = super().convert_sync_batchnorm(module, process_group)
+        for layer in converted.modules():
+            if type(layer) is torch.nn.SyncBatchNorm:
+                layer.__class__ = cls
+        return converted
+
+    @in_python
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise `input`, of shape (batch, channels, ...)."""
+        group = self.process_group
+        if self.training and group is None and is_initialized():
+            group = get_default_group()
+        if not self.training or group is None or group.size() == 1:
+            return _BatchNorm.forward(self, input)
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        output, mean, variance = _Normalise.apply(input, self.weight, self.bias, self.eps, group)
+        if self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            new = self.momentum
+            if new is None:  # the mean of all batches so far
+                new = 1.0 / float(self.num_batches_tracked)
+            for running, value in ((self.running_mean, mean), (self.running_var, variance)):
+                running.lerp_(value.to(running.dtype), new)
+        return output
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalise x by the mean and the variance of all ranks; return them with the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, group: ProcessGroup) -> Any:
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        channels, count = x.size(1), x.numel() // x.size(1)
+        part = wide.new_zeros(2 * channels + 1)
+        part[-1] = count
+        if count:
+            variance, mean = torch.var_mean(wide, dims, correction=0)
+            part[:channels], part[channels:-1] = mean, variance * count
+        parts = part.new_empty(group.size(), part.numel())
+        group.all_gather_into_tensor(parts, part)
+        means, squares, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1:]
+        # Deviations from each rank's mean, then of these means: sums of squares would cancel.
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        deviations = (squares + counts * (means - mean) ** 2).sum(0)
+        scale = torch.rsqrt(deviations / total + eps)
+        ctx.group, ctx.dims, ctx.has_bias = group, dims, bias is not None
+        ctx.save_for_backward(x, weight, mean, scale, total)
+        output = (wide - _column(mean, x)) * _column(scale, x)
+        if weight is not None:
+            output = output * _column(weight, x)
+        if bias is not None:
+            output = output + _column(bias, x)
+        variance = deviations / (total - 1).clamp(min=1)
+        ctx.mark_non_differentiable(mean, variance)
+        return output.to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, mean, scale, total = ctx.saved_tensors
+        given = gradients[0].to(mean.dtype)
+        normal = (x.to(mean.dtype) - _column(mean, x)) * _column(scale, x)
+        channels = mean.numel()
+        sums = torch.cat([given.sum(ctx.dims), (given * normal).sum(ctx.dims)])
+        own = sums.clone()
+        ctx.group.all_reduce(sums)
+        shift, slope = sums[:channels] / total, sums[channels:] / total
+        inner = given - _column(shift, x) - normal * _column(slope, x)
+        inner = inner * _column(scale if weight is None else scale * weight, x)
+        to_weight = None if weight is None else own[channels:].to(weight.dtype)
+        to_bias = own[:channels].to(mean.dtype if weight is None else weight.dtype)
+        return inner.to(x.dtype), to_weight, to_bias if ctx.has_bias else None, None, None
+
+
+def _column(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return values of channels in a shape that broadcasts against `x`."""
+    return values.view(1, -1, *[1] * (x.dim() - 2))
