@@ -4,16 +4,21 @@ A new connection is unproven. The server reads at most 116 bytes from it, and cl
 client proves within 2 seconds that it knows the token. If there are more than `MOST_UNPROVEN`
 unproven connections, the oldest is closed. After the handshake, requests and replies travel in
 sealed frames.
+
+With `same_user`, a client that speaks torch's protocol is served too, without token and seals, if
+the kernel says that a process of this server's user on this machine is at its other end.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
 from nc10d.auth import handshake
+from nc10d.store.peer_user import peer_uid
 from nc10d.store.server import Connection, Server
-from nc10d.store.wire import Limits
+from nc10d.store.wire import VALIDATE, Limits
 
 MOST_UNPROVEN = 1024
 STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("store"))
@@ -21,11 +26,11 @@ STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("sto
 
 
 class AuthConnection(Connection):
-    """A client's connection; unproven until its handshake has ended."""
+    """A client's connection; unproven until its handshake has ended. A plain one has no seals."""
 
     __slots__ = ("answerer", "opener", "sealer")
-    opener: handshake.Opener
-    sealer: handshake.Sealer
+    opener: handshake.Opener | None
+    sealer: handshake.Sealer | None
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
@@ -36,9 +41,15 @@ class AuthServer(Server):
     """A Server whose clients must know `token`; the other arguments are Server's."""
 
     def __init__(
-        self, listener: socket.socket, owner: int | None, limits: Limits, token: bytes
+        self,
+        listener: socket.socket,
+        owner: int | None,
+        limits: Limits,
+        token: bytes,
+        same_user: bool = False,
     ) -> None:
         super().__init__(listener, owner, limits)
+        self._same_user = same_user
         self._token = token
         self._unproven = handshake.Admission[Connection](MOST_UNPROVEN)
 
@@ -66,8 +77,12 @@ class AuthServer(Server):
 
     def _continue_handshake(self, connection: AuthConnection) -> None:
         answerer = connection.answerer
+        begins = answerer.wants == handshake.HELLO.size
         try:
             data = connection.recv(answerer.wants)
+            if begins and self._is_plain(connection, data):
+                self._serve_plainly(connection, data)
+                return
             answer = answerer.feed(data) if data else b""
             # The answer is short and the first that is sent: the socket's buffer has room for it.
             failed = not data or (answer and connection.send(answer) != len(answer))
@@ -82,8 +97,21 @@ class AuthServer(Server):
             connection.opener = handshake.Opener(answerer.keys.taking)
             self._unproven.remove(connection)
 
+    def _is_plain(self, connection: AuthConnection, data: bytes) -> bool:
+        """Return whether a connection that begins with `data` needs no token."""
+        asks = self._same_user and data[:1] == bytes([VALIDATE])
+        return asks and peer_uid(connection.sock) == os.geteuid()
+
+    def _serve_plainly(self, connection: AuthConnection, data: bytes) -> None:
+        connection.opener = connection.sealer = None
+        self._unproven.remove(connection)
+        super()._take(connection, data)
+
     def _take(self, connection: Connection, data: bytes) -> None:
         assert isinstance(connection, AuthConnection)
+        if connection.opener is None:
+            super()._take(connection, data)
+            return
         try:
             opened = connection.opener.feed(data)
         except handshake.BadSeal:
@@ -94,7 +122,8 @@ class AuthServer(Server):
 
     def _send(self, connection: Connection, data: bytes | None) -> None:
         assert isinstance(connection, AuthConnection)
-        super()._send(connection, None if data is None else connection.sealer.seal(data))
+        sealer = connection.sealer
+        super()._send(connection, data if data is None or sealer is None else sealer.seal(data))
 
     def _drop(self, connection: Connection) -> None:
         self._unproven.remove(connection)
