@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group.process_group
 from nc10d.backend.config import BackendConfig
+from nc10d.base import uncaught
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
@@ -217,6 +218,7 @@ def init_process_group(
     together, TypeError for options that the backend does not know. RendezvousError or
     StoreError if the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
+    uncaught.install()
     world = current_world()
     if world.default is not None and world.default.inherited:
         world.clear()  # groups of the process that forked this one

@@ -93,6 +93,7 @@ class JobAttempt:
         self._job = job
         self._restart = restart
         self._grace = request.grace
+        self._plan = request.output
         self._forwarded = request.signals
         self._signals = signals
         self._wiring = OutputWiring(request.output, job, restart, signals)
@@ -176,7 +177,10 @@ class JobAttempt:
         if not self._ending:
             last_lines = output.stderr.last_lines()
             rank, host = self._job.global_rank(local_rank), socket.gethostname()
-            self._exits.append(report.Exit(rank, local_rank, host, process.pid, status, last_lines))
+            shown = not self._plan.hidden(local_rank)[1]
+            self._exits.append(
+                report.Exit(rank, local_rank, host, process.pid, status, last_lines, shown)
+            )
             self._react_to_exit()
 
     def _react_to_exit(self) -> None:
