@@ -20,9 +20,10 @@ from functools import partial
 from nc10d.base.signal_errors import suppress_here
 from nc10d.run import report, shutdown
 from nc10d.run.environment import LaunchedJob, rank_environment
+from nc10d.run.launch_options import LaunchRequest
 from nc10d.run.output import OutputError, OutputStream
 from nc10d.run.processes import RankProcess, RankProcesses
-from nc10d.run.rank_output import OutputPlan, OutputWiring, RankOutput
+from nc10d.run.rank_output import OutputWiring, RankOutput
 from nc10d.run.signals import SignalPipe
 
 
@@ -59,15 +60,15 @@ class AttemptResult:
         return text
 
 
-def run(job: LaunchedJob, command: Sequence[str], plan: OutputPlan, grace: float) -> int:
-    """Run `command` as this node's ranks, restarting them as the job allows; return the exit code.
+def run(job: LaunchedJob, request: LaunchRequest) -> int:
+    """Run this node's ranks, restarting them as the job allows; return the exit code.
 
     Blocks until every rank has ended. Main thread only. OSError if the command cannot be run.
     """
-    with SignalPipe() as signals:
+    with SignalPipe(request.signals) as signals:
         for restart in range(job.max_restarts + 1):
-            with JobAttempt(job, restart, plan, grace, signals) as attempt:
-                attempt.start(command)
+            with JobAttempt(job, restart, request, signals) as attempt:
+                attempt.start(request.command)
                 outcome = attempt.watch()
             write_message(outcome.text())
             if not outcome.may_restart or restart == job.max_restarts:
@@ -87,13 +88,15 @@ class JobAttempt:
     """A life of the local ranks. Leaving the context ends the processes that are left."""
 
     def __init__(
-        self, job: LaunchedJob, restart: int, plan: OutputPlan, grace: float, signals: SignalPipe
+        self, job: LaunchedJob, restart: int, request: LaunchRequest, signals: SignalPipe
     ) -> None:
         self._job = job
         self._restart = restart
-        self._grace = grace
+        self._grace = request.grace
+        self._plan = request.output
+        self._forwarded = request.signals
         self._signals = signals
-        self._wiring = OutputWiring(plan, job, restart, signals)
+        self._wiring = OutputWiring(request.output, job, restart, signals)
         self._clock = shutdown.ShutdownClock()
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, RankProcess] = {}
@@ -174,7 +177,10 @@ class JobAttempt:
         if not self._ending:
             last_lines = output.stderr.last_lines()
             rank, host = self._job.global_rank(local_rank), socket.gethostname()
-            self._exits.append(report.Exit(rank, local_rank, host, process.pid, status, last_lines))
+            shown = not self._plan.hidden(local_rank)[1]
+            self._exits.append(
+                report.Exit(rank, local_rank, host, process.pid, status, last_lines, shown)
+            )
             self._react_to_exit()
 
     def _react_to_exit(self) -> None:
@@ -217,7 +223,8 @@ class JobAttempt:
             for output in self._outputs.values():
                 output.stderr.filter_tracebacks()
         else:
-            self._clock.begin(shutdown.graceful(self._grace))
+            passed_on = signal.Signals(number if number in self._forwarded else signal.SIGTERM)
+            self._clock.begin(shutdown.graceful(self._grace, number=passed_on))
         self._interrupted_by = self._interrupted_by or number
         self._ending = True
 

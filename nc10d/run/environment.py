@@ -1,8 +1,8 @@
 """The environment variables of a rank. Pure: from the job's description to a dict.
 
 Names and meanings are torchrun's, so that a script runs alike under both launchers.
-NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under a name of our own. Every node runs the
-same number of ranks, node after node: rank = node_rank * nproc + local_rank.
+NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under a name of our own. Ranks are numbered
+node after node; nodes may run different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """A job as seen from a node; `nproc` is the number of ranks on each node.
+    """A job as seen from a node, which runs `nproc` ranks.
 
-    With `keep_going`, the other ranks go on after a rank has failed.
+    `counts` are all nodes' numbers of ranks; empty if every node runs `nproc`. With `keep_going`,
+    the other ranks go on after a rank has failed. `local_addr` is this node's address for others.
     """
 
     nproc: int
@@ -27,6 +28,8 @@ class LaunchedJob:
     role: str = "default"
     max_restarts: int = 0
     keep_going: bool = False
+    local_addr: str | None = None
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nproc < 1:
@@ -41,11 +44,12 @@ class LaunchedJob:
     @property
     def world_size(self) -> int:
         """The number of ranks on all nodes together."""
-        return self.nnodes * self.nproc
+        return sum(self.counts) or self.nnodes * self.nproc
 
     def global_rank(self, local_rank: int) -> int:
         """Return the rank in the job of this node's `local_rank`."""
-        return self.node_rank * self.nproc + local_rank
+        before = self.counts[: self.node_rank] or [self.nproc] * self.node_rank
+        return sum(before) + local_rank
 
 
 def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str, str]:
@@ -69,6 +73,7 @@ def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str,
         # The launcher of node 0 hosts the store, so every rank is a client, rank 0 too.
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "NC10D_RESTART_COUNT": restart,
+        **({"NC10D_SOCKET_ADDRESS": job.local_addr} if job.local_addr else {}),
     }
     return {name: str(value) for name, value in values.items()}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import termios
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.run.environment import LaunchedJob
 from nc10d.run.output import OutputError, OutputStream, Screen, Sink, line_prefix
 from nc10d.run.signals import SignalPipe
+
+StreamMasks = Mapping[int | None, int]
+"""By local rank, None for all others: 1 for stdout, 2 for stderr, 3 for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,21 @@ class OutputPlan:
     False changes no byte. Output goes line by line, so that the lines of two ranks never mix; but
     that of rank 0 on a terminal, and that of a single rank without a prefix, passes at once.
     `log_dir`: the folder of log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log; None for no files.
-    `file_only`: whether (stdout, stderr) go to the files and not to the screen.
+    `file_only`: the streams that go to the files and not to the screen. `shown`:
+    the local ranks whose output is shown; None for all.
     """
 
     prefixed: bool | None = None
     log_dir: Path | None = None
-    file_only: tuple[bool, bool] = (False, False)
+    file_only: StreamMasks = field(default_factory=dict)
+    shown: frozenset[int] | None = None
+
+    def hidden(self, local_rank: int) -> tuple[bool, bool]:
+        """Return whether a rank's (stdout, stderr) are not shown."""
+        mask = self.file_only.get(local_rank, self.file_only.get(None, 0))
+        if self.shown is not None and local_rank not in self.shown:
+            mask = 3
+        return bool(mask & 1), bool(mask & 2)
 
 
 @dataclass(slots=True)
@@ -105,7 +118,9 @@ class OutputWiring:
         prefix: bytes | None = line_prefix(rank)
         if self._plan.prefixed is False:
             prefix = b"" if self._job.nproc > 1 else None
-        for sink, file, hidden in zip(self._sinks, files, self._plan.file_only, strict=True):
+        for sink, file, hidden in zip(
+            self._sinks, files, self._plan.hidden(local_rank), strict=True
+        ):
             if rank == 0 and not self._plan.prefixed and not hidden and os.isatty(sink.fd):
                 launcher_end, rank_end = open_terminal(sink.fd)
                 terminals.append((sink.fd, launcher_end))

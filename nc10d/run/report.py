@@ -12,12 +12,19 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_ERROR = re.compile(r"^[\w.]+(: |$)")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+)')
+_MOST_LINES = 4
+"""Lines of an error's message that the report repeats."""
 _SECONDARY = re.compile(r"^(nc10d\.errors\.)?(PeerLost|Aborted|GroupClosed)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a rank. `status` is subprocess's: the exit code, or minus the signal's number."""
+    """The end of a rank. `status` is subprocess's: the exit code, or minus the signal's number.
+
+    `shown`: whether the user has seen the rank's stderr, of which `last_lines` are the end.
+    """
 
     rank: int
     local_rank: int
@@ -25,6 +32,7 @@ class Exit:
     pid: int
     status: int
     last_lines: tuple[str, ...] = ()
+    shown: bool = True
 
     @property
     def failed(self) -> bool:
@@ -47,9 +55,23 @@ def signal_name(number: int) -> str:
 
 def is_secondary(end: Exit) -> bool:
     """Return whether the last error on the rank's stderr is about another rank's failure."""
-    # A message may span lines; the last line that starts like an error names the error.
-    errors = [line for line in end.last_lines if re.match(r"^[\w.]+(: |$)", line)]
-    return bool(errors) and _SECONDARY.match(errors[-1]) is not None
+    at = _error_line(end.last_lines)
+    return at is not None and _SECONDARY.match(end.last_lines[at]) is not None
+
+
+def _error_line(lines: Sequence[str]) -> int | None:
+    """Return the index of the last error's first line: its message may span lines."""
+    return max((at for at, line in enumerate(lines) if _ERROR.match(line)), default=None)
+
+
+def cause(lines: Sequence[str]) -> str | None:
+    """Return "file:line: error" of the last traceback in `lines`; None if there is none."""
+    at = _error_line(lines)
+    frames = [found for line in lines[:at] if (found := _FRAME.match(line))]
+    if at is None or not frames:
+        return None
+    place = f"{frames[-1][1]}:{frames[-1][2]}"
+    return "\n".join([f"{place}: {lines[at]}", *lines[at + 1 : at + _MOST_LINES]])
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
@@ -67,9 +89,16 @@ def describe(end: Exit) -> str:
 
 
 def failure_text(end: Exit) -> str:
-    """Return the report of a failure: the rank, how it ended, the last lines of its stderr."""
+    """Return the report of a failure: the rank, how it ended, and why.
+
+    A traceback that the user has seen is not repeated, only its end; else the last lines of the
+    rank's stderr follow.
+    """
     lines = [f"nc10d-run: {describe(end)}"]
-    if end.last_lines:
+    found = cause(end.last_lines) if end.shown else None
+    if found:
+        lines.append(f"nc10d-run: {found}")
+    elif end.last_lines:
         lines.append("nc10d-run: last lines of its stderr:")
         lines += [f"    {line}" for line in end.last_lines]
     return "\n".join(lines) + "\n"

@@ -37,14 +37,16 @@ class ShutdownStep:
 Timetable = Sequence[ShutdownStep]
 
 
-def graceful(grace: float, delay: float = 0.0) -> Timetable:
-    """Return: SIGTERM to the ranks after `delay` seconds, SIGKILL to all `grace` seconds later.
+def graceful(
+    grace: float, delay: float = 0.0, number: signal.Signals = signal.SIGTERM
+) -> Timetable:
+    """Return: a signal to the ranks after `delay` seconds, SIGKILL to all `grace` seconds later.
 
     The ranks' children get no SIGTERM. A data loader that died before its rank has written its
     checkpoint would turn an orderly end into a disorderly end.
     """
     return (
-        ShutdownStep(delay, signal.SIGTERM, SignalTarget.RANKS),
+        ShutdownStep(delay, number, SignalTarget.RANKS),
         ShutdownStep(delay + grace, signal.SIGKILL, SignalTarget.GROUP),
     )
 

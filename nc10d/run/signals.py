@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,19 +18,20 @@ INTERRUPTED = 130
 class SignalPipe:
     """Collects signals while it is open; `fd` is readable when new signals have come.
 
-    `ending` becomes true with the first signal of ENDING. A context manager, for the main thread
-    only. A SIGHUP that the user chose to ignore (nohup) stays ignored.
+    `ending` becomes true with the first signal of ENDING or of `more`. A context manager, for the
+    main thread only. A SIGHUP that the user chose to ignore (nohup) stays ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more: Sequence[int] = ()) -> None:
         self.ending = False
+        self._numbers = (*ENDING, *more)
         self._previous: dict[int, Any] = {}
         self._collected: list[int] = []
 
     def __enter__(self) -> SignalPipe:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous_wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (*ENDING, signal.SIGWINCH):
+        for number in dict.fromkeys((*self._numbers, signal.SIGWINCH)):
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._previous[number] = signal.signal(number, _handle)
@@ -47,7 +48,7 @@ class SignalPipe:
         """Move the signals in the pipe to memory; never blocks."""
         with suppress_here(BlockingIOError):
             self._collected += os.read(self.fd, 1024)
-        self.ending = self.ending or any(number in ENDING for number in self._collected)
+        self.ending = self.ending or any(number in self._numbers for number in self._collected)
 
     def take(self) -> list[int]:
         """Return the numbers of the signals that have come, in order, each once; never blocks."""

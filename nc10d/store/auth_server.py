@@ -3,14 +3,19 @@
 A new connection is unproven. The server reads at most 116 bytes from it, and closes it unless the
 client proves within 2 seconds that it knows the token. A client that begins as one without a token
 is told so. After the handshake, requests and replies travel in sealed frames.
+
+With `same_user`, a client that speaks torch's protocol is served too, without token and seals, if
+the kernel says that a process of this server's user on this machine is at its other end.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 
 from nc10d.auth import handshake
 from nc10d.auth.admission import UNPROVEN_SECONDS
+from nc10d.store.peer_user import peer_uid
 from nc10d.store.server import Connection, Server
 from nc10d.store.wire import NEEDS_TOKEN, VALIDATE, Limits
 
@@ -19,11 +24,11 @@ STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("sto
 
 
 class AuthConnection(Connection):
-    """A client's connection; unproven until its handshake has ended."""
+    """A client's connection; unproven until its handshake has ended. A plain one has no seals."""
 
     __slots__ = ("answerer", "opener", "sealer")
-    opener: handshake.Opener
-    sealer: handshake.Sealer
+    opener: handshake.Opener | None
+    sealer: handshake.Sealer | None
 
     def __init__(self, sock: socket.socket, limits: Limits, token: bytes) -> None:
         super().__init__(sock, limits)
@@ -36,9 +41,15 @@ class AuthServer(Server):
     _proof_seconds = UNPROVEN_SECONDS
 
     def __init__(
-        self, listener: socket.socket, owner: int | None, limits: Limits, token: bytes
+        self,
+        listener: socket.socket,
+        owner: int | None,
+        limits: Limits,
+        token: bytes,
+        same_user: bool = False,
     ) -> None:
         super().__init__(listener, owner, limits)
+        self._same_user = same_user
         self._token = token
 
     def _connection(self, sock: socket.socket) -> Connection:
@@ -53,8 +64,12 @@ class AuthServer(Server):
 
     def _continue_handshake(self, connection: AuthConnection) -> None:
         answerer, data = connection.answerer, b""
+        begins = answerer.wants == handshake.HELLO.size
         try:
             data = connection.recv(answerer.wants)
+            if begins and self._is_plain(connection, data):
+                self._serve_plainly(connection, data)
+                return
             answer = answerer.feed(data) if data else b""
             # The answer is short and the first that is sent: the socket's buffer has room for it.
             failed = not data or (answer and connection.send(answer) != len(answer))
@@ -74,8 +89,22 @@ class AuthServer(Server):
             connection.proven = True
             self._unproven.remove(connection)
 
+    def _is_plain(self, connection: AuthConnection, data: bytes) -> bool:
+        """Return whether a connection that begins with `data` needs no token."""
+        asks = self._same_user and data[:1] == bytes([VALIDATE])
+        return asks and peer_uid(connection.sock) == os.geteuid()
+
+    def _serve_plainly(self, connection: AuthConnection, data: bytes) -> None:
+        connection.opener = connection.sealer = None
+        connection.proven = True
+        self._unproven.remove(connection)
+        super()._take(connection, data)
+
     def _take(self, connection: Connection, data: bytes) -> None:
         assert isinstance(connection, AuthConnection)
+        if connection.opener is None:
+            super()._take(connection, data)
+            return
         try:
             opened = connection.opener.feed(data)
         except handshake.BadSeal:
@@ -86,4 +115,5 @@ class AuthServer(Server):
 
     def _send(self, connection: Connection, data: bytes | memoryview | None) -> None:
         assert isinstance(connection, AuthConnection)
-        super()._send(connection, None if data is None else connection.sealer.seal(data))
+        sealer = connection.sealer
+        super()._send(connection, data if data is None or sealer is None else sealer.seal(data))

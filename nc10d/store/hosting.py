@@ -121,17 +121,19 @@ def host_server(
     limits: Limits,
     token: bytes | None = None,
     listen_fd: int | None = None,
+    same_user: bool = False,
 ) -> Hosting:
     """Start a server for `host` and `port` (0: any free port); StoreError if the port is in use.
 
-    With a `token` it serves only clients that know it. `kind` is "process" or "thread".
+    With a `token` it serves only clients that know it, and with `same_user` those of this user on
+    this machine. `kind` is "process" or "thread".
     `listen_fd` is a bound socket to serve instead; the server takes ownership of it.
     """
     start = _STARTERS.get(kind)
     if start is None:
         raise ValueError(f"server must be one of {sorted(_STARTERS)}, not {kind!r}")
     with listen(host, port, token) if listen_fd is None else _given_listener(listen_fd) as listener:
-        return start(listener, limits, token)
+        return start(listener, limits, token, same_user)
 
 
 def check_port(port: int, least: int = 0) -> int:
@@ -157,14 +159,16 @@ def shared_server(
     return host_server(host, port, kind, limits, token)
 
 
-def _start_process(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
+def _start_process(
+    listener: socket.socket, limits: Limits, token: bytes | None, same_user: bool
+) -> Hosting:
     lifeline, theirs = socket.socketpair()
     secret = token or b""
     lifeline.send(secret)  # other users can read a command line
     # Where a standard descriptor is closed, a socket may have its number, which the server's
     # process has for /dev/null.
     passed = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD) for end in (listener, theirs)]
-    numbers = map(str, [*passed, len(secret), *limits])
+    numbers = map(str, [*passed, len(secret), int(same_user), *limits])
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SERVER_SCRIPT), *numbers],
@@ -187,15 +191,17 @@ def _start_process(listener: socket.socket, limits: Limits, token: bytes | None)
     return Hosting(listener.getsockname()[:2], lifeline, child)
 
 
-def _start_thread(listener: socket.socket, limits: Limits, token: bytes | None) -> Hosting:
+def _start_thread(
+    listener: socket.socket, limits: Limits, token: bytes | None, same_user: bool
+) -> Hosting:
     lifeline, theirs = socket.socketpair()
     address = listener.getsockname()[:2]
-    server = server_for(listener.dup(), theirs.detach(), limits, token)
+    server = server_for(listener.dup(), theirs.detach(), limits, token, same_user)
     threading.Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
     return Hosting(address, lifeline, None)
 
 
-_STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None], Hosting]] = {
+_STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None, bool], Hosting]] = {
     "process": _start_process,
     "thread": _start_thread,
 }
@@ -318,11 +324,15 @@ def _set_inherited_options(listener: socket.socket) -> None:
 
 
 def server_for(
-    listener: socket.socket, owner: int | None, limits: Limits, token: bytes | None
+    listener: socket.socket,
+    owner: int | None,
+    limits: Limits,
+    token: bytes | None,
+    same_user: bool = False,
 ) -> Server:
-    """Return a server; with a token it serves only clients that know the token."""
+    """Return a server; with a token it serves only clients that know it (or `same_user`)."""
     if token is None:
         return Server(listener, owner, limits)
     from nc10d.store.auth_server import AuthServer
 
-    return AuthServer(listener, owner, limits, token)
+    return AuthServer(listener, owner, limits, token, same_user)

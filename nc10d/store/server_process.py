@@ -1,6 +1,7 @@
-"""The server's process: `python -I -S server_process.py LISTENER OWNER SECRET [LIMIT ...]`.
+"""The server's process: `server_process.py LISTENER OWNER SECRET SAME_USER [LIMIT ...]`.
 
-LISTENER and OWNER are descriptors. The first SECRET bytes read from OWNER are the job's token.
+LISTENER and OWNER are descriptors. The first SECRET bytes read from OWNER are the job's token; with
+SAME_USER 1, clients of this user need none.
 
 To start in a few milliseconds, the process loads only the standard library and the few modules of
 nc10d that a server needs: an empty module replaces the package, so its `__init__` does not run.
@@ -23,7 +24,7 @@ def _stand_in(name: str, folder: Path) -> None:
     sys.modules[name] = module
 
 
-def main(listener: int, owner: int, secret: int, *limits: int) -> None:
+def main(listener: int, owner: int, secret: int, same_user: int, *limits: int) -> None:
     """Serve `listener` until `owner` reads end-of-file and the last client has gone."""
     _stand_in("nc10d", Path(__file__).resolve().parent.parent)
     _stand_in("nc10d.store", Path(__file__).resolve().parent)
@@ -40,7 +41,8 @@ def main(listener: int, owner: int, secret: int, *limits: int) -> None:
     raise_descriptor_limit()
     gc.disable()  # the loop creates no reference cycles
     token = os.read(owner, secret) if secret else None
-    server_for(socket.socket(fileno=listener), owner, Limits(*limits), token).serve()
+    listening = socket.socket(fileno=listener)
+    server_for(listening, owner, Limits(*limits), token, bool(same_user)).serve()
 
 
 if __name__ == "__main__":

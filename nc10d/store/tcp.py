@@ -64,7 +64,8 @@ class TCPStore(Store):
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
     function that returns them; by default the job's token, if it has one (auth/token.py). With
     None they speak torch's protocol; then the server listens on loopback addresses only, else
-    AuthError, unless NC10D_INSECURE=1.
+    AuthError, unless NC10D_INSECURE=1. With `same_user`, a master with a token also serves clients
+    without it that speak torch's protocol, if they run on this machine under this user.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TCPStore(Store):
         server: str = "process",
         limits: m.Limits = m.Limits(),  # noqa: B008 (an immutable tuple)
         token: bytes | Callable[[], bytes | None] | None = job_token,
+        same_user: bool = False,
     ) -> None:
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")
@@ -95,7 +97,9 @@ class TCPStore(Store):
         if is_master and multi_tenant and master_listen_fd is None:
             self._hosting = shared_server(host, port, server, limits, token)
         elif is_master:
-            self._hosting = host_server(host, port, server, limits, token, master_listen_fd)
+            self._hosting = host_server(
+                host, port, server, limits, token, master_listen_fd, same_user
+            )
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner may be unable to reach itself under the name that others use.
         server_host = self._hosting.host if self._hosting else host

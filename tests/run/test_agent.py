@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from clocks import soon, takes
 
-from nc10d.run.cli import DEFAULT_GRACE
+from nc10d.run.launch_options import DEFAULT_GRACE
 
 Launch = Callable[..., "subprocess.CompletedProcess[Any]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -101,7 +101,7 @@ def test_the_first_failure_is_reported_and_ends_the_others(
     assert done.returncode == code
     assert done.stderr.count("nc10d-run: rank ") == 1
     assert f"nc10d-run: rank 1 failed with {words} (local rank 1, host " in done.stderr
-    assert "    about to fail\n" in done.stderr
+    assert done.stderr.endswith("boom\n" if "boom" in how else "    about to fail\n")
     assert done.stdout.count("is here") >= 1
 
 
@@ -332,9 +332,55 @@ def test_two_launchers_make_one_job(
     launch: Launch, start: Start, script: Script, free_port: int
 ) -> None:
     path = script("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])")
-    words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    first = start(*words, "--node-rank", "0", path)
-    second = launch(*words, "--node-rank", "1", path)
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
+    first = start(*words, "--node-rank", "0", "--nproc-per-node", "2", path)
+    second = launch(*words, "--node-rank", "1", "--nproc-per-node", "3", path)
     out, _ = first.communicate(timeout=PATIENCE)
-    assert sorted(out.splitlines()) == ["[rank 0] 0 4", "[rank 1] 1 4"]
-    assert sorted(second.stdout.splitlines()) == ["[rank 2] 2 4", "[rank 3] 3 4"]
+    assert sorted(out.splitlines()) == ["[rank 0] 0 5", "[rank 1] 1 5"]
+    assert sorted(second.stdout.splitlines()) == [f"[rank {rank}] {rank} 5" for rank in (2, 3, 4)]
+
+
+def test_nodes_of_different_sizes_make_one_group(
+    start: Start, script: Script, free_port: int, environment: dict[str, str]
+) -> None:
+    environment["NC10D_INSECURE"] = "1"
+    path = script("""
+        import os, numpy as np, nc10d
+        os.environ["NC10D_HOST_ID"] = os.environ["GROUP_RANK"]
+        nc10d.init_process_group(timeout=60)
+        x = np.full(3, 1 + nc10d.get_rank())
+        nc10d.all_reduce(x)
+        print(os.environ["LOCAL_WORLD_SIZE"], x)
+        nc10d.destroy_process_group()
+    """)
+    words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}"]
+    counts = 2, 1
+    nodes = [start(*words, f"--nproc-per-node={n}", "--no-prefix", path) for n in counts]
+    ends = [node.communicate(timeout=PATIENCE) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], ends
+    assert [out for out, _ in ends] == [f"{n} [6 6 6]\n" * n for n in counts]
+
+
+def test_a_node_that_does_not_come_is_named(launch: Launch, script: Script, free_port: int) -> None:
+    words = "--nnodes", "3", "--node-rank", "0", "--rdzv-conf", "timeout=0.5"
+    done = launch(*words, "--rdzv-endpoint", f"127.0.0.1:{free_port}", script("print('never')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nc10d-run: waiting for nodes 1, 2 of 3\n" in done.stderr
+    assert "nodes 1, 2 of 3 did not come within 0.5 s" in done.stderr
+
+
+def test_more_signals_are_passed_on_and_end_the_job(start: Start, script: Script) -> None:
+    path = script("""
+        import signal
+        def on(number, _):
+            print("got", signal.Signals(number).name)
+            raise SystemExit(4)
+        signal.signal(signal.SIGUSR1, on)
+        print("pids", 0)
+        signal.pause()
+    """)
+    launcher = start("--signals-to-handle", "SIGUSR1,SIGTERM", path)
+    pids_of(launcher, 1)
+    launcher.send_signal(signal.SIGUSR1)
+    out, err = launcher.communicate(timeout=PATIENCE)
+    assert (launcher.returncode, out) == (128 + signal.SIGUSR1, "[rank 0] got SIGUSR1\n"), err

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nc10d.run.cli import DEFAULT_PORT, parse_endpoint, read
+from nc10d.run.environment import rank_variables
+from nc10d.run.launch_options import DEFAULT_PORT, parse_endpoint, read
 
 
 def test_one_node_needs_no_options() -> None:
@@ -47,11 +52,66 @@ def test_module_and_program_are_started_as_such() -> None:
 
 def test_output_goes_to_the_requested_place() -> None:
     output = read(["--log-dir", "logs", "--redirects", "2", "--no-prefix", "a.py"]).output
-    assert (output.log_dir, output.file_only, output.prefixed) == (
+    assert (output.log_dir, output.hidden(0), output.prefixed) == (
         Path("logs"),
         (False, True),
         False,
     )
+
+
+def test_output_is_chosen_by_rank() -> None:
+    output = read(["--log-dir", "logs", "-r", "0:1,2:3", "--local-ranks-filter", "0,2", "a"]).output
+    hidden = [output.hidden(local_rank) for local_rank in range(3)]
+    assert hidden == [(True, False), (True, True), (True, True)]
+
+
+@pytest.mark.parametrize("words", [["-r", "3"], ["-t", "0:1"]])
+def test_without_a_folder_output_is_kept_in_a_new_one(words: list[str]) -> None:
+    request = read([*words, "a.py"])
+    assert request.output.log_dir is not None
+    request.output.log_dir.rmdir()
+    assert request.notes == (f"the ranks' output is kept in {request.output.log_dir}",)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("show.py -- --r=1", ["show.py", "--", "--r=1"]),
+        ("-- show.py --r=1", ["show.py", "--r=1"]),
+        ("--nproc-per-node 2 -- show.py -- -h", ["show.py", "--", "-h"]),
+        ("show.py -m a --nnodes 3 --", ["show.py", "-m", "a", "--nnodes", "3", "--"]),
+    ],
+)
+def test_the_scripts_arguments_are_its_own(words: str, given: list[str]) -> None:
+    assert list(read(words.split()).command[2:]) == given
+
+
+def test_every_option_of_torchrun_that_applies_is_taken() -> None:
+    words = (
+        "--nproc_per_node cpu --rdzv_backend c10d --rdzv_id x --rdzv_endpoint localhost:0"
+        " --rdzv_conf timeout=7,is_host=true --max_restarts 1 --monitor_interval 5"
+        " --start_method spawn --role r --log_dir d --redirects 0 --tee 3 --local_ranks_filter 0"
+        " --local_addr 10.0.0.1 --signals_to_handle SIGTERM,SIGUSR1 --shutdown_timeout 9"
+        " -m a"
+    )
+    request = read(words.split())
+    assert request.job.nproc == len(os.sched_getaffinity(0))
+    assert rank_variables(request.job, 0, 0)["NC10D_SOCKET_ADDRESS"] == "10.0.0.1"
+    assert (request.patience, request.grace) == (7, 9)
+    assert request.signals == (signal.SIGTERM, signal.SIGUSR1)
+    (note,) = request.notes
+    assert note.startswith("without meaning here: --monitor-interval (")
+    assert "--start-method (" in note
+    assert "is_host of --rdzv-conf" in note
+
+
+def test_a_rank_for_each_device_needs_devices(tmp_path: Path, monkeypatch: Any) -> None:
+    """A libcuda of our own stands in for the driver."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so"
+    source.write_text("int cuInit(int f){return 0;} int cuDeviceGetCount(int*n){*n=3;return 0;}")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setenv("NC10D_CUDA_LIBRARY", str(library))
+    assert [read(["--nproc-per-node", how, "a"]).job.nproc for how in ("gpu", "auto")] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +121,20 @@ def test_output_goes_to_the_requested_place() -> None:
         "--nproc-per-node 0 a.py",
         "--nnodes 2 a.py",
         "--nnodes 2 --node-rank 0 a.py",
+        "--rdzv-backend etcd a.py",
+        "--rdzv-conf timeout a.py",
+        "--rdzv-conf timeout=x a.py",
+        "--signals-to-handle SIGNONE a.py",
+        "--signals-to-handle SIGKILL a.py",
+        "--local-ranks-filter x a.py",
+        "--nproc-per-node tpu a.py",
+        "--nnodes x a.py",
+        "--",
         "--nnodes 2 --node-rank 2 --rdzv-endpoint h a.py",
         "--nnodes 2 --node-rank 0 --standalone a.py",
         "--nnodes 1:4 a.py",
-        "--redirects 3 a.py",
+        "--redirects 4 a.py",
+        "--redirects a:1 a.py",
         "--no-python -m a",
         "--rdzv-endpoint h:port a.py",
         "--unheard-of a.py",

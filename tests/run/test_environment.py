@@ -31,8 +31,13 @@ CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 @st.composite
 def jobs(draw: st.DrawFn) -> list[LaunchedJob]:
     """A job, as each of its nodes sees it."""
-    nnodes, nproc = draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    return [LaunchedJob(nproc, nnodes, k, "host", 29500) for k in range(nnodes)]
+    counts = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    if len(set(counts)) == 1 and draw(st.booleans()):
+        return [LaunchedJob(n, len(counts), k, "host", 29500) for k, n in enumerate(counts)]
+    return [
+        LaunchedJob(n, len(counts), k, "host", 29500, counts=tuple(counts))
+        for k, n in enumerate(counts)
+    ]
 
 
 @given(jobs())
@@ -49,7 +54,7 @@ def test_ranks_of_all_nodes_are_numbered_without_gaps(nodes: list[LaunchedJob]) 
 def test_all_ranks_have_the_same_environment_except_their_place(
     nodes: list[LaunchedJob], restart: int
 ) -> None:
-    place = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"}
+    place = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE"}
     seen = {
         tuple(sorted((k, v) for k, v in rank_variables(job, i, restart).items() if k not in place))
         for job in nodes

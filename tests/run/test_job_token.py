@@ -11,7 +11,8 @@ import pytest
 
 from nc10d.auth import token
 from nc10d.errors import AuthError
-from nc10d.run.cli import ensure_token, read
+from nc10d.run.cli import ensure_token
+from nc10d.run.launch_options import read
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("NC10D_TOKEN")}
 
@@ -20,20 +21,13 @@ import os, sys
 from pathlib import Path
 import numpy as np
 import nc10d as dist
-from nc10d.errors import StoreError
-from nc10d.store import TCPStore
 
 dist.init_process_group()
 x = np.ones(2)
 dist.all_reduce(x)
-try:
-    TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=0.3, token=None)
-    answer = "a stranger was let in"
-except StoreError:
-    answer = "refused"
 words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
 shown = any(os.environ["NC10D_TOKEN"].encode() in line for line in words)
-print(x[0], answer, shown, flush=True)
+print(x[0], shown, flush=True)
 dist.destroy_process_group()
 """
 READABLE = """
@@ -52,24 +46,53 @@ def run(script: Path, *words: str, **variables: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_a_standalone_job_has_a_token_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["--standalone"]])
+def test_a_job_of_one_node_has_a_token_of_its_own(tmp_path: Path, words: list[str]) -> None:
     script = tmp_path / "looks.py"
     script.write_text(READABLE + LOOKS)
-    done = run(script, "--standalone", "--nproc-per-node", "2")
+    done = run(script, *words, "--nproc-per-node", "2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["2.0 refused False"] * 2
+    assert done.stdout.splitlines() == ["2.0 False"] * 2
 
 
-def test_an_existing_token_is_the_jobs_token() -> None:
+TORCH = """
+import nc10d, numpy, os, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(2)
+dist.all_reduce(x)
+dist.destroy_process_group()
+nc10d.init_process_group()
+y = numpy.ones(2)
+nc10d.all_reduce(y)
+print(x.tolist(), y.tolist(), flush=True)
+nc10d.destroy_process_group()
+"""
+
+
+def test_torchs_own_client_meets_in_that_store_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    script = tmp_path / "torch_ranks.py"
+    script.write_text(TORCH)
+    done = run(script, "--nproc-per-node", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[2.0, 2.0] [2.0, 2.0]"] * 2
+
+
+@pytest.mark.parametrize(
+    "words", ["a.py", "--standalone a.py", "--master-addr 127.0.0.1 a.py", "--master-addr x.y a.py"]
+)
+def test_an_existing_token_is_the_jobs_token(words: str) -> None:
     environment = {token.VALUE: "ab" * 32}
-    ensure_token(read(["--standalone", "a.py"]), environment)
+    assert not ensure_token(read(words.split()), environment)
     assert environment == {token.VALUE: "ab" * 32}
     made: dict[str, str] = {}
-    ensure_token(read(["--standalone", "a.py"]), made)
+    assert ensure_token(read(words.split()), made)
     assert token.job_token(made) is not None
-    none: dict[str, str] = {}
-    ensure_token(read(["a.py"]), none)
-    assert none == {}, "torch's programs can meet in a store without one"
+    trusted = {token.INSECURE: "1"}
+    assert not ensure_token(read(words.split()), trusted)
+    assert trusted == {token.INSECURE: "1"}
 
 
 def test_several_nodes_need_a_token_or_trust() -> None:

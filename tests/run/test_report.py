@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from nc10d.run.report import Exit, failure_text, first_failure, is_secondary
 
-LOST = ("Traceback (most recent call last):", '  File "a.py"', "nc10d.errors.PeerLost: rank 2")
-BUG = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: boom")
+LOST = (
+    "Traceback (most recent call last):",
+    '  File "a.py", line 3, in f',
+    "nc10d.errors.PeerLost: rank 2",
+)
+BUG = ("Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: boom")
 
 
 def ended(rank: int, status: int, last_lines: tuple[str, ...] = ()) -> Exit:
@@ -61,4 +67,20 @@ def test_the_report_gives_the_rank_how_it_ended_and_its_last_lines(
     assert end.exit_code == code
     text = failure_text(end)
     assert f"rank 2 failed with {words} (local rank 2, host host, pid 102)" in text
-    assert text.endswith("    ValueError: boom\n")
+    assert text.endswith("\nnc10d-run: a.py:3: ValueError: boom\n")
+    unseen = failure_text(dataclasses.replace(end, shown=False))
+    assert unseen.endswith(
+        "    Traceback (most recent call last):\n"
+        '      File "a.py", line 3, in f\n    ValueError: boom\n'
+    )
+
+
+def test_without_a_traceback_the_last_lines_are_shown() -> None:
+    text = failure_text(ended(0, 7, ("error: x", "about to fail")))
+    assert text.endswith("last lines of its stderr:\n    error: x\n    about to fail\n")
+
+
+def test_a_message_of_several_lines_is_repeated_in_part() -> None:
+    lines = (*BUG, *(f"  more {n}" for n in range(9)))
+    text = failure_text(ended(0, 1, lines))
+    assert text.splitlines()[1:] == ["nc10d-run: a.py:3: ValueError: boom", *lines[3:6]]

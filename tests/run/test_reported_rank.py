@@ -41,3 +41,32 @@ def test_the_rank_that_broke_the_collective_is_reported(
     assert done.returncode == code, done.stderr
     assert f"nc10d-run: rank 2 failed with {words}" in done.stderr
     assert done.stderr.count("nc10d-run: rank ") == 1
+
+
+WRONG_SHAPE = """
+    import numpy as np
+    import nc10d as dist
+
+    dist.init_process_group()
+
+    def step():
+        work = dist.all_reduce(np.ones(4 - dist.get_rank() % 2), async_op=True)
+        work.wait()
+
+    step()
+"""
+
+
+def test_the_errors_of_three_ranks_fit_on_a_screen(
+    launch: Launch, script: Callable[[str], str]
+) -> None:
+    path = script(WRONG_SHAPE)
+    done = launch("--nproc-per-node", "3", path)
+    lines = done.stderr.splitlines()
+    for rank in range(3):
+        said = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert 0 < len(said) <= 12, done.stderr
+        assert sum("ranks disagree" in line for line in said) == 1
+    first, cause = [line for line in lines if not line.startswith("[rank ")]
+    assert first.startswith("nc10d-run: rank ")
+    assert cause.startswith(f"nc10d-run: {path}:9: nc10d.errors.CollectiveMismatch: ranks disagree")

@@ -1,0 +1,65 @@
+"""How an uncaught error of nc10d is printed: up to the user's line, and each sentence once.
+
+A failed call raises the same error on every rank. The frames inside nc10d are of no use to a user
+and would fill a screen for each rank. So `sys.excepthook` leaves them out, and with them a cause
+that only repeats the error. NC10D_DEBUG=DETAIL keeps them, and so does a hook of the program's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from traceback import TracebackException
+from types import TracebackType
+
+from nc10d.base.debug_level import DebugLevel, get_debug_level
+from nc10d.errors import DistError
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_PROGRAMS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
+# An error of another kind is a bug of nc10d, which needs all frames.
+_FOR_USERS = (DistError, ValueError, TypeError)
+
+
+def install() -> None:
+    """Print uncaught errors shortened, unless the program has a hook of its own; idempotent."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    shortened = isinstance(error, _FOR_USERS) and get_debug_level() < DebugLevel.DETAIL
+    if not shortened or sys.stderr is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(text_of(error))
+    sys.stderr.flush()
+
+
+def text_of(error: BaseException) -> str:
+    """Return the traceback of `error` as it is printed, with its causes."""
+    whole = TracebackException.from_exception(error, compact=True)
+    _shorten(error, whole)
+    return "".join(whole.format())
+
+
+def _shorten(error: BaseException, printed: TracebackException) -> None:
+    frames = printed.stack
+    while frames and _is_own(frames[-1].filename):
+        del frames[-1]
+    if not frames:  # without a stack no headline is printed
+        printed.stack = None  # type: ignore[assignment]
+    cause, context = error.__cause__, error.__context__
+    if printed.__cause__ is not None and cause is not None:
+        if (type(cause), cause.args) == (type(error), error.args):
+            printed.__cause__ = None
+            printed.__suppress_context__ = True
+        else:
+            _shorten(cause, printed.__cause__)
+    elif printed.__context__ is not None and context is not None:
+        _shorten(context, printed.__context__)
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(_PACKAGE) and not name.startswith(_PROGRAMS)

@@ -1,0 +1,94 @@
+"""An uncaught error of nc10d is printed up to the user's line, and each sentence once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+import nc10d
+from nc10d.base import uncaught
+from nc10d.base.debug_level import DebugLevel, get_debug_level, set_debug_level
+from nc10d.base.promise import copy_to_raise
+from nc10d.errors import PeerLost
+
+OWN = nc10d.__file__.replace("__init__.py", "")
+
+
+def raised_by(act: Callable[[], object]) -> BaseException:
+    with pytest.raises((PeerLost, ValueError, AttributeError)) as caught:
+        act()
+    return caught.value
+
+
+def a_wrong_call() -> None:
+    nc10d.get_default_group()
+
+
+def test_the_frames_of_nc10d_are_left_out() -> None:
+    text = uncaught.text_of(raised_by(a_wrong_call))
+    lines = text.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "    nc10d.get_default_group()" in lines
+    assert lines[-1].startswith("ValueError: there is no default process group")
+    assert OWN not in text
+
+
+LOST = PeerLost("rank 1 is lost")
+
+
+def again() -> NoReturn:
+    raise copy_to_raise(LOST)
+
+
+def test_a_cause_that_repeats_the_error_is_left_out() -> None:
+    text = uncaught.text_of(raised_by(again))
+    assert text.count("rank 1 is lost") == 1
+    assert "direct cause" not in text
+
+
+def chained() -> NoReturn:
+    try:
+        a_wrong_call()
+    except ValueError as error:
+        raise PeerLost("rank 1 is lost") from error
+
+
+def test_other_causes_stay_without_nc10ds_frames() -> None:
+    text = uncaught.text_of(raised_by(chained))
+    assert text.count("Traceback") == 2
+    assert text.index("no default process group") < text.index("direct cause")
+    assert OWN not in text
+
+
+def through_nc10d() -> None:
+    uncaught.text_of("no error")  # type: ignore[arg-type]
+
+
+def test_frames_that_nc10d_calls_stay() -> None:
+    """The innermost frame is the standard library's: what it does is told by all frames."""
+    text = uncaught.text_of(raised_by(through_nc10d))
+    assert "in text_of" in text
+
+
+@pytest.mark.parametrize("level", DebugLevel)
+def test_detail_keeps_all_frames(level: DebugLevel, capsys: pytest.CaptureFixture[str]) -> None:
+    error = raised_by(a_wrong_call)
+    before = get_debug_level()
+    set_debug_level(level)
+    try:
+        uncaught._print(type(error), error, error.__traceback__)
+    finally:
+        set_debug_level(before)
+    assert (OWN in capsys.readouterr().err) == (level is DebugLevel.DETAIL)
+
+
+def test_a_hook_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", print)
+    uncaught.install()
+    assert sys.excepthook is print
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    uncaught.install()
+    assert sys.excepthook is uncaught._print
