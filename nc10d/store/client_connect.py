@@ -26,7 +26,8 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     NotAStore is raised at once: another program has the port. With a `token`, the server must
     prove that it knows it.
     """
-    pause, report = _RETRY_FIRST, WaitReport(f"a client of store {host}:{port}", Deadline(deadline))
+    pause, until = _RETRY_FIRST, Deadline(deadline, deadline - time.monotonic())
+    report = WaitReport(f"a client of store {host}:{port}", until)
     while True:
         try:
             # An attempt ends when a line is due; the next may last longer.

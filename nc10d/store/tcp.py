@@ -118,13 +118,17 @@ class TCPStore(Store):
         )
 
     def _await_workers(self, world_size: int, deadline: float) -> None:
-        pause = 0.001
-        report = WaitReport(f"store {self.address}", Deadline(deadline), self._seconds)
+        pause, report = (
+            0.001,
+            WaitReport(f"store {self.address}", Deadline(deadline, self._seconds)),
+        )
         while (count := self._arrivals(0)) < world_size:
-            missing = f"{count} of {world_size} clients have come"
-            report.look(partial(str, missing))
+            report.look(partial("{} of {} clients have come".format, count, world_size))
             if time.monotonic() >= deadline:
-                raise StoreTimeout(report.timed_out(missing))
+                raise StoreTimeout(
+                    f"store {self.address}: {count} of {world_size} clients came within "
+                    f"{self._seconds:g} s"
+                )
             # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
