@@ -59,7 +59,7 @@ class ControlRank:
     def gone(self) -> set[int]:
         """Return the ranks known to be dead, departed or unreachable."""
         peers = [self.plane.ranks[peer] for peer in self.plane.hosts.local_ranks(self.rank)]
-        left = {peer.rank for peer in peers if peer.closed} | self.control.left
+        left = {peer.rank for peer in peers if peer.closed} | self.control.left.keys()
         return self.dead | left | {n for n in self.ends if self.connections.lost(n) is not None}
 
     def close(self) -> None:

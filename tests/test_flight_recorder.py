@@ -16,8 +16,8 @@ import pytest
 from jobs import Job
 
 import nc10d as dist
-from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.backend.cpu.native.offsets import LOG_SLOTS
+from nc10d.base.call_site import text_at
 from nc10d.debug.diagnosis import diagnose
 from nc10d.errors import DistError
 from nc10d.group import flight_recorder

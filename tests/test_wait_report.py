@@ -38,7 +38,7 @@ def test_lines_come_at_growing_intervals(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(wait_report.time, "monotonic", lambda: now)
-    report, at = WaitReport("rank 1 of 2", Deadline(1800.0)), []
+    report, at = WaitReport("rank 1 of 2", Deadline(1800.0, 1800.0)), []
     for second in range(1801):
         now, before = float(second), len(caplog.messages)
         report.look(lambda: "rank 0 is missing")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.base.signal_errors import suppress_here
-from nc10d.base.text import in_seconds
+from nc10d.base.text import in_seconds, ranks_text
 from nc10d.errors import CollectiveTimeout
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
@@ -52,10 +52,9 @@ def monitored_barrier(
         counts = [found.store.add(f"{_KEY}/{rank}", 0) for rank in range(found.size)]
         missing = [rank for rank, count in enumerate(counts) if count < arrivals]
     if missing:
-        ranks = "rank" if len(missing) == 1 else "ranks"
         message = (
-            f"{ranks} {', '.join(map(str, missing))} of group {found.name!r} did not come to "
-            f"monitored_barrier within {in_seconds(limit)} of rank {found.rank}"
+            f"monitored_barrier timed out on rank {found.rank} after {in_seconds(limit)}: "
+            f"{ranks_text(missing)} of group {found.name!r} did not come"
         )
         found.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending

@@ -28,17 +28,21 @@ def seconds(timeout: Timeout) -> float:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each call would pay for it
 class Deadline:
-    """An absolute time, in seconds of time.monotonic(); math.inf means never."""
+    """An absolute time, in seconds of time.monotonic(); math.inf means never. Immutable.
+
+    `limit` is the timeout from which it was made, for error texts; math.inf if unknown.
+    """
 
     at: float
+    limit: float = math.inf
 
     @classmethod
     def after(cls, timeout: Timeout) -> Deadline:
         """Return the deadline `timeout` from now."""
         limit = timeout if type(timeout) is float and timeout >= 0 else seconds(timeout)
-        return cls(time.monotonic() + limit)
+        return cls(time.monotonic() + limit, limit)
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""

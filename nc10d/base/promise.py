@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 from nc10d.base.deadline import NEVER, Deadline, Timeout
+from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
 
 _log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class Promise:
                 self._block(deadline)
             if self._state == PENDING:
                 what = self._describe()
-                message = f"{what} did not end within wait({timeout}); it goes on"
+                message = f"wait() timed out after {in_seconds(deadline.limit)}: {what} goes on"
                 raise CollectiveTimeout(message, op=what)
         if self._exception is not None:
             raise copy_to_raise(self._exception)

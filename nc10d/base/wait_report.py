@@ -18,14 +18,10 @@ FIRST_SECONDS = 3.0
 
 
 class WaitReport:
-    """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`.
+    """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`."""
 
-    `limit` is the timeout of the whole call, if that began earlier.
-    """
-
-    def __init__(self, waiter: str, deadline: Deadline, limit: float | None = None) -> None:
-        self._waiter, self._begun = waiter, time.monotonic()
-        self._limit = deadline.at - self._begun if limit is None else limit
+    def __init__(self, waiter: str, deadline: Deadline) -> None:
+        self._waiter, self._begun, self._limit = waiter, time.monotonic(), deadline.limit
         self._next = self._begun + FIRST_SECONDS
 
     def look(self, missing: Callable[[], str]) -> None:

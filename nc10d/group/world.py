@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from threading import get_ident
@@ -300,9 +301,16 @@ def _meet_in(
 
 
 def _exit() -> None:
-    """Close all groups at exit, without errors: destroy_process_group reports them."""
+    """Close all groups at exit, without errors: destroy_process_group reports them.
+
+    An error that has ended the program is handled meanwhile: peers that still wait are told of it.
+    """
+    error = getattr(sys, "last_value", None) or SystemExit()
     with contextlib.suppress(DistError, OSError):
-        process_world.clear()
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001  (Python has printed it)
+            process_world.clear()
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:

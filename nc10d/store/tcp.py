@@ -132,10 +132,9 @@ class TCPStore(Store):
 
     def _await_workers(self, world_size: int, deadline: float) -> None:
         pause = 0.001
-        report = WaitReport(f"store {self.address}", Deadline(deadline), self._seconds)
+        report = WaitReport(f"store {self.address}", Deadline(deadline, self._seconds))
         while (count := self._arrivals(0)) < world_size:
-            missing = f"{count} of {world_size} clients have come"
-            report.look(partial(str, missing))
+            report.look(partial("{} of {} clients have come".format, count, world_size))
             if time.monotonic() >= deadline:
                 # The words that torch's callers look for.
                 told = f"Timed out after {self._seconds:g} seconds waiting for clients"

@@ -50,7 +50,12 @@ class LocalWork(Work):
     def _poll(self) -> None:
         if self._deadline.expired():
             call = self._describe()
-            self._exchange.fail(CollectiveTimeout(f"{call} timed out: not all ranks came", op=call))
+            self._exchange.fail(
+                CollectiveTimeout(
+                    f"{call} timed out after {self._deadline.limit:g} s: not all ranks came",
+                    op=call,
+                )
+            )
 
     def _block(self, deadline: Deadline) -> None:
         super()._block(min(deadline, self._deadline, key=lambda d: d.at))

@@ -30,6 +30,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
+from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import Op
@@ -187,6 +188,8 @@ class CpuBackend(Backend):
     ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         self.group.health.check()
+        # For ranks that wait for this rank in another call meanwhile.
+        self.group.memory.write_note(called(f"new_group({name!r})", here()))
         spec = self._spec(ranks, name, store, deadline, check_parent)
         return _connected(spec, formation.form(spec), spec.store, self._detector)
 
@@ -202,7 +205,10 @@ class CpuBackend(Backend):
         group = self.group
         members, rank = [group.members[rank] for rank in ranks], list(ranks).index(group.rank)
         checked = partial(check, group, name, members)
-        return GroupSpec(group.context, name, members, rank, store, deadline, checked)
+        whereabouts = group.health.whereabouts
+        return GroupSpec(
+            group.context, name, members, rank, store, deadline, checked, lambda: whereabouts()[0]
+        )
 
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""

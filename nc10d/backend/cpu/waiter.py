@@ -75,7 +75,7 @@ class Waiter:
         `answer` is the engine's answer so far. Raises the group's failure.
         """
         # `run` has spent a slice of the timeout already.
-        deadline = Deadline.after(max(0.0, timeout - SLICE))
+        deadline = Deadline(time.monotonic() + max(0.0, timeout - SLICE), timeout)
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
                 if self._check_deadlock(channel):

@@ -25,6 +25,7 @@ from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -201,7 +202,10 @@ class MpiGroup:
         overdue = next((task for task in in_flight if task.deadline.at <= now), None)
         if overdue is not None:
             rank = self.comm.rank
-            text = f"{overdue.work._describe()} timed out on rank {rank} of group {self.name!r}"
+            text = (
+                f"{overdue.work._describe()} timed out on rank {rank} of group {self.name!r} after "
+                f"{in_seconds(overdue.deadline.limit)}"
+            )
             self.fail(CollectiveTimeout(text, rank=rank, **self._about(overdue)))
 
     def _about(self, task: Task) -> dict[str, Any]:

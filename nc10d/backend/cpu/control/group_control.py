@@ -63,8 +63,8 @@ class GroupControl:
     ) -> None:
         """`gone` returns the ranks that have died, have left or are unreachable."""
         self.members, self.rank = list(members), rank
-        self.left: set[int] = set()
-        """The ranks that have announced that they leave the group."""
+        self.left: dict[int, str] = {}
+        """The ranks that have announced that they leave the group, and why; "" if unknown."""
         self.on_decision: Callable[[str, str], None] = ignored
         self._name, self._control, self._gone = name, control, gone
         self._others = [other for other in range(len(members)) if other != rank]
@@ -191,7 +191,7 @@ class GroupControl:
     def on_message(self, rank: int, kind: str, message: Message) -> None:
         """Process a message of a member; called by the control thread."""
         if kind == "leave":
-            self.left.add(rank)
+            self.left[rank] = str(message.get("why", ""))
         elif kind == "value":
             self._values[message["key"]] = message["value"]
         else:
@@ -202,13 +202,13 @@ class GroupControl:
             self._announce(topic)
         self.notify()
 
-    def leave(self, remote: Iterable[int]) -> None:
+    def leave(self, remote: Iterable[int], why: str = "") -> None:
         """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves.
 
         Peers of this host see it in shared memory. But only a message behind all earlier messages
         shows that those have arrived, and consensus needs to know that.
         """
-        self._send(self._others if self._topics else remote, {"kind": "leave"})
+        self._send(self._others if self._topics else remote, {"kind": "leave", "why": why})
 
     def lost(self, rank: int) -> str | None:
         """Return why a member's connection has ended, or None."""

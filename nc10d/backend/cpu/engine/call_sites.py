@@ -9,6 +9,8 @@ When the table is full, calls from new lines have no site.
 from __future__ import annotations
 
 import ctypes
+import logging
+import platform
 import sys
 import threading
 from types import CodeType, FrameType
@@ -44,9 +46,18 @@ class CallSites:
         self._alive: list[CodeType] = []
         self._lock = threading.RLock()
         self._vain = 0
-        offset = first_instruction()
-        self._offset = offset or 0
-        self.address: int = 0 if offset is None else self._table.ctypes.data
+        found = first_instruction()
+        self.address: int = 0 if found is None else self._table.ctypes.data
+        self._offset, no_code = found or (0, 0)
+        if no_code:
+            self._enter(no_code, at.SITE_OURS, self._enter.__code__)
+        if found is None:
+            python = f"{platform.python_implementation()} {platform.python_version()}"
+            logging.getLogger("nc10d").warning(
+                "nc10d: errors will not name the lines of calls: %s keeps its frames in a way that "
+                "this version of nc10d does not know",
+                python,
+            )
 
     def learn(self) -> None:
         """Add this thread's callers: code objects of nc10d, and the user's line that called them.

@@ -6,6 +6,7 @@ raise the same error.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
@@ -24,11 +26,13 @@ from nc10d.backend.cpu.transport.links import Links, sender_site
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.call_site import called
-from nc10d.base.text import join_words
+from nc10d.base.text import in_seconds, join_words
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
 from nc10d.ops import OP_NAMES, Op, Recv, Send
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
+ENDING = "its program ends"
+"""The reason of a rank that leaves at its program's end. Soon its exit code tells more."""
 _MOST_LINKS = 4
 """Most links that are named for a rank that has exchanged messages only."""
 
@@ -43,6 +47,7 @@ class GroupErrors:
     channel: Channel
     links: Links
     remote: RemoteGroup | None
+    control: GroupControl
 
     def group_rank(self, blocked_on: int) -> int:
         """Return the rank in the group that the engine is blocked on.
@@ -90,25 +95,47 @@ class GroupErrors:
         return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.group_ranks)}
 
     def timeout(
-        self, peer: int | None, ops: Sequence[Op], channel: Channel | None
+        self, peer: int | None, ops: Sequence[Op], channel: Channel | None, limit: float
     ) -> CollectiveTimeout:
-        """Return the error for an operation that has not ended within its deadline."""
+        """Return the error for an operation that has not ended within its timeout, `limit`."""
         name, seq, text = self.own_operation(ops, channel)
-        whom = "" if peer is None else f" waiting for rank {peer}"
-        end = f"{whom}{self._awaited_elsewhere()}"
-        return self._timeout(f"{text} of group {self.name!r}", end, peer, name, seq)
+        call, elsewhere = f"{text} of group {self.name!r}", self._awaited_elsewhere()
+        return self._timeout(call, channel, limit, elsewhere, (peer, name, seq))
 
-    def message_timeout(self, peer: int | None, channel: Channel) -> CollectiveTimeout:
-        """Return the error for a message that has not passed within its deadline."""
+    def message_timeout(
+        self, peer: int | None, channel: Channel, limit: float
+    ) -> CollectiveTimeout:
+        """Return the error for a message that has not passed within its timeout, `limit`."""
         name, seq = _message_name(channel), self._message_number(channel)
         link = f"{'to' if name == 'send' else 'from'} rank {peer} in group {self.name!r}"
-        return self._timeout(f"{name} #{seq} {link}", "", peer, name, seq)
+        return self._timeout(f"{name} #{seq} {link}", channel, limit, "", (peer, name, seq))
 
     def _timeout(
-        self, text: str, end: str, peer: int | None, name: str, seq: int
+        self,
+        call: str,
+        channel: Channel | None,
+        limit: float,
+        end: str,
+        place: tuple[int | None, str, int],
     ) -> CollectiveTimeout:
-        message = f"{text} timed out on rank {self.memory.group_rank}{end}{self.last_operations()}"
+        peer, name, seq = place
+        if channel is not None and channel.spec.kind != at.COLLECTIVE:
+            waiting = channel.oldest()
+            words, field = (
+                (channel.words, at.C_SITE) if waiting is None else (waiting.words, at.D_SITE)
+            )
+            site = text_in(int(words[field // 8]))
+        else:
+            site = self.memory.site(self.memory.rank, seq)
         fields = self._common_fields()
+        waited = fields["waited"] if math.isinf(limit) else limit
+        after = "" if waited is None else f" after {in_seconds(waited)}"
+        whom = "" if peer is None else f", waiting for rank {peer}"
+        advice = "a rank that is slow needs a longer timeout; NC10D_DUMP_SIGNAL shows where it is"
+        message = (
+            f"{called(call, site)} timed out on rank {self.memory.group_rank}{after}{whom}{end}; "
+            f"{advice}{self.last_operations()}"
+        )
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **fields)
 
     def _awaited_elsewhere(self) -> str:
@@ -134,12 +161,27 @@ class GroupErrors:
     def peer_left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
         """Return the error for a rank that has closed the group while this rank waits for it."""
         name, seq, text = self.own_operation(ops, channel)
+        why = self._why_left(peer)
         message = (
-            f"rank {peer} has left group {self.name!r}, but rank {self.memory.group_rank} still "
-            f"waits for it in {text}{self.last_operations()}"
+            f"rank {peer} has left group {self.name!r}{f' ({why})' if why else ''}, but rank "
+            f"{self.memory.group_rank} still waits for it in {text}{self.last_operations()}"
         )
-        cause = "it has left the group"
+        cause = why or "it has left the group"
         return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._common_fields())
+
+    def _why_left(self, peer: int) -> str:
+        """Return the error with which a rank has left, or how its process has ended; "" if unknown.
+
+        Blocks for a moment for a rank whose program ends.
+        """
+        memory = self.memory
+        if peer not in memory.group_ranks:
+            return self.control.left.get(peer, "")
+        index = memory.group_ranks.index(peer)
+        process = memory.peers[index]
+        said = memory.read_cause(index)
+        why = str(error_wire.decode_error(said)) if said else ""
+        return death(process) if why == ENDING and ended(process) else why
 
     def died(self, rank: int, peer: HostPeer) -> PeerLost:
         """Return the error for a peer of this host (`rank` is its index there) that has died."""

@@ -17,7 +17,9 @@ release the lock of a channel before it calls `failure`.
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -26,17 +28,20 @@ from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.failure.cause import AgreedCause
-from nc10d.backend.cpu.failure.error_text import GroupErrors, as_dist_error
+from nc10d.backend.cpu.failure.error_text import ENDING, GroupErrors, as_dist_error
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed
+from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed, PeerLost
 from nc10d.ops import Op
 
 # Seconds that a failed data connection waits for a cause from the control connection. That knows
 # more: whether the peer has left or its process has ended.
 CONTROL_GRACE = 1.0
+_LONGEST_WHY = 200
+"""The most characters of an error that a leaving rank shows to the others."""
 
 
 class Health:
@@ -52,6 +57,7 @@ class Health:
         self._failure: DistError | None = None
         self._lock = threading.RLock()
         self.closed = False
+        self.why_closed = ""
         self._deadlock: DistError | None = None
         self.on_failure: Callable[[DistError], object] | None = None
 
@@ -133,7 +139,7 @@ class Health:
         peer = self._departed_peer(channel)
         if peer is not None:
             return self._fail(self._text.peer_left(peer, ops, channel))
-        return self.fail_timeout(ops, channel) if deadline.expired() else None
+        return self.fail_timeout(ops, channel, deadline.limit) if deadline.expired() else None
 
     def _departed_peer(self, channel: Channel) -> int | None:
         """Return the rank that a channel waits for, if it has left without doing its part."""
@@ -226,8 +232,19 @@ class Health:
             if self.closed:
                 return False
             self.closed = True
+            # A rank that leaves amid an error: peers that wait for it learn the reason.
+            error = sys.exc_info()[1]
+            if isinstance(error, SystemExit):
+                self.why_closed = ENDING
+            elif error is not None:
+                words = error_wire.message_of(error).partition("; last operations")[0]
+                self.why_closed = f"{type(error).__name__}: {words[:_LONGEST_WHY]}"
             # First of all: no peer may read arrays that are about to return to their owners.
-            self._memory.publish_closed()
+            self._memory.publish_closed(
+                error_wire.encode_error(PeerLost(self.why_closed), at.CAUSE_BYTES)
+                if self.why_closed
+                else b""
+            )
             if self._agreed is not None:
                 self._agreed.close()
             if self._failure is None:
@@ -253,12 +270,17 @@ class Health:
         else:
             self.failure()
 
-    def fail_timeout(self, ops: Sequence[Op], channel: Channel | None) -> DistError:
-        """Fail the group, since an operation's own deadline has passed; return the failure."""
+    def fail_timeout(
+        self, ops: Sequence[Op], channel: Channel | None, limit: float = math.inf
+    ) -> DistError:
+        """Fail the group, since an operation's own deadline has passed; return the failure.
+
+        `limit` is the operation's timeout, math.inf if it is not known here.
+        """
         peer = None if channel is None else self._blocked_on(channel)
         if not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
-            return self._fail(self._text.message_timeout(peer, channel))
-        return self._fail(self._text.timeout(peer, ops, channel))
+            return self._fail(self._text.message_timeout(peer, channel, limit))
+        return self._fail(self._text.timeout(peer, ops, channel, limit))
 
     def on_death(self, number: int) -> None:
         """React to the death of a process of this host, rank `number` of the job."""

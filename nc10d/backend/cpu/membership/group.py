@@ -45,7 +45,7 @@ class Group:
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
         self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
-        text = GroupErrors(context, name, memory, self.channel, self.links, remote)
+        text = GroupErrors(context, name, memory, self.channel, self.links, remote, self.control)
         self.health = Health(text, self.control)
         context.join(self, memory)
 
@@ -98,7 +98,8 @@ class Group:
             self.context.channels.retire(channel)
         # Before the sockets close: a peer whose socket ends looks for this announcement.
         remote = self.remote
-        self.control.leave(() if remote is None else remote.hosts.remote_ranks(self.rank))
+        away = () if remote is None else remote.hosts.remote_ranks(self.rank)
+        self.control.leave(away, self.health.why_closed)
         if remote is not None:
             remote.close()
         give_back(self.context, self.memory, self.links.owned)

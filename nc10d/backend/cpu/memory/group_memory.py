@@ -8,6 +8,7 @@ on another device (its note), and the two slots of its staging buffer.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,8 +91,15 @@ class GroupMemory:
         """Return the address at which a rank's arena is mapped here."""
         return self._mappings[rank].base
 
-    def publish_closed(self) -> None:
-        """Publish that this rank has ended its operations: peers no longer read its arrays."""
+    def publish_closed(self, why: bytes = b"") -> None:
+        """Publish that this rank has ended its operations: peers no longer read its arrays.
+
+        `why`, an encoded error, is for peers that still wait; they read it as this rank's cause.
+        """
+        with self.reporting:
+            if why and not self.reported:
+                self.write_cause(why)
+                self.reported = True
         self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
 
     def leave(self) -> None:
@@ -187,6 +195,13 @@ class GroupMemory:
         """Put the failure cause that this rank reports into its area."""
         place = self._bytes(self.rank, at.AREA_CAUSE, at.CAUSE_BYTES)
         place[:] = np.frombuffer(text.ljust(at.CAUSE_BYTES, b"\0"), np.uint8)
+
+    def write_note(self, call: str) -> None:
+        """Record a call that the engine does not run as this rank's latest call."""
+        note = self._bytes(self.rank, _note_offset(self.size), at.RECORD_BYTES)
+        text = call.encode(errors="replace")[: at.TEXT_BYTES - 1].ljust(at.TEXT_BYTES, b"\0")
+        note[at.RECORD_TEXT :][: at.TEXT_BYTES] = np.frombuffer(text, np.uint8)
+        note[:16].view(np.int64)[:] = max(1, int(note[:8].view(np.int64)[0])), time.monotonic_ns()
 
     def read_cause(self, rank: int) -> str:
         """Return the failure cause that a rank has reported; "" for none."""

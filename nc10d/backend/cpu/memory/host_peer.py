@@ -23,13 +23,13 @@ def process() -> str:
 _DYING_MS = 500
 
 
-def ended(peer: HostPeer) -> bool:
-    """Return whether a peer's process has ended; blocks for half a second if it lives."""
+def ended(peer: HostPeer, patience_ms: int = _DYING_MS) -> bool:
+    """Return whether a peer's process has ended; blocks for `patience_ms` if it lives."""
     if peer.pidfd < 0:
         return False
     poller = select.poll()
     poller.register(peer.pidfd, select.POLLIN)
-    return bool(poller.poll(_DYING_MS))
+    return bool(poller.poll(patience_ms))
 
 
 def death(peer: HostPeer) -> str:

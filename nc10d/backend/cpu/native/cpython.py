@@ -77,19 +77,27 @@ def _find() -> tuple[int, int, int, int]:
 DATA_OFFSET, DIMS_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = _find()
 
 
-FRAME = 56
-"""In a thread's state: the address of a block whose second word is its innermost frame."""
-FRAME_CODE = 32
-FRAME_OUTER = 48
+_LAYOUTS = {(3, 11): (56, 8, 32, 48), (3, 12): (56, 0, 0, 8), (3, 13): (72, -1, 0, 8)}
+FRAME, FRAME_BLOCK, FRAME_CODE, FRAME_OUTER = _LAYOUTS.get(sys.version_info[:2], (0, 0, 0, 0))
+"""FRAME, in a thread's state: the address of its innermost frame; if FRAME_BLOCK is not negative,
+of a block with that address there. FRAME_CODE and FRAME_OUTER, in a frame: its code object, and the
+frame that called it."""
 FRAME_INSTRUCTION = 56
-"""In a frame: its code object, the frame that called it, the instruction that it is at."""
+"""In a frame: the instruction that it is at."""
 _INSIDE = 24  # of a frame object: the address of the frame itself
 
 
-def first_instruction() -> int | None:
-    """Return the offset of the instructions in a code object; None if it can't be found."""
-    if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 11):
-        return None
+def first_instruction() -> tuple[int, int] | None:
+    """Return the offset of the instructions in a code object; None if frames can't be read.
+
+    The second number stands for a code object in frames without one: CPython puts such a frame
+    between a function and the C code that calls it. 0: this version has none.
+    """
+    known = sys.implementation.name == "cpython" and sys.version_info[:2] in _LAYOUTS
+    return next(map(_look_at_frames, [None])) if known else None  # a call by C code
+
+
+def _look_at_frames(_: None) -> tuple[int, int] | None:
     here = sys._getframe()
     outer = here.f_back
     if outer is None:
@@ -98,14 +106,18 @@ def first_instruction() -> int | None:
     inner, frame = _inside(here), _inside(outer)
     instruction = _word(frame + FRAME_INSTRUCTION)
     # The innermost frame is that of words_at, called by _word, called from here.
-    innermost = _word(_word(state + FRAME) + 8)
+    innermost = _word(state + FRAME)
+    if FRAME_BLOCK >= 0:
+        innermost = _word(_word(state + FRAME) + FRAME_BLOCK)
+    between = _word(inner + FRAME_OUTER)
+    no_code = 0 if between == frame else _word(between + FRAME_CODE)
     good = (
         _word(_word(innermost + FRAME_OUTER) + FRAME_OUTER) == inner
         and _word(inner + FRAME_CODE) == id(here.f_code)
-        and _word(inner + FRAME_OUTER) == frame
+        and (between == frame or _word(between + FRAME_OUTER) == frame)
         and _word(frame + FRAME_CODE) == id(outer.f_code)
     )
-    found = instruction - id(outer.f_code) - outer.f_lasti if good else None
+    found = (instruction - id(outer.f_code) - outer.f_lasti, no_code) if good else None
     del here, outer  # a frame that refers to itself keeps all its callers' variables alive
     return found
 

@@ -1,10 +1,10 @@
 """Call sites: find the line of the user's program that made a call, in some tens of ns.
 
 The function that entered the engine is the innermost frame of its thread. Code objects of nc10d,
-of the standard library and of torch.distributed are in the table as SITE_OURS; the first frame with
-another code object is the user's. Its current instruction
-is looked up in a table from instructions to texts ("train.py:41"), which call_sites.py fills. A
-thread reads only its own frames, which stand still while it is in here.
+of the standard library and of torch.distributed are in the table as SITE_OURS, and so is what
+stands for one in frames of C code; the first frame with another code object is the user's. Its
+current instruction is looked up in a table from instructions to texts ("train.py:41"), which
+call_sites.py fills. A thread reads only its own frames, which stand still while it is in here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from numba import njit, types
 
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire
-from nc10d.backend.cpu.native.cpython import FRAME, FRAME_CODE, FRAME_INSTRUCTION, FRAME_OUTER
+from nc10d.backend.cpu.native.cpython import (
+    FRAME,
+    FRAME_BLOCK,
+    FRAME_CODE,
+    FRAME_INSTRUCTION,
+    FRAME_OUTER,
+)
 
 DEEPEST = 64  # frames that are looked at, the user's included
 # CPython's C interface: this thread's state, with or without the GIL.
@@ -40,7 +46,9 @@ def nc10d_site(channel: int) -> int:
     table = load(channel + at.C_SITES)
     if table == 0:
         return 0
-    frame = load(load(thread_state() + FRAME) + 8)
+    frame = load(thread_state() + FRAME)
+    if FRAME_BLOCK >= 0:
+        frame = load(frame + FRAME_BLOCK)
     for _ in range(DEEPEST):
         if frame == 0:
             return 0

@@ -257,7 +257,7 @@ class AnySourceReceive(Work):
         while self._inner is None:
             failure = self._health.failure()
             if failure is None and self.deadline.expired():
-                failure = self._health.fail_timeout(self.ops, None)
+                failure = self._health.fail_timeout(self.ops, None, self.deadline.limit)
             if failure is not None:
                 self._finish(failure)
                 return

@@ -20,6 +20,7 @@ from nc10d.backend.nccl.bindings.header_table import CONSTANTS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
@@ -115,7 +116,9 @@ class Communicator:
                 return
             if deadline.expired():
                 self.abort()
-                raise CollectiveTimeout(f"{call_name} did not end in time", op=call_name)
+                raise CollectiveTimeout(
+                    f"{call_name} timed out after {in_seconds(deadline.limit)}", op=call_name
+                )
             _no_event.wait(pause)  # NCCL can't wake a thread
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -278,7 +281,10 @@ def _within(deadline: Deadline, call_name: str, function: Callable[[], None]) ->
     thread.start()
     thread.join(min(deadline.remaining(), threading.TIMEOUT_MAX))
     if thread.is_alive():
-        message = f"{call_name} did not end in time: a rank died meanwhile, or can't be reached"
+        message = (
+            f"{call_name} timed out after {in_seconds(deadline.limit)}: a rank died meanwhile, or "
+            "can't be reached"
+        )
         raise CollectiveTimeout(message, op=call_name)
     if failures:
         raise failures[0]
