@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
@@ -29,11 +29,9 @@ from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
+from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 _ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
 _CAUSE_KEY = "cause"  # in the store, for groups without a failure detector

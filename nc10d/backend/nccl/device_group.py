@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
-from nc10d.backend.nccl.launch.launch_table import AFTER_EVENT, DeviceContext, LaunchTable
+from nc10d.backend.nccl.launch.launch_table import (
+    AFTER_EVENT,
+    DeviceContext,
+    LaunchTable,
+    LaunchText,
+)
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.cuda.driver import call, event_pool, on_device
@@ -18,9 +23,6 @@ from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
-
-if TYPE_CHECKING:
-    pass
 
 _run_rows = entry_point(native.nc10d_nccl_run)
 
@@ -97,7 +99,7 @@ class DeviceGroup:
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
-        self._planner.record_deferred(work.ops, comm_streams)
+        self._planner.record_of(comm_streams).write(LaunchText(work.ops))
         deferred = DeferredLaunch(work, comm_streams, before)
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)

@@ -6,20 +6,18 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
+from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
+from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
-
-if TYPE_CHECKING:
-    from nc10d.backend.nccl.comm.comm_streams import CommStream
-    from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 
 MANY = 128
 """With more pending Works than this, a launch finishes the ended Works itself."""
@@ -78,12 +76,8 @@ class NcclWork(DeviceWork):
         """Make a stream wait for the operation, unless it has ended."""
         with self._owner.lock:
             if self.event:
-                self._owner.let_wait(stream, self.event)
-
-    def result(self) -> Any:
-        """Wait as `wait()` does, then return the sender's rank, or the list of outputs."""
-        self.wait()
-        return self._value()
+                with on_device(self._owner.device):  # `stream` may be a default stream
+                    call("cuStreamWaitEvent", stream, self.event, 0)
 
     @property
     def duration(self) -> float | None:
@@ -132,6 +126,7 @@ class PendingWorks:
     def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:
         self.lock = threading.RLock()
         self._pool = pool
+        self.device = pool.device
         self.fail = fail
         self._works: dict[NcclWork, None] = {}
         self._hurried: set[NcclWork] = set()
@@ -144,11 +139,6 @@ class PendingWorks:
             self.sweep()
         if watchdog.idle:
             watchdog.wake()
-
-    def let_wait(self, stream: int, event: int) -> None:
-        """Make a stream of this device, perhaps a default stream, wait for an event."""
-        with on_device(self._pool.device):
-            call("cuStreamWaitEvent", stream, event, 0)
 
     def hurry(self, work: NcclWork) -> None:
         """Have the watchdog poll often until a Work ends."""

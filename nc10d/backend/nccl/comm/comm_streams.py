@@ -13,7 +13,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
@@ -26,11 +26,8 @@ from nc10d.cuda.streams import Stream
 from nc10d.errors import DistError, RendezvousError
 from nc10d.ops import Op, Recv, Send
 from nc10d.store.arrival import arrive
+from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
-
 
 COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""

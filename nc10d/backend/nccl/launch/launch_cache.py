@@ -121,8 +121,9 @@ class LaunchCache:
         """Keep a cached launch that has its table, in place of the oldest."""
         if key is None or cached.table is None:
             return
+        uniform = isinstance(batch, ops.AllReduces)
         try:
-            cached.remember(_all_arrays(batch))
+            cached.remember(batch.arrays if uniform else [x for op in batch for x in arrays_of(op)])
         except TypeError:  # an array without weak references
             return
         if len(self._known) >= MOST:
@@ -147,11 +148,3 @@ def _signature(op: ops.Op) -> Key | None:
     if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
         return None
     return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
-
-
-def _all_arrays(batch: Sequence[ops.Op]) -> Sequence[Any]:
-    return (
-        batch.arrays
-        if isinstance(batch, ops.AllReduces)
-        else [x for op in batch for x in arrays_of(op)]
-    )

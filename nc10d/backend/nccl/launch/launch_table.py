@@ -17,20 +17,18 @@ import contextlib
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nc10d.arrays.access import first_array, touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import disjoint
 from nc10d.backend.cpu.native.offsets import RECORD_BYTES, TEXT_BYTES
+from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_record
+from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
 from nc10d.ops import OP_NAMES, AllReduces, Op
-
-if TYPE_CHECKING:
-    from nc10d.backend.nccl.bindings.library import Library
-    from nc10d.backend.nccl.comm.comm_streams import CommStream
 
 _PAD = (0,) * 8
 AFTER_EVENT = 2

@@ -136,17 +136,10 @@ class LaunchPlanner:
         calls = self._calls(copies.ops, self._premul_op)
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
-    def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
-        """Write the launch record of a deferred launch."""
-        self._record_for(comm_streams).write(LaunchText(ops))
-
-    def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
+    def record_of(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
         """Return the record of a launch; launches of messages only are not published."""
-        return (
-            self._record
-            if any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
-            else self._unread_record
-        )
+        published = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
+        return self._record if published else self._unread_record
 
     def _table_for(
         self,
@@ -180,7 +173,7 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        record_address, text = self._record_for(comm_streams), LaunchText(ops)
+        record_address, text = self.record_of(comm_streams), LaunchText(ops)
         return LaunchTable(
             comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
         )
