@@ -27,26 +27,19 @@ from typing import TYPE_CHECKING, Any
 from nc10d.base import moved
 
 if TYPE_CHECKING:
-    from nc10d.testing import conformance, layouts, networks, reference, strategies
-    from nc10d.testing.conformance import check_backend
-    from nc10d.testing.external_ranks import Launcher
-    from nc10d.testing.local_backend import run_local
-    from nc10d.testing.pair_cover import pairwise
-    from nc10d.testing.ranks import Ranks, run_ranks
+    from nc10d.testing import conformance as conformance
+    from nc10d.testing import layouts as layouts
+    from nc10d.testing import networks as networks
+    from nc10d.testing import reference as reference
+    from nc10d.testing import strategies as strategies
+    from nc10d.testing.conformance import check_backend as check_backend
+    from nc10d.testing.external_ranks import Launcher as Launcher
+    from nc10d.testing.local_backend import run_local as run_local
+    from nc10d.testing.pair_cover import pairwise as pairwise
+    from nc10d.testing.ranks import Ranks as Ranks
+    from nc10d.testing.ranks import run_ranks as run_ranks
 
-__all__ = [
-    "Launcher",
-    "Ranks",
-    "check_backend",
-    "conformance",
-    "layouts",
-    "networks",
-    "pairwise",
-    "reference",
-    "run_local",
-    "run_ranks",
-    "strategies",
-]
+_MODULES = ("conformance", "layouts", "networks", "reference", "strategies")
 _HOME = {
     "Launcher": "external_ranks",
     "Ranks": "ranks",
@@ -55,6 +48,7 @@ _HOME = {
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 moved.install()

@@ -26,12 +26,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
 class NcclWork(DeviceWork):
-    """One launch on a device.
+    """One launch on a device."""
 
-    It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
-    submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
-    `due` is the time.monotonic() by which it must have ended.
-    """
+    # It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
+    # submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
+    # `due` is the time.monotonic() by which it must have ended.
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
@@ -147,10 +146,8 @@ class PendingWorks:
         watchdog.wake()
 
     def retire(self, works: list[NcclWork], wait: bool = True) -> None:
-        """Finish Works whose events have ended; callbacks run without the lock.
-
-        A failed kernel of NCCL ends as any other: only its communicator has the error.
-        """
+        """Finish Works whose events have ended; callbacks run without the lock."""
+        # A failed kernel of NCCL ends as any other: only its communicator has the error.
         if not self.lock.acquire(blocking=wait):
             return
         try:
@@ -175,11 +172,9 @@ class PendingWorks:
         return not self._frozen
 
     def freeze(self) -> None:
-        """Finish no Work any more: from now on they end by an abort.
-
-        Waits at most a second for a thread that launches. Such a thread may be stuck in NCCL, and
-        only the abort frees it.
-        """
+        """Finish no Work any more: from now on they end by an abort."""
+        # Waits at most a second for a thread that launches. Such a thread may be stuck in NCCL, and
+        # only the abort frees it.
         self._frozen = True
         if self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY):
             self.lock.release()
@@ -209,10 +204,8 @@ class PendingWorks:
             work._finish()
 
     def _over(self) -> list[NcclWork]:
-        """Return the Works whose events have ended; on a stream they end in order.
-
-        Usually the latest Work has ended too, so a single query per stream is enough.
-        """
+        """Return the Works whose events have ended; on a stream they end in order."""
+        # Usually the latest Work has ended too, so a single query per stream is enough.
         comm_streams: dict[object, list[NcclWork]] = {}
         for work in self._works:
             comm_streams.setdefault(work.comm_streams, []).append(work)

@@ -103,10 +103,8 @@ class Library:
             raise NCCLError(f"{call_name}: {self.describe(code)}", code=code)
 
     def describe(self, code: int) -> str:
-        """Return NCCL's text for a failed result, and its last error message.
-
-        NCCL keeps the last message even when later calls succeed.
-        """
+        """Return NCCL's text for a failed result, and its last error message."""
+        # NCCL keeps the last message even when later calls succeed.
         text = self.function("ncclGetErrorString")(code).decode(errors="replace")
         last = (self.function("ncclGetLastError")(None) or b"").decode(errors="replace").strip()
         return f"{text} ({last})" if last else text

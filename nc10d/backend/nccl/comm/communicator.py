@@ -97,10 +97,8 @@ class Communicator:
         return state.value
 
     def settle(self, deadline: Deadline, call_name: str) -> None:
-        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late.
-
-        Raises NCCLError if asynchronous work has failed.
-        """
+        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late."""
+        # Raises NCCLError if asynchronous work has failed.
         pause = _FIRST_PAUSE
         while not self.blocking:
             state = self.async_error()
@@ -114,10 +112,8 @@ class Communicator:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
-        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value.
-
-        Made once for each factor and type; it ends with the communicator.
-        """
+        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value."""
+        # Made once for each factor and type; it ends with the communicator.
         found = self._premul_ops.get((factor, datatype))
         if found is None:
             made = ctypes.c_int()
@@ -145,11 +141,9 @@ class Communicator:
                     self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
-        """Destroy it now, aborting its operations; idempotent, from any thread.
-
-        Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
-        only the abort frees it.
-        """
+        """Destroy it now, aborting its operations; idempotent, from any thread."""
+        # Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
+        # only the abort frees it.
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
         try:
             handle, self._handle = self._handle, None
