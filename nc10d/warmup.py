@@ -86,11 +86,9 @@ def _let_all_read(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterable[str]]]:
-    """Start the helper processes, which compile; yield them and the lines that they write.
-
-    All helpers write to the same pipe, a line at a time. They are outside the terminal's foreground
-    group, so Ctrl-C reaches only this process, which then kills them.
-    """
+    """Start the helper processes, which compile; yield them and the lines that they write."""
+    # All helpers write to the same pipe, a line at a time. They are outside the terminal's
+    # foreground group, so Ctrl-C reaches only this process, which then kills them.
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), "--share"]
     started = [
@@ -108,10 +106,8 @@ def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterabl
 
 
 def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
-    """Show the progress that the helpers report; return the number of compiled functions.
-
-    Nothing is shown before each of the `jobs` helpers has reported how many functions it has.
-    """
+    """Show the progress that the helpers report; return the number of compiled functions."""
+    # Nothing is shown before each of the `jobs` helpers has reported how many functions it has.
     ready = total = started = 0
     for line in lines:
         if line.startswith("+"):
@@ -181,12 +177,12 @@ def _tasks() -> list[Task]:
 
 def _warm_engine() -> None:
     from nc10d.backend.cpu.native import interpreter, slow_steps
-    from nc10d.kernels import lazy
+    from nc10d.kernels import cache
 
     interpreter.advance_address()
     for name in ENGINE:
         importlib.import_module(f"{NATIVE}.{name}")
-        for _, make in lazy.every(f"{NATIVE}.{name}"):
+        for _, make in cache.every(f"{NATIVE}.{name}"):
             make()
     slow_steps.prepare()
 

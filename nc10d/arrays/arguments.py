@@ -35,10 +35,7 @@ def is_list(x: Any) -> bool:
 
 
 def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
-    """Return an array that the operation reads, or writes if `written`.
-
-    TypeError if `x` is no array; ValueError if it is written, and read-only or self-overlapping.
-    """
+    """Return an array that the operation reads, or writes if `written`."""
     try:
         found = Argument(call, name, as_buffer(x), written)
     except TypeError as error:
@@ -148,13 +145,10 @@ def check_flat(whole: Argument, piece: Argument, rank: int, size: int) -> None:
     """Check a flat array, the `whole` of all ranks, against this rank's `piece`."""
     check_same_type([piece, whole])
     check_count(whole, size * piece.buffer.count, f"{size} ranks times those of {piece.name}")
-    if not _is_chunk(piece.buffer, whole.buffer, rank):
+    chunk = whole.buffer.address + rank * piece.buffer.nbytes
+    dense = piece.buffer.contiguous and whole.buffer.contiguous
+    if not dense or piece.buffer.address != chunk:
         check_disjoint([whole, piece])
-
-
-def _is_chunk(piece: Buffer, whole: Buffer, rank: int) -> bool:
-    here = whole.address + rank * piece.nbytes
-    return piece.contiguous and whole.contiguous and piece.address == here
 
 
 def check_chunks(chunks: Sequence[Argument], piece: Argument, rank: int, size: int) -> None:
@@ -175,10 +169,8 @@ def _same_elements(a: Buffer, b: Buffer) -> bool:
 
 
 def check_disjoint(arguments: Sequence[Argument]) -> None:
-    """Raise ValueError if an output shares memory with another argument.
-
-    Arguments are sorted by address, so that only those whose spans overlap are compared exactly.
-    """
+    """Raise ValueError if an output shares memory with another argument."""
+    # Sorted by address, so that only arguments whose spans overlap are compared exactly.
     ordered = sorted((x for x in arguments if x.buffer.count), key=lambda x: x.buffer.span)
     for index, x in enumerate(ordered):
         end = x.buffer.span[1]
@@ -207,10 +199,7 @@ def split_counts(x: Argument, name: str, splits: Sequence[int] | None, size: int
 
 
 def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:
-    """Return lists of ranks, each sorted, as tuples of ints.
-
-    ValueError unless the lists are disjoint and all members are ranks of a group of `size`.
-    """
+    """Return disjoint lists of ranks of a group of `size`, each sorted, as tuples of ints."""
     lists = [
         tuple(sorted(integer("split_group", "ranks", rank) for rank in ranks))
         for ranks in (() if split_ranks is None else split_ranks)

@@ -54,12 +54,10 @@ class Buffer:
 
     @property
     def repeats(self) -> bool:
-        """Whether elements share bytes, as in a broadcast view or a sliding window.
-
-        Sorted by stride, each dimension must step over the extent of the smaller dimensions. That
-        holds for every slice, transpose or reshape of an array. A hand-made layout that
-        interleaves its dimensions without a collision counts as sharing too.
-        """
+        """Whether elements share bytes, as in a broadcast view or a sliding window."""
+        # Sorted by stride, each dimension must step over the extent of the smaller dimensions. That
+        # holds for every slice, transpose or reshape of an array. A hand-made layout that
+        # interleaves its dimensions without a collision counts as sharing too.
         if self.contiguous or not self.count:
             return False
         reach = self.dtype.itemsize
@@ -71,10 +69,7 @@ class Buffer:
         return False
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """Return an ndarray on the same memory; TypeError if it is not on the CPU.
-
-        It has the shape, strides and writability of the original, and keeps it alive.
-        """
+        """Return an ndarray on the same memory, which it keeps alive; TypeError off the CPU."""
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
         if isinstance(self.owner, np.ndarray):
@@ -123,7 +118,7 @@ def register(
         _families.add(kind)
     if isinstance(device, str):
         single_device_types.add(kind)
-        _devices[kind] = _always(device)
+        _devices[kind] = lambda _: device
     else:
         _devices[kind] = device or (lambda x: resolve(x).device)
 
@@ -140,10 +135,6 @@ def _register_by_name(x: Any) -> bool:
     if resolve is not None:
         register(kind, resolve, "cuda")
     return resolve is not None
-
-
-def _always(device: str) -> Callable[[Any], str]:
-    return lambda _: device
 
 
 def as_buffer(x: Any) -> Buffer:
@@ -279,11 +270,9 @@ def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[in
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:
-    """Return whether two arrays share a byte.
-
-    Exact unless that is too expensive (np.shares_memory, which accesses no memory). Then arrays
-    whose spans overlap count as sharing.
-    """
+    """Return whether two arrays share a byte."""
+    # Exact unless that is too expensive (np.shares_memory, which accesses no memory). Then arrays
+    # whose spans overlap count as sharing.
     if a.device != b.device or not (a.count and b.count):
         return False
     if not intervals.intersect(a.span, b.span):

@@ -145,8 +145,11 @@ def check_reduce(dtype: DType, op: ReduceOp) -> None:
     reason = _REFUSED[dtype.family].get(op.kind)
     if reason is not None:
         raise TypeError(f"{op.name} of {dtype.label}: {reason}")
-    if op.factor is not None and dtype.family in (ElementKind.INT, ElementKind.UINT):
-        _check_whole(dtype, op.factor)
+    if op.factor is None or dtype.family not in (ElementKind.INT, ElementKind.UINT):
+        return
+    if not float(op.factor).is_integer() or abs(op.factor) > _LARGEST_FACTOR:
+        rule = "the factor must be a whole number of at most 2**53 in size"
+        raise TypeError(f"PREMUL_SUM of {dtype.label}: {rule}, not {op.factor!r}")
 
 
 def allows(dtype: DType, op: ReduceOp) -> bool:
@@ -156,11 +159,3 @@ def allows(dtype: DType, op: ReduceOp) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _check_whole(dtype: DType, factor: float) -> None:
-    if not (float(factor).is_integer() and abs(factor) <= _LARGEST_FACTOR):
-        raise TypeError(
-            f"PREMUL_SUM of {dtype.label}: the factor must be a whole number "
-            f"of at most 2**53 in size, not {factor!r}"
-        )

@@ -49,7 +49,7 @@ def _export_of(x: Any) -> Callable[[Any], View] | None:
         return _by_interface if known else None  # hasattr(x, ...) would be another look
     except (BufferError, ValueError):
         pass  # `export` raises it again, and `host_view` explains it
-    return _by_buffer
+    return lambda x: np.asarray(memoryview(x))
 
 
 def _by_dlpack(x: Any) -> View:
@@ -57,10 +57,6 @@ def _by_dlpack(x: Any) -> View:
     if callable(lazy) and lazy():  # torch exports such a tensor without its sign
         raise TypeError("it is a lazy negative, its memory is not: pass x.resolve_neg()")
     return np.from_dlpack(x)
-
-
-def _by_buffer(x: Any) -> View:
-    return np.asarray(memoryview(x))
 
 
 def _by_interface(x: Any) -> View:

@@ -61,10 +61,8 @@ buffer.register(_Refused, _Refused.reason, "cpu")
 
 
 def numpy_view(x: ops.Array) -> ops.Array:
-    """Return an ndarray on the memory of `x`, which it keeps alive; `x` itself on other devices.
-
-    An ndarray is returned unchanged. If `x` is no array, the checks of the arguments will say so.
-    """
+    """Return an ndarray on the memory of `x`, which it keeps alive; `x` itself on other devices."""
+    # An ndarray is returned unchanged. If `x` is no array, the checks of the arguments will say so.
     if isinstance(x, np.ndarray):
         return x
     try:
@@ -122,22 +120,16 @@ def _map_value(replace: View, xs: ops.Arrays | None) -> Any:
 
 
 _MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[ops.Arrays], ops.Arrays]], ops.Op]] = {
-    ops.AllReduce: lambda op, replace, each: ops.AllReduce(replace(op.x), op.op),
-    ops.Reduce: lambda op, replace, each: ops.Reduce(replace(op.x), op.root, op.op),
-    ops.Broadcast: lambda op, replace, each: ops.Broadcast(replace(op.x), op.root),
-    ops.AllGather: lambda op, replace, each: ops.AllGather(each(op.out), replace(op.inp)),
-    ops.ReduceScatter: lambda op, replace, each: ops.ReduceScatter(
-        replace(op.out), each(op.inp), op.op
-    ),
-    ops.AllToAll: lambda op, replace, each: ops.AllToAll(
+    ops.AllReduce: lambda op, one, each: ops.AllReduce(one(op.x), op.op),
+    ops.Reduce: lambda op, one, each: ops.Reduce(one(op.x), op.root, op.op),
+    ops.Broadcast: lambda op, one, each: ops.Broadcast(one(op.x), op.root),
+    ops.AllGather: lambda op, one, each: ops.AllGather(each(op.out), one(op.inp)),
+    ops.ReduceScatter: lambda op, one, each: ops.ReduceScatter(one(op.out), each(op.inp), op.op),
+    ops.AllToAll: lambda op, one, each: ops.AllToAll(
         each(op.out), each(op.inp), op.out_splits, op.in_splits
     ),
-    ops.Gather: lambda op, replace, each: ops.Gather(
-        each(op.out), replace(op.inp), op.root, op.even
-    ),
-    ops.Scatter: lambda op, replace, each: ops.Scatter(
-        replace(op.out), each(op.inp), op.root, op.even
-    ),
-    ops.Send: lambda op, replace, each: ops.Send(replace(op.x), op.peer, op.tag),
-    ops.Recv: lambda op, replace, each: ops.Recv(replace(op.x), op.peer, op.tag),
+    ops.Gather: lambda op, one, each: ops.Gather(each(op.out), one(op.inp), op.root, op.even),
+    ops.Scatter: lambda op, one, each: ops.Scatter(one(op.out), each(op.inp), op.root, op.even),
+    ops.Send: lambda op, one, each: ops.Send(one(op.x), op.peer, op.tag),
+    ops.Recv: lambda op, one, each: ops.Recv(one(op.x), op.peer, op.tag),
 }

@@ -19,10 +19,7 @@ Maker = Callable[[str, Deadline], Backend]
 
 
 class BackendTable:
-    """Map devices to backends. Any thread may call all methods.
-
-    `ready` maps devices to the backends that exist, and is empty after a failure.
-    """
+    """Maps devices to backends, for any thread; `ready` has those that exist, none once failed."""
 
     def __init__(self) -> None:
         self.failure: DistError | None = None

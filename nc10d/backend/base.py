@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from nc10d import ops
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, GroupClosed
 from nc10d.ops import Op
+from nc10d.store.base import Store
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 
 class FailureDetector(Protocol):
@@ -91,29 +89,17 @@ class CallParts(NamedTuple):
 
 
 PARTS: dict[type[Any], CallParts] = {
-    ops.AllReduce: CallParts(
-        lambda op: (op.op, op.x, op.x), lambda extra, x, y: ops.AllReduce(x, extra)
-    ),
-    ops.Broadcast: CallParts(
-        lambda op: (op.root, op.x, op.x), lambda extra, x, y: ops.Broadcast(x, extra)
-    ),
-    ops.Reduce: CallParts(
-        lambda op: ((op.root, op.op), op.x, op.x), lambda e, x, y: ops.Reduce(x, *e)
-    ),
-    ops.AllGather: CallParts(
-        lambda op: (None, op.inp, op.out), lambda extra, x, y: ops.AllGather(y, x)
-    ),
+    ops.AllReduce: CallParts(lambda o: (o.op, o.x, o.x), lambda e, x, y: ops.AllReduce(x, e)),
+    ops.Broadcast: CallParts(lambda o: (o.root, o.x, o.x), lambda e, x, y: ops.Broadcast(x, e)),
+    ops.Reduce: CallParts(lambda o: ((o.root, o.op), o.x, o.x), lambda e, x, y: ops.Reduce(x, *e)),
+    ops.AllGather: CallParts(lambda o: (None, o.inp, o.out), lambda e, x, y: ops.AllGather(y, x)),
     ops.ReduceScatter: CallParts(
-        lambda op: (op.op, op.out, op.inp), lambda e, x, y: ops.ReduceScatter(x, y, e)
+        lambda o: (o.op, o.out, o.inp), lambda e, x, y: ops.ReduceScatter(x, y, e)
     ),
-    ops.AllToAll: CallParts(_exchanged, lambda extra, x, y: ops.AllToAll(y, x)),
-    ops.Barrier: CallParts(lambda op: (None, NOTHING, NOTHING), lambda extra, x, y: ops.Barrier()),
-    ops.Send: CallParts(
-        lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Send(x, peer, tag)
-    ),
-    ops.Recv: CallParts(
-        lambda op: (op.peer, op.x, op.tag), lambda peer, x, tag: ops.Recv(x, peer, tag)
-    ),
+    ops.AllToAll: CallParts(_exchanged, lambda e, x, y: ops.AllToAll(y, x)),
+    ops.Barrier: CallParts(lambda o: (None, NOTHING, NOTHING), lambda e, x, y: ops.Barrier()),
+    ops.Send: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Send(x, e, tag)),
+    ops.Recv: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Recv(x, e, tag)),
 }
 """By kind of operation.
 
@@ -230,10 +216,7 @@ class Backend(Protocol):
 
 
 class OtherBackends:
-    """The failure detectors among a group's other backends, as one of its backends sees them.
-
-    `detectors` returns those that exist; more may be made later.
-    """
+    """A group's other failure detectors, as one of its backends sees them; more may come later."""
 
     def __init__(self, detectors: Callable[[], Iterator[FailureDetector]] = lambda: iter(())):
         self._detectors = detectors
@@ -244,11 +227,8 @@ class OtherBackends:
         return any(True for _ in self._detectors())
 
     def record_address(self) -> int:
-        """Return the address of the record where a rank publishes its latest launch; 0: none.
-
-        `backend.cpu.native.offsets` has the layout of the record. It exists until the group is
-        closed.
-        """
+        """Return the address of the record where a rank publishes its latest launch; 0: none."""
+        # `backend.cpu.native.offsets` has its layout. It exists until the group is closed.
         return next((detector.record_address for detector in self._detectors()), 0)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:

@@ -33,9 +33,8 @@ class BackendConfig:
         self.devices: Mapping[str, str] = MappingProxyType(_parse((asked or DEFAULT).lower()))
         entries = map(find_backend, self.devices.values())
         wanted = [entry.failure_detector for entry in entries if entry.failure_detector]
-        failure_detector = (
-            {FAILURE_DETECTOR: wanted[0]} if wanted and "cpu" not in self.devices else {}
-        )
+        needed = wanted and "cpu" not in self.devices
+        failure_detector = {FAILURE_DETECTOR: wanted[0]} if needed else {}
         # With the failure detector that a backend asks for, unless a CPU backend is there.
         self.places: Mapping[str, str] = MappingProxyType(failure_detector | dict(self.devices))
 

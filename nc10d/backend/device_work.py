@@ -46,10 +46,6 @@ class DeviceWork(Work):
         """Block the host until the operation has ended; see Work.wait."""
         return super().wait(timeout)
 
-    def synchronize(self) -> None:
-        """Do as `wait()`."""
-        self.wait()
-
     def block_current_stream(self) -> None:
         """Make the current stream wait for the operation."""
         self.join()

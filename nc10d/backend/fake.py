@@ -7,16 +7,14 @@ holds the operations of the latest launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.errors import GroupClosed
 from nc10d.ops import Op, Recv
+from nc10d.store.base import Store
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 
 class FakeBackend(Backend):

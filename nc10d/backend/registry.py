@@ -17,12 +17,11 @@ from nc10d.errors import UnsupportedPlatform
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A registered backend: its factory, its default devices, and its types of options.
+    """A registered backend: its factory, its default devices, and its types of options."""
 
-    `options` are the types that its `pg_options` may have; None, the default, is always accepted.
-    `meet` finds the other ranks by default (None: by the environment). `failure_detector` names the
-    backend that detects dead ranks for it, in groups that have no backend for the CPU.
-    """
+    # `options` are the types that its `pg_options` may have; None, the default, is always accepted.
+    # `meet` finds the other ranks by default (None: by the environment). `failure_detector` names
+    # the backend that detects dead ranks for it, in groups that have no backend for the CPU.
 
     name: str
     factory: Factory | str
@@ -119,6 +118,6 @@ register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
 register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], failure_detector="cpu")
 register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
-    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.store_bootstrap:meet"
+    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.forming:meet"
 )
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")

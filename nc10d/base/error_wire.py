@@ -37,10 +37,8 @@ def wire_type(error: BaseException) -> type[DistError]:
 
 
 def encode_error(error: DistError, most: int | None = None, **own: Any) -> bytes:
-    """Return an error as JSON of at most `most` bytes (at least 512); longer texts are shortened.
-
-    Attributes in `own` replace the error's.
-    """
+    """Return an error as JSON of at most `most` bytes (512 at least); longer texts are cut."""
+    # Attributes in `own` replace the error's.
     fields = {name: _as_json(getattr(error, name, None)) for name in _FIELDS} | own
     kind, message = wire_type(error).__name__, message_of(error)
     while True:
@@ -53,11 +51,9 @@ def encode_error(error: DistError, most: int | None = None, **own: Any) -> bytes
 
 
 def _shortened(message: str, fields: dict[str, Any], excess: int) -> str:
-    """Return a shorter message, or shorten the attributes in `fields`, by some of the excess.
-
-    The end of the message is cut first, then the `last` call of each rank is dropped, then the
-    texts of other attributes are halved.
-    """
+    """Return a shorter message, or shorten the attributes in `fields`, by some of the excess."""
+    # The end of the message is cut first, then the `last` call of each rank is dropped, then the
+    # texts of other attributes are halved.
     texts = {name: text for name, text in fields.items() if text and isinstance(text, str)}
     least = _LONGEST_TEXT if texts or fields["last"] is not None else 1
     if len(message) > least:

@@ -20,10 +20,9 @@ def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
 
 
 def from_handler(error: BaseException | None) -> bool:
-    """Return whether a signal's handler raised `error`, which this frame is handling.
-
-    Python calls a handler with the interrupted frame, which no other function gets from its caller.
-    """
+    """Return whether a signal's handler raised `error`, which this frame is handling."""
+    # Python calls a handler with the interrupted frame, which no other function gets from its
+    # caller.
     trace = None if error is None else error.__traceback__
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next

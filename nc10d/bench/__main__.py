@@ -17,9 +17,8 @@ def main() -> int:
         table = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and table in MOVED:
             command = f"python -m nc10d.bench --{table}"
-            print(
-                f"{command} has moved: in a checkout, python -m benchmarks {table}", file=sys.stderr
-            )
+            told = f"{command} has moved: in a checkout, python -m benchmarks {table}"
+            print(told, file=sys.stderr)
             return 2
     return cli.run(cli.read(sys.argv[1:]))
 

@@ -19,10 +19,7 @@ from nc10d.group.process_group import ProcessGroup
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A row to measure: collective, size, type, and repetitions.
-
-    A round is `iterations` calls; there are `repeats` rounds.
-    """
+    """A row to measure: a collective, size and type, in `repeats` rounds of `iterations` calls."""
 
     collective: str
     nbytes: int
@@ -33,10 +30,7 @@ class BenchJob:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured row; `seconds` is the median over rounds of the slowest rank's mean.
-
-    `count` elements were moved, a few more or less than the job's bytes. `wrong` is over all ranks.
-    """
+    """A measured row; `seconds`: median of the slowest rank's means; `wrong` over all ranks."""
 
     job: BenchJob
     count: int
@@ -75,10 +69,8 @@ FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:
-    """Run a job on this rank; every rank returns the same row. Blocks for all its rounds.
-
-    Results are checked before the rounds and after them.
-    """
+    """Run a job on this rank; every rank returns the same row. Blocks for all its rounds."""
+    # Results are checked before the rounds and after them.
     workload = COLLECTIVES[job.collective](group, job.nbytes, job.dtype)
     workload.reset()
     workload.call()
@@ -92,9 +84,8 @@ def measure(group: ProcessGroup, job: BenchJob) -> Row:
     slowest = [max(times) for times in zip(*(means for _, means in results), strict=True)]
     there_and_back = 2 if job.collective == "send_recv" else 1
     seconds = statistics.median(slowest) / there_and_back
-    return Row(
-        job, workload.count, workload.op, seconds, sum(wrong for wrong, _ in results), group.size
-    )
+    wrong = sum(wrong for wrong, _ in results)
+    return Row(job, workload.count, workload.op, seconds, wrong, group.size)
 
 
 def _mean(group: ProcessGroup, call: Call, iterations: int) -> float:

@@ -12,32 +12,19 @@ driver loads it; UnsupportedPlatform names the missing part.
 
 from __future__ import annotations
 
-from nc10d.cuda.driver import (
-    available,
-    current_device,
-    device_count,
-    on_device,
-    ordinal,
-    synchronize,
-)
-from nc10d.cuda.memory import DeviceArray, copy_to, empty, to_device, to_host, zeros
-from nc10d.cuda.streams import Stream, stream, stream_handle, stream_of
-
-__all__ = [
-    "DeviceArray",
-    "Stream",
-    "available",
-    "copy_to",
-    "current_device",
-    "device_count",
-    "empty",
-    "on_device",
-    "ordinal",
-    "stream",
-    "stream_handle",
-    "stream_of",
-    "synchronize",
-    "to_device",
-    "to_host",
-    "zeros",
-]
+from nc10d.cuda.driver import available as available
+from nc10d.cuda.driver import current_device as current_device
+from nc10d.cuda.driver import device_count as device_count
+from nc10d.cuda.driver import on_device as on_device
+from nc10d.cuda.driver import ordinal as ordinal
+from nc10d.cuda.driver import synchronize as synchronize
+from nc10d.cuda.memory import DeviceArray as DeviceArray
+from nc10d.cuda.memory import copy_to as copy_to
+from nc10d.cuda.memory import empty as empty
+from nc10d.cuda.memory import to_device as to_device
+from nc10d.cuda.memory import to_host as to_host
+from nc10d.cuda.memory import zeros as zeros
+from nc10d.cuda.streams import Stream as Stream
+from nc10d.cuda.streams import stream as stream
+from nc10d.cuda.streams import stream_handle as stream_handle
+from nc10d.cuda.streams import stream_of as stream_of

@@ -144,13 +144,11 @@ def synchronize(device: int | None = None) -> None:
 
 
 class EventPool:
-    """The free events of a device, by handle, because creating events is slow.
+    """The free events of a device, by handle, because creating events is slow."""
 
-    An event is a point in a stream. Those with timing are kept separately.
-
-    The caller that takes an event gives it back once nothing waits for it any more, and never while
-    it belongs to a captured graph. Thread-safe, because a list's `pop` and `append` are atomic.
-    """
+    # An event is a point in a stream. Those with timing are kept separately. The caller that takes
+    # an event gives it back once nothing waits for it any more, and never while it belongs to a
+    # captured graph. Thread-safe, because a list's `pop` and `append` are atomic.
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -170,10 +170,8 @@ def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
 
 
 def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
-    """Make `others`, and their devices' default streams, wait for work queued on `here`.
-
-    Memory is freed in the order of default streams. While a graph is captured, this does nothing.
-    """
+    """Make `others`, and their devices' default streams, wait for work queued on `here`."""
+    # Memory is freed in the order of default streams. While a graph is captured, this does nothing.
     if not in_capture(here):
         devices = {here.device, *(key.device for key in others)}
         for key in {*others, *(StreamKey(streams.LEGACY, device) for device in devices)}:

@@ -32,11 +32,10 @@ _default_streams: dict[type, int] = {}
 
 
 class Stream:
-    """A new stream on a device, which does not synchronise with the default stream.
+    """A new stream on a device, which does not synchronise with the default stream."""
 
-    `high` requests the device's highest priority. The stream is destroyed with the object; work
-    already queued on it still completes.
-    """
+    # `high` requests the device's highest priority. The stream is destroyed with the object; work
+    # already queued on it still completes.
 
     def __init__(self, device: int | None = None, high: bool = False) -> None:
         self.device = current_device() if device is None else device
@@ -153,10 +152,7 @@ def chosen_stream_or(home: int) -> int:
 
 
 def default_stream_of(x: Any) -> int | None:
-    """Return the fixed stream of arrays like `x`, current outside of `with cuda.stream`.
-
-    None for arrays whose library has a current stream of its own.
-    """
+    """Return the fixed stream of arrays like `x`; None if their library has a current one."""
     return _default_streams.get(type(x))
 
 

@@ -14,13 +14,12 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings about a group.
+    """The findings about a group."""
 
-    `missing` ranks left no dump, `late` ranks have made fewer calls than others. `last` is rank →
-    number of its latest call. `different` is (number, {call: ranks that made it}) of the first
-    number at which calls differ. `reasons` are those of the dumps, the most frequent first;
-    `messages` are lines about messages that ranks wait for.
-    """
+    # `missing` ranks left no dump, `late` ranks have made fewer calls than others. `last` is rank →
+    # number of its latest call. `different` is (number, {call: ranks that made it}) of the first
+    # number at which calls differ. `reasons` are those of the dumps, the most frequent first;
+    # `messages` are lines about messages that ranks wait for.
 
     group: str
     size: int
@@ -150,9 +149,8 @@ def _row(rank: int, dump: Dump | None, last: int | None) -> str:
     call = nothing if latest is None else latest.where
     waits = f", waits for rank {dump.waits_for}" if dump.waits_for is not None else ""
     state = latest.state if latest else ""
-    return _cut(
-        f"  rank {rank:<4} #{last:<6} {call} {state}{waits} (pid {dump.pid} on {dump.host})"
-    )
+    where = f"(pid {dump.pid} on {dump.host})"
+    return _cut(f"  rank {rank:<4} #{last:<6} {call} {state}{waits} {where}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

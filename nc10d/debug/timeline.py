@@ -62,9 +62,8 @@ def bars(dumps: Sequence[Dump]) -> tuple[list[Bar], float]:
     if not begins:
         return [], 1.0
     first, last = min(begins), max(dump.written * 1e9 for dump in newest.values())
-    found = (
-        _bar(newest[rank], entry, diagnosis, first) for rank, own in shown.items() for entry in own
-    )
+    pairs = ((rank, entry) for rank, own in shown.items() for entry in own)
+    found = (_bar(newest[rank], entry, diagnosis, first) for rank, entry in pairs)
     return [*found], max(last - first, 1.0)
 
 

@@ -15,14 +15,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import digest
 from nc10d.errors import CollectiveMismatch, RendezvousError, StoreError
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
+from nc10d.store.base import Store
 
 LOCAL = "use_local_synchronization=True"
 _LONGEST = 2000

@@ -150,9 +150,8 @@ class Batch:
             return None
         ops = self.ops if self._reduction is not None else tuple(self._ops)
         try:
-            whole = self.group.launch(
-                ops, self.device or "cpu", async_op or bool(self.works), self.timeout
-            )
+            device, has_work = self.device or "cpu", async_op or bool(self.works)
+            whole = self.group.launch(ops, device, has_work, self.timeout)
         except BaseException as error:
             self.drop(error)
             raise

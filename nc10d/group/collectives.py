@@ -33,12 +33,11 @@ def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
 
 
 class OpenBatch(Protocol):
-    """A coalescing block as its group sees it: it takes operations.
+    """A coalescing block as its group sees it: it takes operations."""
 
-    An operation on arrays of the type `array_type`, with the group's timeout, may go to `append`.
-    For an all_reduce of such an array by the same object as `reduction`, the array alone may go to
-    `take`.
-    """
+    # An operation on arrays of the type `array_type`, with the group's timeout, may go to `append`.
+    # For an all_reduce of such an array by the same object as `reduction`, the array alone may go
+    # to `take`.
 
     array_type: type | None
     reduction: object
@@ -62,11 +61,9 @@ class Runner:
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
-        """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in PARTS.
-
-        The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as keys,
-        and has checked a tag.
-        """
+        """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in PARTS."""
+        # The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as
+        # keys, and has checked a tag.
         return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def in_batch(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d import ops
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.interop import map_to_numpy, unowned_view, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
@@ -28,25 +29,14 @@ from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.ops import (
-    AllReduce,
-    Array,
-    Barrier,
-    Broadcast,
-    Op,
-    Recv,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
-    Send,
-)
+from nc10d.ops import Array, Barrier, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
-_ON_ONE_ARRAY = frozenset({AllReduce, Broadcast, Reduce, Send, Recv})
-_REDUCTIONS = AllReduce, Reduce, ReduceScatter
+_ON_ONE_ARRAY = frozenset({ops.AllReduce, ops.Broadcast, ops.Reduce, Send, Recv})
+_REDUCTIONS = ops.AllReduce, ops.Reduce, ops.ReduceScatter
 
 
 class Dispatcher(Collectives, PointToPoint):
@@ -160,10 +150,8 @@ class Dispatcher(Collectives, PointToPoint):
         return works
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Run `op`, or add it to this thread's open block; `array` is any of its arrays.
-
-        The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
-        """
+        """Run `op`, or add it to this thread's open block; `array` is any of its arrays."""
+        # The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
         if isinstance(op, _REDUCTIONS) and type(op.op) is not ReduceOp:
             validate(op, self.rank, self.size)
         batch = self._batches.get(get_ident()) if self._batches else None

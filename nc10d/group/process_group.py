@@ -125,11 +125,9 @@ class ProcessGroup(_Dispatcher, Members):
         return made
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
-        """Make the backends of MADE_WITH_GROUP, or of all devices with a `device_id`.
-
-        Blocks until all have come or `deadline` (by default, the group's timeout). On an error the
-        group is closed.
-        """
+        """Make the backends of MADE_WITH_GROUP, or of all devices with a `device_id`."""
+        # Blocks until all have come or `deadline` (by default, the group's timeout). On an error
+        # the group is closed.
         try:
             # The backend that detects failures comes first: it reports deaths while others form.
             for device in sorted(
@@ -366,12 +364,10 @@ def _place_of(name: str, group: ProcessGroup) -> str | None:
 def terms(
     parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any
 ) -> tuple[float, BackendConfig]:
-    """Return timeout (seconds) and configuration of a new group; by default, those of `parent`.
-
-    ValueError or TypeError for wrong arguments, UnsupportedPlatform for a backend that can't work
-    here. It is called before the new group gets its number, so that ranks with wrong arguments do
-    not count differently from the others.
-    """
+    """Return timeout (seconds) and configuration of a new group; by default, those of `parent`."""
+    # ValueError or TypeError for wrong arguments, UnsupportedPlatform for a backend that can't work
+    # here. It is called before the new group gets its number, so that ranks with wrong arguments do
+    # not count differently from the others.
     limit = parent.timeout if timeout is None else seconds(timeout)
     config = parent.config if backend is None else BackendConfig(backend)
     config.options(options)

@@ -35,10 +35,7 @@ from nc10d.work import Work
 
 @dataclass(slots=True)
 class ArrayUse:
-    """An array of the program, and whether its operation writes it on some rank.
-
-    A checked array has a copy, on which the operation works, and a checksum.
-    """
+    """An array of an operation; if checked, with the copy that it works on, and a checksum."""
 
     memory: Buffer
     written: bool = False
@@ -110,10 +107,8 @@ class RaceCheckedWork(Work):
 
 
 def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
-    """Launch operations on copies of their NumPy arrays, and check the arrays; return the work.
-
-    Blocks until conflicting operations in flight have ended.
-    """
+    """Launch operations on copies of their NumPy arrays, and check the arrays; return the work."""
+    # Blocks until conflicting operations in flight have ended.
     wait_for_conflicts(ops)
     uses = _arrays_used(ops)
     if not uses:

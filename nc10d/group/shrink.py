@@ -144,10 +144,7 @@ class ShrinkAttempt:
         self._ranks = range(len(control.members))
 
     def agree(self, until: Deadline) -> list[int]:
-        """Return the members of the next group, the same list on every rank; blocks until then.
-
-        Waits for silent ranks until `until` at most.
-        """
+        """Return the next group's members, alike on all ranks; waits for silent ones to `until`."""
         topic = f"members/{self.number}"
         self._control.set(self._arrival_key(self._control.rank), "")
         while not self._control.until(lambda: self._all_called(topic), until.slice(_POLL_SECONDS)):
@@ -158,13 +155,11 @@ class ShrinkAttempt:
         return listed
 
     def confirm(self, members: Sequence[int], made: bool, until: Deadline) -> bool:
-        """Return whether all members have `made` the group; all members get the same answer.
-
-        Between hosts, a rank may have all its connections while another rank can't complete its
-        own. If the first rank went on alone, it would wait for ever. Blocks until all members have
-        voted, a member has failed, or a member has not voted by `until`. On every member `lost`
-        then has the ranks at fault, so that the next attempt need not wait for them.
-        """
+        """Return whether all members have `made` the group; all members get the same answer."""
+        # Between hosts, a rank may have all its connections while another rank can't complete its
+        # own. If the first rank went on alone, it would wait for ever. Blocks until all members
+        # have voted, a member has failed, or a member has not voted by `until`. On every member
+        # `lost` then has the ranks at fault, so that the next attempt need not wait for them.
         topic = f"outcome/{self.number}"
         votes = [self._vote_key(rank) for rank in members]
         blamed = None if made else sorted(self._gone().intersection(members))
@@ -182,10 +177,8 @@ class ShrinkAttempt:
         return outcome is None
 
     def _votes(self, members: Sequence[int]) -> dict[int, list[int] | None]:
-        """Return each member's vote: None if it has made the group, else the ranks that it blames.
-
-        A member that has not voted blames no rank.
-        """
+        """Return each member's vote: None if it has made the group, else the ranks it blames."""
+        # A member that has not voted blames no rank.
         keys = {rank: self._vote_key(rank) for rank in members}
         voted = {rank: key for rank, key in keys.items() if self._control.check([key])}
         votes = map(json.loads, self._control.multi_get([*voted.values()]))
@@ -199,9 +192,8 @@ class ShrinkAttempt:
             self._control.until(lambda: self._control.check(votes), _GRACE_SECONDS)
         silent = {r for r in members if late and not self._control.check([self._vote_key(r)])}
         gone = self._gone().intersection(members)
-        return sorted(
-            gone.union(silent, *(blamed or () for blamed in self._votes(members).values()))
-        )
+        blamed = (ranks or () for ranks in self._votes(members).values())
+        return sorted(gone.union(silent, *blamed))
 
     def _decide(self, topic: str, members: Sequence[int], value: object) -> str:
         """Propose `value` and return the decision; ranks outside `members` may be silent."""

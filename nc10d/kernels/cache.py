@@ -25,7 +25,7 @@ import os
 import pickle
 import platform
 import signal
-import tempfile
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -49,9 +49,11 @@ from nc10d.kernels.cache_dir import (
     SOURCES,
     code_folder,
     exclusive,
+    replace,
     take_for_life,
 )
 
+EntryPoint = Callable[..., Any]
 Signature = Any  # text, or a Numba signature: int64(int64, my_type)
 FORMAT = 1
 _TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code contains offsets in its objects
@@ -91,10 +93,8 @@ def entry_point(dispatcher: Any) -> Callable[..., Any]:
 
 
 def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
-    """Compile the decorated function as a C function; its `.address` is valid while it lives.
-
-    Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
-    """
+    """Compile the decorated function as a C function; its `.address` is valid while it lives."""
+    # Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
 
     def decorate(function: Any) -> Any:
         types = sigutils.normalize_signature(signature)
@@ -115,16 +115,19 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
     return found
 
 
+def address_of(made: dict[str, Any], name: str, make: Callable[[], Any]) -> int:
+    """Return the address of a callback, which `make` compiles at the first use; see `made_once`."""
+    return int(made_once(made, name, make).address)
+
+
 class Elsewhere(Exception):
     """Another process compiles this function just now; raised only inside `make_all`."""
 
 
 def make_all(makes: Iterable[Callable[[], object]]) -> None:
-    """Compile functions, in their order; block until all are there.
-
-    Functions that another process compiles just now come last: processes that need the same
-    functions at the same time so share the work.
-    """
+    """Compile functions, in their order; block until all are there."""
+    # Functions that another process compiles just now come last: processes that need the same
+    # functions at the same time so share the work.
     left: list[Callable[[], object]] = []
     token = _waits.set(False)
     try:
@@ -137,6 +140,49 @@ def make_all(makes: Iterable[Callable[[], object]]) -> None:
         _waits.reset(token)
     for make in left:
         make()
+
+
+# Entry points that are compiled when a program first uses them, not when they are imported
+
+_signatures: dict[tuple[str, str], Signature] = {}
+
+
+def on_demand(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
+    """Declare an entry point: `_name` here is compiled for `signature` when `module.name` is used.
+
+    The module contains `__getattr__ = entry_points(__name__)`.
+    """
+
+    def declare(function: Any) -> Any:
+        _signatures[function.__module__, function.__name__] = signature
+        return function
+
+    return declare
+
+
+def entry_points(module: str) -> Callable[[str], EntryPoint]:
+    """Return the `__getattr__` of a module of entry points (PEP 562); see `on_demand`."""
+
+    def find(name: str) -> EntryPoint:
+        signature = _signatures.get((module, f"_{name}"))
+        if signature is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        names = vars(sys.modules[module])
+        with compiling:
+            if name not in names:  # another thread may have been faster
+                names[name] = entry_point(compiled(signature)(names[f"_{name}"]))
+        entry: EntryPoint = names[name]
+        return entry
+
+    return find
+
+
+def every(module: str) -> Iterator[tuple[str, Callable[[], EntryPoint]]]:
+    """Yield the name of each entry point of a module and the call that compiles it."""
+    find = entry_points(module)
+    for where, name in list(_signatures):
+        if where == module:
+            yield name, lambda name=name: find(name[1:])  # type: ignore[misc]
 
 
 def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
@@ -205,15 +251,8 @@ class _OneFile:
         self.name = f"{function.__module__}.{function.__qualname__}"
         code = function.__code__
         constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
-        module = _file_digest(code.co_filename)
-        self._key = (
-            self.name,
-            str(signature),
-            code.co_code,
-            code.co_names,
-            repr(constants),
-            module,
-        )
+        read = code.co_code, code.co_names, repr(constants), _file_digest(code.co_filename)
+        self._key = (self.name, str(signature), *read)
         digest = hashlib.sha256(repr(self._key).encode()).hexdigest()[:16]
         self.quick = self.name.startswith(__package__ + ".")  # a kernel: a tenth of a second
         folder = _folder(KERNEL_SOURCES if self.quick else SOURCES)
@@ -221,11 +260,10 @@ class _OneFile:
         self.cache_path = str(folder)  # shown in Numba's statistics
 
     def load_overload(self, _signature: object, target: Any) -> Any:
-        """Return the compiled function, or None if it is missing or damaged.
-
-        Numba's own caches first register everything that the target can compile (`refresh`), which
-        takes longer than all the rest; a loaded function needs only Numba's memory functions.
-        """
+        """Return the compiled function, or None if it is missing or damaged."""
+        # Numba's own caches first register everything that the target can compile (`refresh`),
+        # which takes longer than all the rest; a loaded function needs only Numba's memory
+        # functions.
         try:
             blob = self.path.read_bytes()
         except FileNotFoundError:
@@ -243,19 +281,7 @@ class _OneFile:
         assert not result.library.has_dynamic_globals, f"{self.name} holds a process's addresses"
         data = dumps((self._key, result._reduce()))
         with contextlib.suppress(OSError):
-            _replace(self.path, hashlib.sha256(data).digest() + data)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, atomically for its readers."""
-    fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except OSError:
-        os.unlink(name)
-        raise
+            replace(self.path, hashlib.sha256(data).digest() + data)
 
 
 @functools.cache

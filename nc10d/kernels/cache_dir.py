@@ -55,10 +55,8 @@ def _digest(sources: tuple[str, ...], parts: tuple[object, ...]) -> str:
 
 
 def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files in `folder` that match, sorted; FileNotFoundError if a pattern matches none.
-
-    A digest that silently leaves a source out would accept code compiled from another version.
-    """
+    """Return the matching files, sorted; FileNotFoundError if a pattern matches none."""
+    # A digest that silently leaves a source out would accept code compiled from another version.
     found: set[Path] = set()
     for pattern in patterns:
         here = set(folder.glob(pattern))
@@ -75,7 +73,8 @@ def _roots() -> tuple[Path, ...]:
     A folder may be read-only, as in an image of a container: what it holds is used.
     """
     asked = os.environ.get("NC10D_CACHE_DIR")
-    wanted = [Path(asked) if asked else _user_cache()]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    wanted = [Path(asked) if asked else Path(home) / "nc10d"]
     with contextlib.suppress(FileNotFoundError):  # no folder for temporary files
         wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
     problems = [make_folder(folder) or distrust(folder) for folder in wanted]
@@ -83,11 +82,6 @@ def _roots() -> tuple[Path, ...]:
         warnings.warn(f"NC10D_CACHE_DIR is not used: {problems[0]}", RuntimeWarning, stacklevel=2)
     # Resolved, so that no link can lead elsewhere afterwards.
     return tuple(x.resolve() for x, why in zip(wanted, problems, strict=True) if why is None)
-
-
-def _user_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "nc10d"
 
 
 @functools.cache
@@ -122,12 +116,10 @@ def distrust(folder: Path) -> str | None:
 
 
 def weakness(path: Sequence[tuple[str, os.stat_result]], user: int) -> str | None:
-    """Return the first part of a path by which others could change what it leads to, or None.
-
-    `path` has the parts from / on. Each must belong to `user` or to root (the owner of /, which has
-    another number in a user namespace). Only those may write to it, but for sticky parts above the
-    last, such as /tmp. Nobody else can swap a part whose parents are like that.
-    """
+    """Return the first part of a path by which others could change what it leads to, or None."""
+    # `path` has the parts from / on. Each must belong to `user` or to root (the owner of /, which
+    # has another number in a user namespace). Only those may write to it, but for sticky parts
+    # above the last, such as /tmp. Nobody else can swap a part whose parents are like that.
     trusted = {user, 0, path[0][1].st_uid}
     for name, found in path:
         if not stat.S_ISDIR(found.st_mode):
@@ -138,6 +130,18 @@ def weakness(path: Sequence[tuple[str, os.stat_result]], user: int) -> str | Non
         if found.st_mode & 0o022 and not sticky:
             return f"{name} lets others write (mode {stat.S_IMODE(found.st_mode):o})"
     return None
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace the contents of `path` by `data`, atomically for its readers."""
+    fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 @contextlib.contextmanager
@@ -162,10 +166,8 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
 
 
 def take_for_life(path: Path) -> bool:
-    """Take the lock on the file `path` until this process ends; False if it is taken.
-
-    True as well where the file system has no locks. Never blocks.
-    """
+    """Take the lock on `path` until this process ends; False if it is taken. Never blocks."""
+    # True as well where the file system has no locks.
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -64,18 +64,11 @@ def combine(kind: RedOp, dtype: DType) -> Combine:
         return _RULES[dtype.family][kind]
     if kind in _CHOICES:
         return _choose_float(_CHOICES[kind], WIDEN[dtype])
-    return _compute_wide(_RULES[dtype.family][kind], WIDEN[dtype], NARROW[dtype])
-
-
-def _compute_wide(rule: Combine, widen: Convert, narrow: Convert) -> Combine:
+    rule, widen, narrow = _RULES[dtype.family][kind], WIDEN[dtype], NARROW[dtype]
     return lambda b, x, y: narrow(b, rule(b, widen(b, x), widen(b, y)))
 
 
-def _as_is(_builder: Builder, x: Value) -> Value:
-    return x
-
-
-def _choose_float(comparison: str, widen: Convert = _as_is) -> Combine:
+def _choose_float(comparison: str, widen: Convert = lambda _builder, x: x) -> Combine:
     """Take x where it wins or is NaN, else y; the stored bits are kept, nothing is rounded."""
 
     def emit(b: Builder, x: Value, y: Value) -> Value:
@@ -86,12 +79,8 @@ def _choose_float(comparison: str, widen: Convert = _as_is) -> Combine:
     return emit
 
 
-def _choose_signed(comparison: str) -> Combine:
-    return lambda b, x, y: b.select(b.icmp_signed(comparison, x, y), x, y)
-
-
-def _choose_unsigned(comparison: str) -> Combine:
-    return lambda b, x, y: b.select(b.icmp_unsigned(comparison, x, y), x, y)
+def _choose_int(compare: Callable[..., Value], comparison: str) -> Combine:
+    return lambda b, x, y: b.select(compare(b, comparison, x, y), x, y)
 
 
 def _truth(b: Builder, x: Value) -> Value:
@@ -124,8 +113,10 @@ _WRAPPING: dict[RedOp, Combine] = {
 }
 _RULES: dict[ElementKind, dict[RedOp, Combine]] = {
     ElementKind.BOOL: {kind: _of_truth(_WRAPPING[kind]) for kind in _BITWISE},
-    ElementKind.UINT: _WRAPPING | {k: _choose_unsigned(c) for k, c in _CHOICES.items()},
-    ElementKind.INT: _WRAPPING | {k: _choose_signed(c) for k, c in _CHOICES.items()},
+    ElementKind.UINT: _WRAPPING
+    | {k: _choose_int(Builder.icmp_unsigned, c) for k, c in _CHOICES.items()},
+    ElementKind.INT: _WRAPPING
+    | {k: _choose_int(Builder.icmp_signed, c) for k, c in _CHOICES.items()},
     ElementKind.FLOAT: {RedOp.SUM: Builder.fadd, RedOp.PRODUCT: Builder.fmul}
     | {k: _choose_float(c) for k, c in _CHOICES.items()},
     ElementKind.COMPLEX: {RedOp.PRODUCT: _complex_product},

@@ -23,7 +23,7 @@ from llvmlite import binding, ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import made_once
+from nc10d.kernels.cache import address_of
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import I8, I64, STORED, Builder, Value, emits, load, store
 from nc10d.kernels.streaming import STREAM_BYTES, stream_copy_address
@@ -52,10 +52,7 @@ def copier(each: int, in_all: int) -> int:
 
 
 def quick_copy_address() -> int:
-    """Return the address of dst = src by vectors where the C library's copies are slow, else 0.
-
-    May block to compile.
-    """
+    """Return the address of a vector copy where the C library is slow, else 0. May compile."""
     return vector_copy_address() if needed() else 0
 
 
@@ -72,8 +69,7 @@ def kernel_is_slow() -> bool:
 
 def cpu_name() -> str:
     """Return LLVM's name of this machine's CPU."""
-    name: str = binding.get_host_cpu_name()
-    return name
+    return str(binding.get_host_cpu_name())
 
 
 def copies_slowly(cpu: str, libc: str) -> bool:
@@ -93,8 +89,7 @@ def _libc() -> str:
 
 def vector_copy_address() -> int:
     """Return the address of dst = src, of any bytes, by vectors. May block to compile."""
-    address: int = made_once(_made, "vector_copy", _kernel).address
-    return address
+    return address_of(_made, "vector_copy", _kernel)
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -185,9 +185,8 @@ def _read(b: Builder, target: Target, address: Value, element: ir.Type, lanes: i
     if parts == 1:
         kind = simd.vector(element, lanes)
         return b.load(_pointer(b, target, address, kind), align=_align(element, lanes))
-    words = b.load(
-        _pointer(b, target, address, simd.vector(simd.I32, lanes // parts)), align=_ALIGN
-    )
+    kind = simd.vector(simd.I32, lanes // parts)
+    words = b.load(_pointer(b, target, address, kind), align=_ALIGN)
     shifts = [ir.Constant(words.type, [32 // parts * i] * words.type.count) for i in range(parts)]
     found = [b.trunc(b.lshr(words, by), simd.vector(element, words.type.count)) for by in shifts]
     return _interleaved(b, found)
@@ -218,13 +217,9 @@ def _interleaved(b: Builder, parts: Sequence[Value]) -> Value:
         lanes = []
         for lane in range(count):
             lanes += [*range(lane * at, lane * at + at), whole.type.count + lane]
-        whole = simd.shuffle(b, whole, _padded(b, part, whole.type.count), lanes)
+        padding = [min(lane, count - 1) for lane in range(whole.type.count)]
+        whole = simd.shuffle(b, whole, simd.shuffle(b, part, part, padding), lanes)
     return whole
-
-
-def _padded(b: Builder, part: Value, count: int) -> Value:
-    lanes = [min(lane, part.type.count - 1) for lane in range(count)]
-    return simd.shuffle(b, part, part, lanes)
 
 
 def _parts(element: ir.Type, lanes: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from numba import types
 
 from nc10d.arrays.dtypes import DType
 from nc10d.errors import UnsupportedPlatform
-from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive
+from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive, replace
 from nc10d.kernels.gpu_pack import THREADS, Target, cast_body, copy_body, supports
 from nc10d.kernels.simd import I32, I64, Builder, Value
 
@@ -46,7 +45,7 @@ def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: tuple[int, int]
     path = _folder() / f"{name}-{capability[0]}{capability[1]}.ptx"
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
-            _write(path, _made(name, src, dst, capability))
+            replace(path, _made(name, src, dst, capability).encode())
         return path.read_text()
 
 
@@ -68,16 +67,8 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        raise UnsupportedPlatform(
-            'GPU kernels need numba-cuda: pip install "nc10d[cu12]"'
-        ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Put a file in place as a whole."""
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
+        message = 'GPU kernels need numba-cuda: pip install "nc10d[cu12]"'
+        raise UnsupportedPlatform(message) from None
 
 
 def _tools() -> tuple[Any, Target]:

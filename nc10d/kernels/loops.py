@@ -17,7 +17,18 @@ from numba import types
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels.cache import compiled_callback
 from nc10d.kernels.combine import Combine
-from nc10d.kernels.simd import STORED, WIDEN, Builder, Value, emits, lanes_in, load, spread, store
+from nc10d.kernels.simd import (
+    I64,
+    STORED,
+    WIDEN,
+    Builder,
+    Value,
+    emits,
+    lanes_in,
+    load,
+    spread,
+    store,
+)
 
 SIGNATURE = "void(int64, int64, int64, int64)"
 MIDDLE = 16
@@ -43,11 +54,11 @@ def wide_bytes(dtype: DType) -> int:
     return 64 * dtype.itemsize if dtype in WIDEN else 128
 
 
-def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
-    """Compile dst = a `rule` b, as a C function (dst, a, b, nbytes)."""
+def binary_kernel(name: str, dtype: DType, rule: Combine, both: bool = False) -> Any:
+    """Compile dst = a `rule` b, as a C function (dst, a, b, nbytes); if `both`, it is also b."""
     wide, single = wide_bytes(dtype), dtype.itemsize
     wide_step, middle_step, single_step = (
-        _binary_step(dtype, rule, nbytes) for nbytes in (wide, MIDDLE, single)
+        _binary_step(dtype, rule, nbytes, both) for nbytes in (wide, MIDDLE, single)
     )
 
     def kernel(dst, a, b, nbytes):  # type: ignore[no-untyped-def]
@@ -72,10 +83,8 @@ def binary_kernel(name: str, dtype: DType, rule: Combine) -> Any:
 
 
 def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> Any:
-    """Compile dst = src `rule` prepare(arg), as a C function (dst, src, arg, nbytes).
-
-    `rule` gets the prepared scalar in every lane of its second vector.
-    """
+    """Compile dst = src `rule` prepare(arg), as a C function (dst, src, arg, nbytes)."""
+    # `rule` gets the prepared scalar in every lane of its second vector.
     single = dtype.itemsize
     middle = min(wide, MIDDLE)
     scalar = _type_of_scalar(prepare)
@@ -99,27 +108,6 @@ def unary_kernel(name: str, dtype: DType, prepare: Prepare, rule: Combine, wide:
     return compile_kernel(kernel, name)
 
 
-def both_kernel(name: str, dtype: DType, rule: Combine) -> Any:
-    """Compile a = b = a `rule` b, as a C function (a, b, unused, nbytes)."""
-    wide, single = wide_bytes(dtype), dtype.itemsize
-    wide_step, middle_step, single_step = (
-        _both_step(dtype, rule, nbytes) for nbytes in (wide, MIDDLE, single)
-    )
-
-    def kernel(a, b, _unused, nbytes):  # type: ignore[no-untyped-def]
-        """a[:] = b[:] = a op b"""
-        wide_end = nbytes & -wide
-        middle_end = nbytes & -MIDDLE
-        for at in range(0, wide_end, wide):
-            wide_step(a + at, b + at)
-        for at in range(wide_end, middle_end, MIDDLE):
-            middle_step(a + at, b + at)
-        for at in range(middle_end, nbytes, single):
-            single_step(a + at, b + at)
-
-    return compile_kernel(kernel, name)
-
-
 def compile_kernel(kernel: Any, name: str) -> Any:
     """Compile a kernel as a C function of this name."""
     # The name is the key in the cache and the symbol in memory: unique for each kernel.
@@ -127,24 +115,22 @@ def compile_kernel(kernel: Any, name: str) -> Any:
     return compiled_callback(SIGNATURE)(kernel)
 
 
-def _binary_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
+@emits(types.void(*[types.int64] * 5))
+def call_kernel(b: Builder, kernel: Value, dst: Value, x: Value, y: Value, nbytes: Value) -> None:
+    """Call the C function at address `kernel` with four integers."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+    b.call(b.inttoptr(kernel, kind.as_pointer()), (dst, x, y, nbytes))
+
+
+def _binary_step(dtype: DType, rule: Combine, nbytes: int, both: bool) -> Any:
     element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
 
     @emits(types.void(types.int64, types.int64, types.int64))
     def step(b: Builder, dst: Value, x: Value, y: Value) -> None:
-        store(b, rule(b, load(b, x, element, lanes), load(b, y, element, lanes)), dst)
-
-    return step
-
-
-def _both_step(dtype: DType, rule: Combine, nbytes: int) -> Any:
-    element, lanes = STORED[dtype], lanes_in(dtype, nbytes)
-
-    @emits(types.void(types.int64, types.int64))
-    def step(b: Builder, x: Value, y: Value) -> None:
         value = rule(b, load(b, x, element, lanes), load(b, y, element, lanes))
-        store(b, value, x)
-        store(b, value, y)
+        store(b, value, dst)
+        if both:
+            store(b, value, y)
 
     return step
 

@@ -21,9 +21,9 @@ from numba import types
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels import simd
-from nc10d.kernels.cache import compiled, entry_point, made_once
+from nc10d.kernels.cache import address_of, compiled, entry_point, made_once
 from nc10d.kernels.copy import library_copy, quick_copy_address
-from nc10d.kernels.loops import SIGNATURE, compile_kernel
+from nc10d.kernels.loops import SIGNATURE, call_kernel, compile_kernel
 from nc10d.kernels.simd import Builder, Value
 
 STEP = 32
@@ -34,8 +34,7 @@ _made: dict[str, Any] = {}
 
 def copy_address() -> int:
     """Return the address of dst = src, by the C library where it is quick; arg is not looked at."""
-    address: int = quick_copy_address() or made_once(_made, "copy_bytes", _copy_kernel).address
-    return address
+    return quick_copy_address() or address_of(_made, "copy_bytes", _copy_kernel)
 
 
 def cast_address(src: DType, dst: DType) -> int:
@@ -46,8 +45,7 @@ def cast_address(src: DType, dst: DType) -> int:
     if src is dst or not {src.family, dst.family} == {ElementKind.FLOAT}:
         raise TypeError(f"arrays of {src.label} can't be cast to {dst.label}")
     name = f"cast_{src.label}_to_{dst.label}"
-    address: int = made_once(_made, name, lambda: _cast_kernel(src, dst, name)).address
-    return address
+    return address_of(_made, name, lambda: _cast_kernel(src, dst, name))
 
 
 def move_all(table: int, rows: int, kernel: int, factor: int) -> None:
@@ -76,7 +74,7 @@ def _move_rows(table, rows, kernel, factor):  # type: ignore[no-untyped-def]
     """for dst, src, nbytes in table: kernel(dst, src, factor, nbytes)"""
     for row in range(rows):
         at = table + 24 * row
-        _call(kernel, _read(at), _read(at + 8), factor, _read(at + 16))
+        call_kernel(kernel, _read(at), _read(at + 8), factor, _read(at + 16))
 
 
 def _copy_kernel() -> Any:
@@ -118,24 +116,16 @@ def _cast_step(src: DType, dst: DType, lanes: int) -> Any:
 
 def _widened(b: Builder, x: Value, dtype: DType, middle: ir.Type) -> Value:
     wide = simd.WIDEN[dtype](b, x) if dtype in simd.WIDEN else x
-    return (
-        wide if wide.type.element == middle else b.fpext(wide, simd.vector(middle, wide.type.count))
-    )
+    same = wide.type.element == middle
+    return wide if same else b.fpext(wide, simd.vector(middle, wide.type.count))
 
 
 def _narrowed(b: Builder, x: Value, dtype: DType) -> Value:
     if dtype is DType.FLOAT64:
         return x
-    single = (
-        x if x.type.element == simd.FLOAT else b.fptrunc(x, simd.vector(simd.FLOAT, x.type.count))
-    )
-    return simd.NARROW[dtype](b, single) if dtype in simd.NARROW else single
-
-
-@simd.emits(types.void(*[types.int64] * 5))
-def _call(b: Builder, kernel: Value, dst: Value, src: Value, arg: Value, nbytes: Value) -> None:
-    function = ir.FunctionType(ir.VoidType(), [simd.I64] * 4).as_pointer()
-    b.call(b.inttoptr(kernel, function), (dst, src, arg, nbytes))
+    if x.type.element != simd.FLOAT:
+        x = b.fptrunc(x, simd.vector(simd.FLOAT, x.type.count))
+    return simd.NARROW[dtype](b, x) if dtype in simd.NARROW else x
 
 
 @simd.emits(types.int64(types.int64))

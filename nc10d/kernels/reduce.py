@@ -17,9 +17,9 @@ from typing import Any
 
 from nc10d.arrays.dtypes import DType, ElementKind, allows, check_reduce
 from nc10d.kernels import simd
-from nc10d.kernels.cache import made_once
+from nc10d.kernels.cache import address_of
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
-from nc10d.kernels.loops import Prepare, binary_kernel, both_kernel, unary_kernel, wide_bytes
+from nc10d.kernels.loops import Prepare, binary_kernel, unary_kernel, wide_bytes
 from nc10d.kernels.simd import Builder, Value
 from nc10d.ops import AVG, RedOp, ReduceOp
 
@@ -43,12 +43,12 @@ def _resolve(kind: RedOp, dtype: DType) -> int:
     check_reduce(dtype, example(kind))
     same, stored = canonical(kind, dtype)
     name = f"{same.name.lower()}_{stored.label}"
-    address = _made(name, lambda: binary_kernel(name, stored, combine(same, stored)))
+    address = address_of(_kernels, name, lambda: binary_kernel(name, stored, combine(same, stored)))
     return _addresses.setdefault((kind, dtype), address)
 
 
 def both_address(kind: RedOp, dtype: DType) -> int:
-    """Return the address of a = b = a op b, called with (a, b, unused, nbytes); AVG halves.
+    """Return the address of a = b = a op b, called with (a, a, b, nbytes); AVG halves.
 
     For sums and averages of gradients: of real and complex floats. May block to compile.
     """
@@ -58,7 +58,7 @@ def both_address(kind: RedOp, dtype: DType) -> int:
     total = combine(same, stored)
     rule = _halved(stored, total) if kind is RedOp.AVG else total
     name = f"both_{kind.name.lower()}_{stored.label}"
-    return _made(name, lambda: both_kernel(name, stored, rule))
+    return address_of(_kernels, name, lambda: binary_kernel(name, stored, rule, both=True))
 
 
 def _halved(dtype: DType, rule: Combine) -> Combine:
@@ -68,10 +68,8 @@ def _halved(dtype: DType, rule: Combine) -> Combine:
 
 
 def divide_address(dtype: DType) -> int:
-    """Return the address of dst = src / arg, where arg is the world size (AVG's last step).
-
-    Ints truncate toward zero; both parts of a complex number are divided.
-    """
+    """Return the address of dst = src / arg, where arg is the world size (AVG's last step)."""
+    # Ints truncate toward zero; both parts of a complex number are divided.
     real = parts(dtype)
     assert real.family is not ElementKind.BOOL, "AVG of bool is refused earlier"
     return _unary("divide", real, *(_divide_float if _is_float(real) else _divide_int)(real))
@@ -90,13 +88,7 @@ def _is_float(dtype: DType) -> bool:
 
 def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> int:
     name = f"{what}_{dtype.label}"
-    return _made(name, lambda: unary_kernel(name, dtype, prepare, rule, wide))
-
-
-def _made(name: str, make: Callable[[], Any]) -> int:
-    """Return the address of the kernel of this name, made by `make` if it is new."""
-    address: int = made_once(_kernels, name, make).address
-    return address
+    return address_of(_kernels, name, lambda: unary_kernel(name, dtype, prepare, rule, wide))
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
@@ -125,10 +117,6 @@ def example(kind: RedOp) -> ReduceOp:
 Map = tuple[Prepare, Combine, int]
 
 
-def _real(dtype: DType) -> Any:
-    return simd.DOUBLE if dtype is DType.FLOAT64 else simd.FLOAT
-
-
 def _widened(dtype: DType, rule: Combine) -> Combine:
     """Apply `rule` to the float32 of a narrow float, and round once."""
     if dtype not in simd.WIDEN:
@@ -137,8 +125,10 @@ def _widened(dtype: DType, rule: Combine) -> Combine:
 
 
 def _divide_float(dtype: DType) -> Map:
+    real = simd.DOUBLE if dtype is DType.FLOAT64 else simd.FLOAT
+
     def count(b: Builder, arg: Value) -> Value:
-        return b.sitofp(arg, _real(dtype))
+        return b.sitofp(arg, real)
 
     return count, _widened(dtype, Builder.fdiv), wide_bytes(dtype)
 

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.cache import made_once
+from nc10d.kernels.cache import address_of
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, emits, load, spread, store, vector
 
@@ -67,16 +67,13 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _times(b: Builder, x: Value, arg: Value) -> Value:
     factor = b.load(b.inttoptr(arg, DOUBLE.as_pointer()), align=8)
-    element = x.type.element
-    return b.fmul(
-        x, spread(b, factor if element == DOUBLE else b.fptrunc(factor, element), x.type.count)
-    )
+    if x.type.element != DOUBLE:
+        factor = b.fptrunc(factor, x.type.element)
+    return b.fmul(x, spread(b, factor, x.type.count))
 
 
 def _once(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
-    kernel = made_once(_kernels, name, lambda: _kernel(name, dtype, change))
-    address: int = kernel.address
-    return address
+    return address_of(_kernels, name, lambda: _kernel(name, dtype, change))
 
 
 def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any:

@@ -18,13 +18,12 @@ from nc10d.reducer.schedule import Schedule
 
 
 class BackwardPass:
-    """A pass in which parameter p is marked `marks[p]` times.
+    """A pass in which parameter p is marked `marks[p]` times."""
 
-    Without `marks` the counts are still unknown: all buckets wait for the end, and the pass counts
-    the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks in their
-    order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of each
-    parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
-    """
+    # Without `marks` the counts are still unknown: all buckets wait for the end, and the pass
+    # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
+    # in their order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of
+    # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
 
     def __init__(
         self,
@@ -89,11 +88,9 @@ class BackwardPass:
         return [counted[param] for param in range(len(self.times))]
 
     def end(self) -> None:
-        """Launch the remaining buckets and wait for all of them; raise the first error.
-
-        RuntimeError names the missing gradients. Ctrl-C ends the wait at once; `Storage.wait` waits
-        for the operations that are still in flight.
-        """
+        """Launch the remaining buckets and wait for all of them; raise the first error."""
+        # RuntimeError names the missing gradients. Ctrl-C ends the wait at once; `Storage.wait`
+        # waits for the operations that are still in flight.
         buckets = self._storage.buckets
         try:
             failure = self._finish_buckets()

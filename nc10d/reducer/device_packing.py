@@ -36,11 +36,11 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DevicePacker:
-    """Packs the same device arrays into a flat array, and unpacks them, many times.
+    """Packs the same device arrays into a flat array, and unpacks them, many times."""
 
-    ValueError for an array that is not contiguous or does not fit. TypeError for other devices, and
-    for dtypes that differ and can't be cast. UnsupportedPlatform without a compiler for kernels.
-    """
+    # ValueError for an array that is not contiguous or does not fit. TypeError for other devices,
+    # and for dtypes that differ and can't be cast. UnsupportedPlatform without a compiler for
+    # kernels.
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
         self.flat = flat
@@ -56,10 +56,7 @@ class DevicePacker:
     def take(
         self, arrays: Sequence[Array], offsets: Sequence[int], flat: Array | None = None
     ) -> None:
-        """Use these arrays from now on, and `flat` if given; errors as in the constructor.
-
-        Cheap if no array has changed.
-        """
+        """Use these arrays, and `flat` if given, from now on; cheap if none has changed."""
         flat = self.flat if flat is None else flat
         whole, parts = as_buffer(flat), [as_buffer(x) for x in arrays]
         seen = [(x.address, x.shape, x.strides, x.dtype, x.writable) for x in (whole, *parts)]
@@ -124,10 +121,8 @@ class _Tables:
         self._memory: memory.DeviceArray | None = None
 
     def on_device(self, stream: int) -> tuple[int, int, int]:
-        """Return (address of the rows, address of the chunks, number of chunks).
-
-        Changed tables are copied to the device on the stream first.
-        """
+        """Return (address of the rows, address of the chunks, number of chunks)."""
+        # Changed tables are copied to the device on the stream first.
         if self.rows is not self._written:
             self._write(stream)
         assert self._memory is not None
@@ -160,11 +155,9 @@ def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
 
 
 def _loaded(ptx: str) -> Any:
-    """Return the driver's module for a PTX text.
-
-    A driver rejects PTX that states a newer version than the driver knows. These kernels use only
-    old instructions, so the text is loaded again with earlier versions.
-    """
+    """Return the driver's module for a PTX text."""
+    # A driver rejects PTX that states a newer version than the driver knows. These kernels use only
+    # old instructions, so the text is loaded again with earlier versions.
     stated = re.search(r"\.version (\d\.\d)", ptx)
     assert stated, "PTX begins with its version (PTX ISA, .version)"
     refused: CudaError | None = None

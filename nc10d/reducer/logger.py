@@ -51,9 +51,8 @@ class Logger:
         durations, moments = reducer.durations(), reducer.times.moments()
         self._samples += 1
         self._sums.update(durations)
-        unused = [
-            spec for spec, at in zip(reducer.specs, reducer.times.ready, strict=True) if not at
-        ]
+        times = zip(reducer.specs, reducer.times.ready, strict=True)
+        unused = [spec for spec, at in times if not at]
         self._last = {
             **durations,
             **{f"avg_{name}": self._sums[name] // self._samples for name in durations},

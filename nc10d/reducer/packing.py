@@ -27,21 +27,18 @@ FRACTIONAL = frozenset({ElementKind.FLOAT, ElementKind.COMPLEX})
 
 
 def cast(source: Array, target: Array, scale: float = 1.0) -> None:
-    """Write `source * scale` to `target`, which has as many elements, in the target's dtype.
-
-    ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
-    and are not both floating. Both are raised before the first write.
-    """
+    """Write `source * scale` to `target`, which has as many elements, in the target's dtype."""
+    # ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that
+    # differ and are not both floating. Both are raised before the first write.
     read, written = memory_of(source, False), memory_of(target, True)
     (place,) = places_in(written, [read], [0])
     move([(place, read.address, read.nbytes)], read.dtype, written.dtype, scale)
 
 
 def divide(read: Buffer, written: Buffer, count: int) -> None:
-    """Write the elements of `read`, divided by `count` and rounded once, to `written`.
-
-    Both are contiguous, on the CPU, equally long, and of a single dtype of real or complex floats.
-    """
+    """Write the elements of `read`, divided by `count` and rounded once, to `written`."""
+    # Both are contiguous, on the CPU, equally long, and of a single dtype of real or complex
+    # floats.
     table = np.array([written.address, read.address, read.nbytes], np.int64)
     move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
 
@@ -56,11 +53,10 @@ def divide_slots(flat: Array, slots: Iterable[Slot], count: int) -> None:
 
 
 def divided(x: Array, count: int, size: int) -> ReduceOp:
-    """Divide a contiguous `x` by `count`; return the reduction over `size` ranks for the mean.
-
-    A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a device
-    the reduction itself multiplies first. Ints stay as they are, since each would be truncated.
-    """
+    """Divide a contiguous `x` by `count`; return the reduction over `size` ranks for the mean."""
+    # A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a
+    # device the reduction itself multiplies first. Ints stay as they are, since each would be
+    # truncated.
     buffer = as_buffer(x)
     if buffer.dtype.family not in FRACTIONAL:
         return AVG if count == size else premul_sum(1 / count)

@@ -71,9 +71,8 @@ def _device(x: Any, buffer: Buffer) -> str:
 
 def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
     sides = (shape,) if isinstance(shape, int) else tuple(shape)
-    return Spec(
-        sides, dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype)), str(device)
-    )
+    kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
+    return Spec(sides, kind, str(device))
 
 
 def compute_bucket_assignment_by_size(
@@ -184,11 +183,10 @@ def plan_buckets(
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
 ) -> ReducePlan:
-    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters.
-
-    Without `order` the last parameters come first, since a backward pass ends with the first layer.
-    With `order` (each parameter once, see `arrival_order`) buckets follow the order of arrival.
-    """
+    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters."""
+    # Without `order` the last parameters come first, since a backward pass ends with the first
+    # layer. With `order` (each parameter once, see `arrival_order`) buckets follow the order of
+    # arrival.
     params = [spec_of(x) for x in specs]
     limits = [first_bytes, cap_bytes]
     if order is None:
@@ -235,10 +233,8 @@ def _bucket(
 
 
 def arrival_order(arrived: Iterable[int], count: int) -> list[int]:
-    """Return all `count` parameters: by first arrival, then the others in reverse order.
-
-    Ranks may get different orders, so a group must use the order of a single rank.
-    """
+    """Return all `count` parameters: by first arrival, then the others in reverse order."""
+    # Ranks may get different orders, so a group must use the order of a single rank.
     first = dict.fromkeys(arrived)
     first.update(dict.fromkeys(range(count - 1, -1, -1)))
     return list(first)

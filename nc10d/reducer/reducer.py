@@ -107,17 +107,12 @@ class Reducer(PassStats):
 
     @property
     def gradients(self) -> list[Any]:
-        """The gradients by parameter: views of the buckets, or SparseGradients.
-
-        `rebuild` replaces these objects.
-        """
+        """The gradients by parameter, which `rebuild` replaces: views of buckets, or sparse."""
         return self._storage.gradients
 
     def zeros_like_buckets(self) -> list[GradBucket]:
-        """Return the buckets as hooks see them, filled with zeros, in separate memory.
-
-        For sizing a hook's state, or for trying a hook before the first pass.
-        """
+        """Return the buckets as hooks see them, filled with zeros, in separate memory."""
+        # For sizing a hook's state, or for trying a hook before the first pass.
         return [bucket.grad_bucket for bucket in self._layouts.storage(self.plan).buckets]
 
     def zero_grad(self) -> None:

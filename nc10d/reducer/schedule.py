@@ -15,10 +15,7 @@ _NONE = range(0)
 
 
 class Schedule:
-    """Counts the marks of each backward pass, for buckets given as lists of parameters.
-
-    Errors call the parameters by `names`, or by their numbers without `names`.
-    """
+    """Counts the marks of each pass; errors call parameters by `names`, or by their numbers."""
 
     def __init__(
         self, buckets: Sequence[Sequence[int]], names: Sequence[str] | None = None
@@ -32,11 +29,9 @@ class Schedule:
         self._next = len(self._buckets)
 
     def begin(self, marks: Sequence[int] | None = None) -> range:
-        """Start a pass in which parameter p is marked `marks[p]` times (without `marks`, once).
-
-        Return the buckets to launch at once: those before the first bucket that expects a mark. A
-        pass that has not ended is dropped.
-        """
+        """Start a pass in which parameter p is marked `marks[p]` times (without `marks`, once)."""
+        # Return the buckets to launch at once: those before the first bucket that expects a mark. A
+        # pass that has not ended is dropped.
         expected = [1] * len(self._bucket_of) if marks is None else list(marks)
         if len(expected) != len(self._bucket_of) or min(expected, default=0) < 0:
             raise ValueError(f"marks must be {len(self._bucket_of)} counts, got {expected}")
@@ -46,10 +41,7 @@ class Schedule:
         return self._advance()
 
     def mark(self, param: int) -> range:
-        """Record that a gradient has arrived; return the buckets to launch now.
-
-        RuntimeError if this pass does not expect the gradient, or not again.
-        """
+        """Record a gradient's arrival; return the buckets to launch; see `require_expected`."""
         self.require_expected(param)
         self._remaining[param] -= 1
         if self._remaining[param]:

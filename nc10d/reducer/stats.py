@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,11 +17,8 @@ from nc10d.group.collectives import Collectives
 from nc10d.ops import MAX, Array
 from nc10d.reducer.hooks.grad_bucket import CommHook
 from nc10d.reducer.plan import Spec
-from nc10d.reducer.timing import Moment, PassTimes
+from nc10d.reducer.timing import DeviceTimer, Moment, PassTimes
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.reducer.device_timing import DeviceTimer
 
 Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -34,12 +31,12 @@ class PassObserver(Protocol):
 
 
 class UsedParameters:
-    """Finds the parameters that any rank used, by a small all_reduce beside the buckets.
+    """Finds the parameters that any rank used, by a small all_reduce beside the buckets."""
 
-    A gradient that no rank has used keeps its old value: a mean of zeros would make optimizers with
-    momentum update the parameter. Flags accumulate until the next `agree`, which all ranks call
-    after the last bucket. `used` is the result of the last exchange; before it, all are True.
-    """
+    # A gradient that no rank has used keeps its old value: a mean of zeros would make optimizers
+    # with momentum update the parameter. Flags accumulate until the next `agree`, which all ranks
+    # call after the last bucket. `used` is the result of the last exchange; before it, all are
+    # True.
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count
@@ -142,6 +139,4 @@ def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> DeviceTimer
     devices = {spec.device for spec in specs}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):
         return None
-    from nc10d.reducer.device_timing import DeviceTimer
-
     return DeviceTimer(params[0])

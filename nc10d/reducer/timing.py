@@ -1,14 +1,20 @@
 """The moments of a pass and the durations of its parts, by the names of c10d's timers.
 
-Contract: pure. Moments are those of time.perf_counter_ns. An unknown moment is 0, and so is a
-duration that needs it.
+On the host moments are those of time.perf_counter_ns. A host enqueues a device's computations long
+before they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
 """
 
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from nc10d.cuda.driver import call, event_pool, on_device, seconds_between
+from nc10d.cuda.memory import device_of
+from nc10d.cuda.streams import stream_of
 
 
 class Moment(enum.Enum):
@@ -58,3 +64,36 @@ class PassTimes:
 
 def _between(start: int, end: int) -> int:
     return max(0, end - start) if start and end else 0
+
+
+class DeviceTimer:
+    """Records the moments of a pass on the device of `x`, an array of the user's framework."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self._device = device_of(x)
+        self._recorded: set[Moment] = set()
+        pool = event_pool(self._device)
+        self._events = {moment: pool.take(timing=True) for moment in Moment}
+        for event in self._events.values():
+            weakref.finalize(self, pool.give, event, timing=True)
+
+    def record(self, moment: Moment) -> None:
+        """Enqueue an event on the current stream; the first after COMM_END begins a new pass."""
+        if Moment.COMM_END in self._recorded:
+            self._recorded.clear()
+        with on_device(self._device):
+            call("cuEventRecord", self._events[moment], stream_of(self._x))
+        self._recorded.add(moment)
+
+    def durations(self) -> dict[str, int]:
+        """Return the duration of each part in ns; blocks until the device has passed the events."""
+        for moment in self._recorded:
+            call("cuEventSynchronize", self._events[moment])
+        return {name: self._between(*part) for name, part in PARTS.items()}
+
+    def _between(self, start: Moment, end: Moment) -> int:
+        if not {start, end} <= self._recorded:
+            return 0
+        seconds = seconds_between(self._events[start], self._events[end])
+        return max(0, round(1e9 * seconds))

@@ -39,12 +39,10 @@ def verify_parameters(
     names: Sequence[str],
     orders: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Raise a ValueError that names the first parameter that differs between ranks, if any.
-
-    Each rank compares its number of parameters with rank 0's, then the name, dtype, shape and
-    memory order of each parameter. `orders` are results of `memory_order`; without it, orders are
-    ignored.
-    """
+    """Raise a ValueError that names the first parameter that differs between ranks, if any."""
+    # Each rank compares its number of parameters with rank 0's, then the name, dtype, shape and
+    # memory order of each parameter. `orders` are results of `memory_order`; without it, orders are
+    # ignored.
     layouts = orders or [()] * len(specs)
     verify_numbers(group, {"numbers of parameters": len(specs)})
     rows = [_row(*described) for described in zip(specs, names, layouts, strict=True)]
@@ -64,19 +62,16 @@ def verify_parameters(
 
 
 def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
-    """Raise a ValueError that names the first of `numbers` that differs between ranks, if any.
-
-    The keys describe the numbers in the plural, and are the same on all ranks.
-    """
+    """Raise a ValueError that names the first of `numbers` that differs between ranks, if any."""
+    # The keys describe the numbers in the plural, and are the same on all ranks.
     own = np.array(list(numbers.values()), np.int64)
     rows = np.zeros((group.size, own.size), np.int64)
     group.all_gather_into_tensor(rows, own)
     for name, column in zip(numbers, rows.T, strict=True):
         for rank, other in enumerate(column):
             if other != column[0]:
-                raise ValueError(
-                    f"ranks have different {name}: rank 0 has {column[0]}, rank {rank} has {other}"
-                )
+                sides = f"rank 0 has {column[0]}, rank {rank} has {other}"
+                raise ValueError(f"ranks have different {name}: {sides}")
 
 
 def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
@@ -100,10 +95,8 @@ def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
 
 
 def memory_order(x: Any) -> tuple[int, ...]:
-    """Return an array's dimensions from the outermost to the innermost in memory.
-
-    Dimensions of length 1 are left out. A Spec has no memory: the result is ().
-    """
+    """Return an array's dimensions from the outermost to the innermost in memory."""
+    # Dimensions of length 1 are left out. A Spec has no memory: the result is ().
     if isinstance(x, (Spec, tuple)):
         return ()
     buffer = as_buffer(x)

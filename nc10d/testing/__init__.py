@@ -14,7 +14,6 @@
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
 | `check_backend`, `conformance` | checks of the contract of every backend |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
-| `networks` | hosts on one machine: network namespaces, made by root |
 
 Names are imported on first use: `reference` needs no hypothesis, and only the CPU backend compiles.
 """
@@ -27,26 +26,18 @@ from typing import TYPE_CHECKING, Any
 from nc10d.base import moved
 
 if TYPE_CHECKING:
-    from nc10d.testing import conformance, layouts, networks, reference, strategies
-    from nc10d.testing.conformance import check_backend
-    from nc10d.testing.external_ranks import Launcher
-    from nc10d.testing.local_backend import run_local
-    from nc10d.testing.pair_cover import pairwise
-    from nc10d.testing.ranks import Ranks, run_ranks
+    from nc10d.testing import conformance as conformance
+    from nc10d.testing import layouts as layouts
+    from nc10d.testing import reference as reference
+    from nc10d.testing import strategies as strategies
+    from nc10d.testing.conformance import check_backend as check_backend
+    from nc10d.testing.external_ranks import Launcher as Launcher
+    from nc10d.testing.local_backend import run_local as run_local
+    from nc10d.testing.pair_cover import pairwise as pairwise
+    from nc10d.testing.ranks import Ranks as Ranks
+    from nc10d.testing.ranks import run_ranks as run_ranks
 
-__all__ = [
-    "Launcher",
-    "Ranks",
-    "check_backend",
-    "conformance",
-    "layouts",
-    "networks",
-    "pairwise",
-    "reference",
-    "run_local",
-    "run_ranks",
-    "strategies",
-]
+_MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
     "Launcher": "external_ranks",
     "Ranks": "ranks",
@@ -55,14 +46,16 @@ _HOME = {
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }
+_MOVED = {"networks": "benchmarks.hosts", "simulator": "simulation.race_simulator.simulator"}
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulator":
-        raise AttributeError("it has moved: in a checkout, simulation.race_simulator.simulator")
+    if name in _MOVED:
+        raise AttributeError(f"it has moved: in a checkout, {_MOVED[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
     module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")

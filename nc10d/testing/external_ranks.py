@@ -37,10 +37,7 @@ EXIT_SECONDS = 10.0
 
 
 class Launcher:
-    """A command that starts ranks; "{size}" in its words stands for their number.
-
-    `environment` is added to that of this process.
-    """
+    """A command that starts ranks: "{size}" is their number; `environment` is added to this one."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None):
         self.command = list(command)
@@ -53,9 +50,8 @@ class Launcher:
     def start(self, size: int, *arguments: str) -> LauncherProcess:
         """Start `size` processes that run this module with `arguments`."""
         words = [word.format(size=size) for word in self.command]
-        return LauncherProcess(
-            [*words, sys.executable, "-m", __name__, *arguments], self.environment
-        )
+        command = [*words, sys.executable, "-m", __name__, *arguments]
+        return LauncherProcess(command, self.environment)
 
 
 class LaunchedRanks(Ranks):
@@ -80,9 +76,8 @@ class LaunchedRanks(Ranks):
         """Accept all ranks and let them form their group; return the workers by rank."""
         deadline = Deadline.after(self._limit)
         try:
-            workers = [
-                LaunchedWorker(job, job.accept(listener, deadline)) for _ in range(self.world_size)
-            ]
+            pipes = (job.accept(listener, deadline) for _ in range(self.world_size))
+            workers = [LaunchedWorker(job, pipe) for pipe in pipes]
             for worker in workers:
                 worker.submit(self._options)
             for worker in workers:

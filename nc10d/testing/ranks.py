@@ -109,9 +109,8 @@ class Ranks:
     def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
-        join = partial(
-            init_process_group, store=HashStore(), world_size=self.world_size, **self._options
-        )
+        store, size = HashStore(), self.world_size
+        join = partial(init_process_group, store=store, world_size=size, **self._options)
         return [ThreadWorker(partial(join, rank=rank)) for rank in range(self.world_size)]
 
     def _processes(self) -> list[RankWorker]:

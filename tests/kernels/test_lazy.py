@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from nc10d.kernels import cache, cache_dir, lazy
+from nc10d.kernels import cache, cache_dir
 
 
-@lazy.on_demand("int64(int64)")
+@cache.on_demand("int64(int64)")
 def _one_more(number: int) -> int:
     return number + 1
 
 
-@lazy.on_demand("int64(int64)")
+@cache.on_demand("int64(int64)")
 def _two_more(number: int) -> int:
     return number + 2
 
 
-one_more: lazy.EntryPoint
-two_more: lazy.EntryPoint
-__getattr__ = lazy.entry_points(__name__)
+one_more: cache.EntryPoint
+two_more: cache.EntryPoint
+__getattr__ = cache.entry_points(__name__)
 HERE = sys.modules[__name__]
 
 
@@ -69,18 +69,18 @@ def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.Monk
     assert HERE.two_more(4) == 6
 
 
-@lazy.on_demand("int64(int64)")
+@cache.on_demand("int64(int64)")
 def _three(number: int) -> int:
     return number + 3
 
 
-@lazy.on_demand("int64(int64)")
+@cache.on_demand("int64(int64)")
 def _four(number: int) -> int:
     return number + 4
 
 
-three: lazy.EntryPoint
-four: lazy.EntryPoint
+three: cache.EntryPoint
+four: cache.EntryPoint
 
 
 def test_functions_that_another_process_compiles_are_made_last(

@@ -191,7 +191,9 @@ def test_a_kernel_that_writes_to_both_operands(pair):
             expected = reference.divided(expected, 2)
         for size, offsets in product(SIZES, [(0, 0), (3, 5)]):
             a, b = Memory(x[:size], offsets[0]), Memory(np.roll(y, 1)[:size], offsets[1])
-            KERNEL(reduce.both_address(kind, dtype))(a.address, b.address, 0, x[:size].nbytes)
+            KERNEL(reduce.both_address(kind, dtype))(
+                a.address, a.address, b.address, x[:size].nbytes
+            )
             for memory in (a, b):
                 assert memory.guards_hold()
                 assert reference.same_bits(memory.array(), expected[:size]), (size, offsets)

@@ -40,10 +40,8 @@ from nc10d.work import Work
 
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have come.
-
-    Ranks with the same `host_id` share memory; by default, those that the kernel lets do so.
-    """
+    """Make the backend of a job's first group; blocks until all of its ranks have come."""
+    # Ranks with the same `host_id` share memory; by default, those that the kernel lets do so.
     context = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     name, members = setup.group_name, range(setup.size)
     check = partial(check_alive, context, name, members)
@@ -107,10 +105,7 @@ class CpuBackend(Backend):
         self.group.health.abort(reason)
 
     def logged(self) -> list[tuple[LogEntry, str, bool]]:
-        """Return this rank's latest calls, oldest first: entry, text, whether it is a message.
-
-        Calls are numbered in the group, messages on their link.
-        """
+        """Return the latest entries, oldest first; calls count in the group, messages on a link."""
         channels = {channel.label: channel for channel in self.group.channels()}
         collectives = self.group.channel.label
         entries = self.group.context.log.read(channels)
@@ -130,11 +125,7 @@ class CpuBackend(Backend):
         return self.group.health.waits_for()
 
     def traffic(self) -> list[tuple[str, int, int, bool]]:
-        """Return a row for each of my ends of links: (direction, peer, messages, waits).
-
-        The direction is "to" or "from"; `messages` counts those that have ended; `waits` is True
-        if this rank waits for its peer in the next message.
-        """
+        """Return a row for each of my ends of links; see CallRecords."""
         found = []
         for channel in self.group.links.channels():
             peer = self.group.links.peer_of(channel)
@@ -190,7 +181,8 @@ class CpuBackend(Backend):
         self.group.health.check()
         # For ranks that wait for this rank in another call meanwhile.
         self.group.memory.write_note(called(f"new_group({name!r})", here()))
-        spec = self._spec(ranks, name, store, deadline, check_parent)
+        check = partial(check_parent, self.group)
+        spec = self._spec(ranks, name, store, deadline, check)
         return _connected(spec, formation.form(spec), spec.store, self._detector)
 
     def _spec(
@@ -199,12 +191,12 @@ class CpuBackend(Backend):
         name: str,
         store: Store,
         deadline: Deadline,
-        check: Callable[[Group, str, Sequence[int]], None],
+        check: Callable[[str, Sequence[int]], None],
     ) -> GroupSpec:
         """Return the spec of a group of some of my ranks; `check` is called during its waits."""
         group = self.group
         members, rank = [group.members[rank] for rank in ranks], list(ranks).index(group.rank)
-        checked = partial(check, group, name, members)
+        checked = partial(check, name, members)
         whereabouts = group.health.whereabouts
         return GroupSpec(
             group.context, name, members, rank, store, deadline, checked, lambda: whereabouts()[0]
@@ -217,12 +209,11 @@ class CpuBackend(Backend):
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
     ) -> CpuBackend:
-        """Make the backend of those of my ranks that are left; all of them call it at once.
-
-        As `split`, but the group may have failed, and the store's host may be gone: the ranks
-        exchange offsets and addresses over their control connections.
-        """
-        spec = self._spec(ranks, name, store, deadline, _check_members)
+        """Make the backend of those of my ranks that are left; all of them call it at once."""
+        # As `split`, but the group may have failed, and the store's host may be gone: the ranks
+        # exchange offsets and addresses over their control connections.
+        alive = partial(check_alive, self.group.context)
+        spec = self._spec(ranks, name, store, deadline, alive)
         control = self.group.control
         return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
@@ -236,10 +227,6 @@ class CpuBackend(Backend):
         """Become unusable in a forked child; the parent keeps memory and sockets."""
         self.waiter.disown()
         self.group.disown()
-
-
-def _check_members(parent: Group, name: str, members: Sequence[int]) -> None:
-    check_alive(parent.context, name, members)
 
 
 def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:

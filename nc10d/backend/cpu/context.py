@@ -57,11 +57,10 @@ class WorkList(Protocol):
 
 
 class Context:
-    """The state that all groups of a rank share, made once per job.
+    """The state that all groups of a rank share, made once per job."""
 
-    `number` is the rank in the job; `rank` is its index in `peers`, the ranks of this host.
-    `near` maps ranks of the job to these indices.
-    """
+    # `number` is the rank in the job; `rank` is its index in `peers`, the ranks of this host.
+    # `near` maps ranks of the job to these indices.
 
     def __init__(
         self, store: Store, rank: int, size: int, deadline: Deadline, host_id: str | None = None
@@ -188,19 +187,14 @@ class Context:
         return self.arena.allocate(nbytes)
 
     def abandon(self, offsets: Sequence[int], left_word: int, members: int) -> None:
-        """Have a later `allocate` free memory once all ranks in the mask `members` left or died.
-
-        Each member sets its bit in the word at `left_word`, which lies in that memory. The word is
-        this rank's own: a peer's memory may belong to that peer's next group already.
-        """
+        """Have a later `allocate` free memory once all ranks in the mask `members` left or died."""
+        # Each member sets its bit in the word at `left_word`, which lies in that memory. The word
+        # is this rank's own: a peer's memory may belong to that peer's next group already.
         with self._lock:
             self._abandoned.append((offsets, left_word, members))
 
     def access(self, members: Iterable[int]) -> int:
-        """Return how the kernel lets this rank access private memory of all `members` here.
-
-        0, READS, or WRITES, which includes reading.
-        """
+        """Return the kernel's access to private memory of all `members`: 0, READS or WRITES."""
         return min(self._access[self.near[rank]] for rank in members if rank in self.near)
 
     def ring(self, ranks: int) -> None:
@@ -319,10 +313,8 @@ class Context:
             self.arena.close()
 
     def disown(self) -> None:
-        """Become harmless in a forked child: memory and threads are the parent's.
-
-        The child's copies of channels stay locked, so that no wait advances them.
-        """
+        """Become harmless in a forked child: memory and threads are the parent's."""
+        # The child's copies of channels stay locked, so that no wait advances them.
         self._lock = threading.RLock()
         self._closing = True
         self.channels.disown()

@@ -235,10 +235,8 @@ class OpLauncher:
         return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
-        """Return a Work as it is; carry out a deferred receive, and open its gate. May block.
-
-        The engine can't carry it out, so even an asynchronous launch waits here for its gates.
-        """
+        """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
+        # The engine can't carry it out, so even an asynchronous launch waits here for its gates.
         if isinstance(work, Work):
             return work
         context, health = self._group.context, self._group.health

@@ -70,10 +70,7 @@ class Waiter:
             self._detector.clear()
 
     def drive(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
-        """Drive a program that this thread has begun to its end, slice by slice; blocks.
-
-        `answer` is the engine's answer so far. Raises the group's failure.
-        """
+        """Drive a program, after the engine's `answer`, to its end; blocks, raises the failure."""
         # `run` has spent a slice of the timeout already.
         deadline = Deadline(time.monotonic() + max(0.0, timeout - SLICE), timeout)
         try:
@@ -92,9 +89,8 @@ class Waiter:
             self.health.engine_failed(channel, answer)
         failure = self.health.check_stopped(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
-        raise copy_to_raise(
-            failure
-        ) from None  # the stored error was never raised: it has no traceback
+        # The stored error was never raised: it has no traceback.
+        raise copy_to_raise(failure) from None
 
     def _check_deadlock(self, channel: Channel, submission: Submission | None = None) -> bool:
         """Publish this thread's wait; report and return whether it is part of a deadlock."""
@@ -120,10 +116,8 @@ class Waiter:
         self.health.abort(Aborted(message, rank=rank, op=name, seq=seq))
 
     def abandon(self, channel: Channel, ops: Sequence[Op]) -> None:
-        """Leave this thread's call after an exception such as Ctrl-C.
-
-        If its program was under way, the group fails: peers have seen a part of the call.
-        """
+        """Leave this thread's call after an exception such as Ctrl-C."""
+        # If its program was under way, the group fails: peers have seen a part of the call.
         channel.give_up()
         if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)

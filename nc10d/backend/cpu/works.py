@@ -40,10 +40,7 @@ class PartWaiter(Protocol):
     """Held while the last steps of a Work are done."""
 
     def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
-        """Block until a part has ended, or `until`; return the group's failure, if any.
-
-        When the work's own deadline passes, the group fails.
-        """
+        """Block until a part has ended, or `until`; return the failure of the group, if any."""
 
     def need_worker(self) -> None:
         """Start the worker unless it runs: no thread may wait for this Work."""
@@ -59,10 +56,7 @@ class PartWaiter(Protocol):
 
 
 class CompletedMessage(Work):
-    """A message that ended as it was launched; its operation is made on request.
-
-    It never changes, so most attributes of a Work are those of the class.
-    """
+    """A message that ended as it was launched; it never changes, so attributes are the class's."""
 
     __slots__ = ("_message",)
 
@@ -89,11 +83,10 @@ class CompletedMessage(Work):
 
 
 class CpuWork(Work):
-    """Operations in flight on channels; ended when all parts are, or when the group failed.
+    """Operations in flight on channels; ended when all parts are, or when the group failed."""
 
-    It keeps its parts and its group until it is dropped, even after its end: other threads may
-    still read them, without a lock.
-    """
+    # It keeps its parts and its group until it is dropped, even after its end: other threads may
+    # still read them, without a lock.
 
     __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")
 

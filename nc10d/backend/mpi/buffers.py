@@ -151,15 +151,10 @@ def copy(into: FlatBuffer, x: FlatBuffer) -> None:
 def check_devices(ops: Sequence[Op]) -> None:
     """Raise UnsupportedPlatform or TypeError where an operation's device arrays are not for MPI."""
     for op in ops:
-        for array in _arrays(op):
-            device = device_type(array)
+        for array in (getattr(op, name, None) for name in ("x", "out", "inp")):
+            device = "cpu" if array is None else device_type(array)
             if device != "cpu":
                 _check(op, array, device)
-
-
-def _arrays(op: Op) -> list[Any]:
-    found = (getattr(op, name, None) for name in ("x", "out", "inp"))
-    return [array for array in found if array is not None]
 
 
 def _check(op: Op, array: Any, device: str) -> None:

@@ -98,9 +98,8 @@ class LeaveProtocol:
 
     def _missing_rank(self, task: Task) -> int | None:
         if not isinstance(task, MessageTask):
-            return next(
-                (rank for rank, (calls, _) in self._leave_counts.items() if calls < task.seq), None
-            )
+            left = self._leave_counts.items()
+            return next((rank for rank, (calls, _) in left if calls < task.seq), None)
         if not isinstance(task.op, Recv):
             return None
         peers = self._peers if task.op.peer is None else [task.op.peer]

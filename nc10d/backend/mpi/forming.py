@@ -1,13 +1,18 @@
-"""Arrival of a group's ranks before MPI makes its communicator: with a deadline, which MPI lacks.
+"""Arrival of ranks: in a job, and before MPI makes a communicator, with a deadline that MPI lacks.
 
 MPI makes communicators in calls that block until all ranks have arrived, perhaps for ever, and a
 waiting MPI may hold its core. So each rank first sends a message to the group's first rank, which
 answers when all have arrived. Then MPI's call returns at once.
+
+MPI itself needs no store; groups have a store for their users and for other backends. For a job
+without any, rank 0 hosts it on a free port, and sends its address to the others over MPI.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,16 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi.library import MPI, Comm, Request, keep
+from nc10d.backend.mpi.library import MPI, Comm, Request, keep, require_threads
 from nc10d.backend.mpi.message_queue import RESERVED_TAGS, largest_tag
 from nc10d.backend.mpi.progress_thread import POLL_SECONDS, YIELDS, engine
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
+from nc10d.store import HashStore, TCPStore
+from nc10d.store.base import Store
 
 _MAX_BYTES = 4096  # of a message
 _REFUSED = b"!"
+_MAX_TIMEOUT = 10.0 * 365 * 86400  # seconds; a socket takes no infinite timeout
 _no_event = threading.Event()
 
 
@@ -37,11 +45,9 @@ def wait_for_members(
     own_text: bytes = b"",
     answer: Callable[[Sequence[bytes]], bytes] = lambda _: b"",
 ) -> bytes:
-    """Wait until all `members`, ranks of `comm`, have called with `name`; return the answer.
-
-    The first member computes it by `answer` from the texts of all, by rank, and sends it to the
-    others, or its error. RendezvousError names the ranks that have not arrived by `deadline`.
-    """
+    """Wait until all `members`, ranks of `comm`, have called with `name`; return the answer."""
+    # The first member computes it by `answer` from the texts of all, by rank, and sends it to the
+    # others, or its error. RendezvousError names the ranks that have not arrived by `deadline`.
     # Different tags for groups that are formed at the same time.
     tag = largest_tag() - zlib.crc32(name.encode()) % RESERVED_TAGS
     if comm.rank == members[0]:
@@ -112,11 +118,9 @@ def _receive(comm: Comm, peer: int, tag: int) -> tuple[Any, Request]:
 def _wait(
     requests: Sequence[Request], deadline: Deadline, look: Callable[[Sequence[bool]], None]
 ) -> list[bool]:
-    """Wait until all requests have ended; at the deadline, cancel the others.
-
-    `look` is called with the state of each now and then. Other groups make progress meanwhile: a
-    member may have to finish a call there first.
-    """
+    """Wait until all requests have ended; at the deadline, cancel the others."""
+    # `look` is called with the state of each now and then. Other groups make progress meanwhile: a
+    # member may have to finish a call there first.
     done = [False] * len(requests)
     polls = 0
     while True:
@@ -140,3 +144,49 @@ def _wait(
                 request.Wait(status)
                 done[place] = not status.Is_cancelled()
     return done
+
+
+def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
+    """Return a store that all of MPI's processes share, and rank and size as MPI has them.
+
+    `rank` and `size` are the caller's expectations, negative if it has none. RendezvousError if
+    they differ from MPI's, or if MPI made a single-process world though another launcher started
+    more. The store's host is MASTER_ADDR if set, else the hostname of rank 0. Blocks until all
+    ranks have arrived; RendezvousError names the ranks that have not by `deadline`.
+    """
+    require_threads()
+    world = MPI.COMM_WORLD
+    if (rank >= 0 and rank != world.rank) or (size > 0 and size != world.size):
+        raise RendezvousError(
+            f"MPI made this process rank {world.rank} of {world.size}, not rank {rank} of {size}: "
+            "start it with mpirun, or give a store to use ranks of your own"
+        )
+    if world.size == 1:
+        if size <= 0:  # the caller has not asked for a world of one
+            _check_alone()
+        return HashStore(), 0, 1
+    timeout = min(deadline.remaining(), _MAX_TIMEOUT)
+    hosted: list[TCPStore] = []
+
+    def start(machines: Sequence[bytes]) -> bytes:
+        """Start the store when all ranks have arrived; return its host and port as JSON."""
+        alone = len(set(machines)) == 1
+        host = "127.0.0.1" if alone else os.environ.get("MASTER_ADDR") or socket.gethostname()
+        hosted.append(TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout))
+        return json.dumps([host, hosted[0].port]).encode()
+
+    own_name = MPI.Get_processor_name().encode()
+    answer = wait_for_members(world, range(world.size), "the store", deadline, own_name, start)
+    host, port = json.loads(answer)
+    return hosted[0] if hosted else TCPStore(host, port, timeout=timeout), world.rank, world.size
+
+
+def _check_alone() -> None:
+    """Refuse a single-process world if WORLD_SIZE, which other launchers set, is larger."""
+    answer = os.environ.get("WORLD_SIZE", "1")
+    if answer != "1":
+        raise RendezvousError(
+            f"WORLD_SIZE is {answer}, and MPI has this process alone: the mpi backend's ranks are "
+            "started by MPI's mpirun, not by torchrun or nc10d.run (unset WORLD_SIZE for a world "
+            "of one)"
+        )

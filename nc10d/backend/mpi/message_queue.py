@@ -26,8 +26,7 @@ RESERVED_TAGS = 4096
 
 def largest_tag() -> int:
     """Return the largest tag of this MPI."""
-    largest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
-    return largest
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))  # type: ignore[arg-type]
 
 
 class MessageQueue:
@@ -60,8 +59,7 @@ class MessageQueue:
             announcement = np.array([op.tag, number], np.int64)
             requests = [self._comm.Isend(announcement, op.peer, self._announcement_tag)]
             tag = self._first_numbered_tag + number
-        buffers = OpBuffers()
-        x = buffers.contiguous(op.x, False)
+        x = OpBuffers().contiguous(op.x, False)
         yield [*requests, self._comm.Isend(x.whole(), op.peer, tag)]
         return None
 
@@ -94,10 +92,8 @@ class MessageQueue:
         return None
 
     def accept_announcements(self) -> None:
-        """Accept the announcements that have arrived, if any receive waits for them.
-
-        Called once a round, before receives advance, so that they are served in their order.
-        """
+        """Accept the announcements that have arrived, if any receive waits for them."""
+        # Called once a round, before receives advance, so that they are served in their order.
         if not self._waiting_receives:
             return
         announcement = np.empty(2, np.int64)

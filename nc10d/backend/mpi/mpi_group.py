@@ -69,7 +69,10 @@ class MpiGroup:
             self._handle_notices()
             self.check()
             if collectives:
-                self._launch_collectives(work, collectives, dependencies, deadline)
+                task = Task(work, collectives, deadline, next(self._seq))
+                self._calls.append(task)
+                steps = self._agreed_steps(work, collectives, dependencies, task.seq)
+                self._begin_task(task, steps)
             for place in messages:
                 self._launch_message(work, place, dependencies.get(place, _NOTHING), deadline)
         return work
@@ -78,17 +81,6 @@ class MpiGroup:
         """Raise the group's failure, if it has failed."""
         if self.failure is not None:
             raise copy_to_raise(self.failure) from None  # its context is another call's
-
-    def _launch_collectives(
-        self,
-        work: MpiWork,
-        places: Sequence[int],
-        dependencies: tasks.Dependencies,
-        deadline: Deadline,
-    ) -> None:
-        task = Task(work, places, deadline, next(self._seq))
-        self._calls.append(task)
-        self._begin_task(task, self._agreed_steps(work, places, dependencies, task.seq))
 
     def _agreed_steps(
         self, work: MpiWork, places: Sequence[int], dependencies: tasks.Dependencies, seq: int
@@ -103,25 +95,15 @@ class MpiGroup:
             raise mismatch(texts, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]
         if check.is_sequential:  # a single call too may have to wait for earlier messages
-            yield from self._run_in_order(work, places, parts, dependencies)
+            for place, part in zip(places, parts, strict=True):
+                while not dependencies.get(place, _NOTHING) <= work.ended:
+                    yield None  # messages of the block may run in between
+                yield from part
+                work.ended.add(place)
         elif len(parts) == 1:
             yield from parts[0]
         else:
             yield from tasks.side_by_side(parts)
-
-    def _run_in_order(
-        self,
-        work: MpiWork,
-        places: Sequence[int],
-        parts: Sequence[Steps],
-        dependencies: tasks.Dependencies,
-    ) -> Steps:
-        """Make the calls of a block in order; messages of the block may run in between."""
-        for place, part in zip(places, parts, strict=True):
-            while not dependencies.get(place, _NOTHING) <= work.ended:
-                yield None
-            yield from part
-            work.ended.add(place)
 
     def _launch_message(
         self, work: MpiWork, place: int, earlier: frozenset[int], deadline: Deadline
@@ -221,10 +203,8 @@ class MpiGroup:
     # -- ending ----------------------------------------------------------------------------
 
     def fail(self, error: DistError, notify: bool = True) -> None:
-        """Fail all calls and messages in flight, and all later calls; the first error stays.
-
-        With `notify`, peers get the error as a control message.
-        """
+        """Fail all calls and messages in flight, and all later calls; the first error stays."""
+        # With `notify`, peers get the error as a control message.
         if self.failure is not None:
             return
         error.group = error.group or self.name
@@ -254,10 +234,8 @@ class MpiGroup:
         self._engine.leave(self)
 
     def free(self) -> bool:
-        """Free a closed group's communicators if no message can arrive any more; return whether.
-
-        MPI reuses a freed communicator's number, so a late message would reach a later group.
-        """
+        """Free a closed group's communicators if no message can arrive any more; return whether."""
+        # MPI reuses a freed communicator's number, so a late message would reach a later group.
         self._handle_notices()
         if not (self._drained_at_close and self._leave_protocol.all_left()):
             return False

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.intervals import Use, conflict
+from nc10d.arrays.intervals import conflict
 from nc10d.backend.mpi.library import MPI, Request, Steps
+from nc10d.backend.mpi.progress_thread import ProgressThread
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
-if TYPE_CHECKING:
-    from nc10d.backend.mpi.progress_thread import ProgressThread
-
 
 class MpiWork(Work):
-    """One launch: it ends with the last of its tasks, or with the group's failure.
-
-    `ended` holds the places in the batch of the operations that have ended.
-    """
+    """One launch; `ended` holds the places in the batch of the operations that have ended."""
 
     __slots__ = ("_engine", "_results", "_tasks_left", "ended")
 
@@ -56,10 +51,7 @@ class MpiWork(Work):
 
 
 class Task:
-    """The collectives of a launch: their steps, the requests waited for now, and a deadline.
-
-    `seq` is their number in the group (0 for a message, which has none).
-    """
+    """The collectives of a launch; `seq` is their number in the group (0: a message)."""
 
     __slots__ = ("deadline", "places", "requests", "result", "seq", "steps", "work")
 
@@ -153,14 +145,9 @@ def dependencies_of(ops: Sequence[Op]) -> Dependencies:
     """Return the dependencies of a batch; empty if its operations may run in any order."""
     if len(ops) == 1:
         return {}
-    memory = [_touched(op) for op in ops]
+    memory = [[(as_buffer(x).span, written) for x, written in touched(op)] for op in ops]
     found = {
         place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, uses))
         for place, uses in enumerate(memory)
     }
     return {place: earlier for place, earlier in found.items() if earlier}
-
-
-def _touched(op: Op) -> list[Use]:
-    """Return the memory of an operation's arrays, and whether it may be written."""
-    return [(as_buffer(x).span, written) for x, written in touched(op)]

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
@@ -29,11 +29,9 @@ from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op
+from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
 
 _ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
 _CAUSE_KEY = "cause"  # in the store, for groups without a failure detector
@@ -101,11 +99,9 @@ class NcclBackend(Backend):
         return current_device() if self._device_group is None else self._device_group.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
-        """Queue `ops` on the device; see Backend.
-
-        Without `async_op` the current stream waits for them. The host does not, except for a
-        barrier, and for the ranks to meet.
-        """
+        """Queue `ops` on the device; see Backend."""
+        # Without `async_op` the current stream waits for them. The host does not, except for a
+        # barrier, and for the ranks to meet.
         device_group = self._device_group or self._on_device(_device_of(ops))
         try:
             work = device_group.launch(ops, timeout, not async_op)
@@ -145,10 +141,8 @@ class NcclBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
-        """Make the backend of a group of `ranks` of this group; they meet at its first operation.
-
-        It does not use ncclCommSplit, which every rank of the whole group would have to call.
-        """
+        """Make the backend of a group of `ranks`; they meet at its first operation."""
+        # Without ncclCommSplit, which every rank of the whole group would have to call.
         self._check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
         return make(setup)
@@ -172,10 +166,8 @@ class NcclBackend(Backend):
             self._device_group.failed = True
 
     def _end(self, error: DistError, notify: bool) -> None:
-        """Abort communicators, then end Works, whose arrays nothing touches after the abort.
-
-        If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
-        """
+        """Abort communicators, then end Works, whose arrays nothing touches after the abort."""
+        # If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
         error = self._root_cause(error)
         if notify:
             error = self._notify_peers(error)

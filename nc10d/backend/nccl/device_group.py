@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
+from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
-from nc10d.backend.nccl.launch.launch_table import AFTER_EVENT, DeviceContext, LaunchTable
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.cuda.driver import call, event_pool, on_device
@@ -18,9 +18,6 @@ from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
-
-if TYPE_CHECKING:
-    pass
 
 _run_rows = entry_point(native.nc10d_nccl_run)
 
@@ -47,7 +44,7 @@ class DeviceGroup:
         self.comm_streams = CommStreams(group, self._pool, self.pump)
         self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
         self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
-        self._context = DeviceContext(device)
+        self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = group.options.timing
         self._waiting = 0  # number of deferred launches
@@ -97,7 +94,7 @@ class DeviceGroup:
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
-        self._planner.record_deferred(work.ops, comm_streams)
+        self._planner.record_of(comm_streams).write(launch_table.LaunchText(work.ops))
         deferred = DeferredLaunch(work, comm_streams, before)
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)
@@ -109,11 +106,8 @@ class DeviceGroup:
         with self.pending.lock:
             # The caller may reuse the arrays of a failed group: no launch may write to them.
             while not self.failed:
-                heads = {
-                    id(comm_stream.queue[0]): comm_stream.queue[0]
-                    for comm_stream in self.comm_streams.all()
-                    if comm_stream.queue
-                }
+                queues = [comm_stream.queue for comm_stream in self.comm_streams.all()]
+                heads = {id(queue[0]): queue[0] for queue in queues if queue}
                 ready = [deferred for deferred in heads.values() if _is_next(deferred)]
                 if not ready:
                     return
@@ -129,11 +123,10 @@ class DeviceGroup:
         work = deferred.work
         assert work.submitted is not None
         try:
-            table = self._planner.table(
-                work.ops, deferred.comm_streams, work.deadline, deferred.before
-            )
+            streams, before = deferred.comm_streams, deferred.before
+            table = self._planner.table(work.ops, streams, work.deadline, before)
             work.cached.table = table
-            self._submit(table, work, 0, False, first=AFTER_EVENT)
+            self._submit(table, work, 0, False, first=launch_table.AFTER_EVENT)
         except DistError as error:
             self._group.fail(error)
             return
@@ -141,7 +134,12 @@ class DeviceGroup:
         work.submitted.set()
 
     def _submit(
-        self, table: LaunchTable, work: NcclWork, current: int, join: bool, first: int = 0
+        self,
+        table: launch_table.LaunchTable,
+        work: NcclWork,
+        current: int,
+        join: bool,
+        first: int = 0,
     ) -> None:
         """Run a table of calls; a failed submission fails the group."""
         ended = self._take(self._timing)
@@ -165,7 +163,7 @@ class DeviceGroup:
             comm_stream.launched += 1
         work.seq = comm_streams[0].launched
 
-    def _error(self, table: LaunchTable, work: NcclWork, answer: int) -> DistError:
+    def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:
         code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
         group = self._group

@@ -123,10 +123,8 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
 
 
 def _wait_for_default_stream(device: int) -> None:
-    """Wait for the default stream of the current device, which waits for all copies.
-
-    Operations of the group have kept their arrays until they ended.
-    """
+    """Wait for the default stream of the current device, which waits for all copies."""
+    # Operations of the group have kept their arrays until they ended.
     pool = event_pool(device)
     event, pause = pool.take(), _FIRST_PAUSE
     call("cuEventRecord", event, LEGACY)

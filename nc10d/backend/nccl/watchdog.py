@@ -69,9 +69,7 @@ class Watchdog:
         _set_heartbeat()
         with self._lock:
             objects = list(self._watched)
-        pauses = [
-            pause for watched_object in objects if (pause := _tick(watched_object)) is not None
-        ]
+        pauses = [pause for each in objects if (pause := _tick(each)) is not None]
         return min(pauses, default=None)
 
 

@@ -6,20 +6,18 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
+from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
+from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
-
-if TYPE_CHECKING:
-    from nc10d.backend.nccl.comm.comm_streams import CommStream
-    from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 
 MANY = 128
 """With more pending Works than this, a launch finishes the ended Works itself."""
@@ -28,12 +26,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
 class NcclWork(DeviceWork):
-    """One launch on a device.
+    """One launch on a device."""
 
-    It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
-    submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
-    `due` is the time.monotonic() by which it must have ended.
-    """
+    # It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
+    # submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
+    # `due` is the time.monotonic() by which it must have ended.
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
@@ -78,12 +75,8 @@ class NcclWork(DeviceWork):
         """Make a stream wait for the operation, unless it has ended."""
         with self._owner.lock:
             if self.event:
-                self._owner.let_wait(stream, self.event)
-
-    def result(self) -> Any:
-        """Wait as `wait()` does, then return the sender's rank, or the list of outputs."""
-        self.wait()
-        return self._value()
+                with on_device(self._owner.device):  # `stream` may be a default stream
+                    call("cuStreamWaitEvent", stream, self.event, 0)
 
     @property
     def duration(self) -> float | None:
@@ -132,6 +125,7 @@ class PendingWorks:
     def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:
         self.lock = threading.RLock()
         self._pool = pool
+        self.device = pool.device
         self.fail = fail
         self._works: dict[NcclWork, None] = {}
         self._hurried: set[NcclWork] = set()
@@ -145,11 +139,6 @@ class PendingWorks:
         if watchdog.idle:
             watchdog.wake()
 
-    def let_wait(self, stream: int, event: int) -> None:
-        """Make a stream of this device, perhaps a default stream, wait for an event."""
-        with on_device(self._pool.device):
-            call("cuStreamWaitEvent", stream, event, 0)
-
     def hurry(self, work: NcclWork) -> None:
         """Have the watchdog poll often until a Work ends."""
         with self.lock:
@@ -157,10 +146,8 @@ class PendingWorks:
         watchdog.wake()
 
     def retire(self, works: list[NcclWork], wait: bool = True) -> None:
-        """Finish Works whose events have ended; callbacks run without the lock.
-
-        A failed kernel of NCCL ends as any other: only its communicator has the error.
-        """
+        """Finish Works whose events have ended; callbacks run without the lock."""
+        # A failed kernel of NCCL ends as any other: only its communicator has the error.
         if not self.lock.acquire(blocking=wait):
             return
         try:
@@ -185,11 +172,9 @@ class PendingWorks:
         return not self._frozen
 
     def freeze(self) -> None:
-        """Finish no Work any more: from now on they end by an abort.
-
-        Waits at most a second for a thread that launches. Such a thread may be stuck in NCCL, and
-        only the abort frees it.
-        """
+        """Finish no Work any more: from now on they end by an abort."""
+        # Waits at most a second for a thread that launches. Such a thread may be stuck in NCCL, and
+        # only the abort frees it.
         self._frozen = True
         if self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY):
             self.lock.release()
@@ -219,10 +204,8 @@ class PendingWorks:
             work._finish()
 
     def _over(self) -> list[NcclWork]:
-        """Return the Works whose events have ended; on a stream they end in order.
-
-        Usually the latest Work has ended too, so a single query per stream is enough.
-        """
+        """Return the Works whose events have ended; on a stream they end in order."""
+        # Usually the latest Work has ended too, so a single query per stream is enough.
         comm_streams: dict[object, list[NcclWork]] = {}
         for work in self._works:
             comm_streams.setdefault(work.comm_streams, []).append(work)

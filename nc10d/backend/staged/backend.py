@@ -11,9 +11,11 @@ launch's copies to the device are queued.
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +26,6 @@ from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
-from nc10d.backend.staged.workers import CopyWorker
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
@@ -32,6 +33,48 @@ from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, Group
 from nc10d.ops import Op
 from nc10d.store.base import Store
 from nc10d.work import Work
+
+_log = logging.getLogger(__name__)
+Task = Callable[[], None]
+
+
+class CopyWorker:
+    """A thread that runs tasks in their order, started by the first; see `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def give(self, task: Task) -> None:
+        """Have `task` run on the thread; it handles its own errors."""
+        self._tasks.put(task)
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _main(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                return
+            try:
+                task()
+            except Exception:  # noqa: BLE001  (a faulty task must not stop later tasks)
+                _log.exception("a task of %s failed", self._name)
+
+    def close(self) -> None:
+        """Wait until all given tasks have run; no task may be given afterwards."""
+        self._tasks.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +92,8 @@ def make(setup: BackendSetup) -> StagedBackend:
     options = _checked(setup.options)
     factory = load_factory(find_backend(options.inner))
     store = PrefixStore("staged", setup.store)
-    inner = BackendSetup(
-        setup.group_name, setup.rank, setup.size, store, setup.deadline, options.options
-    )
+    place = setup.group_name, setup.rank, setup.size
+    inner = BackendSetup(*place, store, setup.deadline, options.options)
     return StagedBackend(setup.group_name, factory(inner))
 
 
@@ -68,10 +110,7 @@ def _checked(options: Any) -> StagedOptions:
 
 
 class _Launch(NamedTuple):
-    """A launch in flight: its Work, and its arrays on the host.
-
-    Copies to the host begin after `event`; `copies` is None if there are no elements to copy.
-    """
+    """A launch in flight; copies to the host begin after `event`; no `copies`: no elements."""
 
     work: StagedWork
     staging: Staging
@@ -124,10 +163,8 @@ class StagedBackend(Backend):
         return None
 
     def _run_in_caller(self, launch: _Launch) -> None:
-        """Run a launch in its caller's thread, while no other launch is in flight on the host.
-
-        The up thread waits for its copies to the device.
-        """
+        """Run a launch in its caller's thread, while no other launch is in flight on the host."""
+        # The up thread waits for its copies to the device.
         work, staging, copies, _ = launch
         try:
             self._copy_down_after_earlier(launch)

@@ -60,10 +60,8 @@ class Bucket:
             assign(self.views[param], kept[param])
 
     def take(self, param: int, gradient: Array | None, divisor: int = 0) -> None:
-        """Take a final gradient: an array that gets the mean later, or None if it is in place.
-
-        With a divisor, the copy of a large array divides it, which costs nothing there.
-        """
+        """Take a final gradient: an array that gets the mean later, or None if it is in place."""
+        # With a divisor, the copy of a large array divides it, which costs nothing there.
         self.divided.discard(param)
         if gradient is None:
             return
@@ -90,10 +88,8 @@ class Bucket:
         self.buffer[...] = 0
 
     def wait(self) -> None:
-        """Wait for the reduction and copy the result to the views; raise the hook's error.
-
-        Returns at once if the bucket is not launched. After a Ctrl-C the owner can wait again.
-        """
+        """Wait for the reduction and copy the result to the views; raise the hook's error."""
+        # Returns at once if the bucket is not launched. After a Ctrl-C the owner can wait again.
         if self._outcome is None:
             return
         try:

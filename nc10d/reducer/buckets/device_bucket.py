@@ -61,9 +61,8 @@ class DeviceBucket(Bucket):
 
     def take(self, param: int, gradient: Array | None, divisor: int = 0) -> None:
         """Record a gradient and the stream that computes it."""
-        self._streams.add(
-            current_stream_key(self.buffer if gradient is None else gradient, self._ordinal)
-        )
+        array = self.buffer if gradient is None else gradient
+        self._streams.add(current_stream_key(array, self._ordinal))
         if gradient is not None:
             self._given[param] = gradient
             self._unpacked = True
@@ -115,10 +114,8 @@ class DeviceBucket(Bucket):
     def _cached_packer(
         self, use: str, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]
     ) -> DevicePacker:
-        """Return the packer of earlier passes, with its tables, set to these arrays.
-
-        The cache has a packer for each use and dtype: a hook may use another array in every pass.
-        """
+        """Return the packer of earlier passes, with its tables, set to these arrays."""
+        # The cache has a packer for each use and dtype: a hook may use another array in every pass.
         key = use, as_buffer(flat).dtype
         packer = self._packers.get(key)
         if packer is None:

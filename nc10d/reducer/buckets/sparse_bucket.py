@@ -94,10 +94,9 @@ class SparseGradBucket(GradBucket):
 
 
 class RowExchange(DeferredFuture[SparseGradient]):
-    """The sum of all ranks' rows times `factor`; the constructor sends the number of rows.
+    """The sum of all ranks' rows times `factor`; the constructor sends the number of rows."""
 
-    The waiting thread completes it, or the end of the pass.
-    """
+    # The waiting thread completes it, or the end of the pass.
 
     __slots__ = (
         *("_factor", "_gradient", "_group", "_rows"),
@@ -263,10 +262,8 @@ class SparseBucket:
 
 
 def sum_rows(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:
-    """Return the same gradient with duplicate places summed, in the order of places.
-
-    Floats narrower than float32 are added in float32, and the values stay float32.
-    """
+    """Return the same gradient with duplicate places summed, in the order of places."""
+    # Floats narrower than float32 are added in float32, and the values stay float32.
     depth = len(indices)
     places = np.ravel_multi_index(tuple(indices), shape[:depth])
     order = np.argsort(places, kind="stable")

@@ -109,12 +109,11 @@ class BucketLayout:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayouts:
-    """Makes the layouts of a Reducer, the `number`th Reducer of its group.
+    """Makes the layouts of a Reducer, the `number`th Reducer of its group."""
 
-    `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
-    TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
-    group's backend has such memory, and GPU memory is ordinary memory.
-    """
+    # `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
+    # TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
+    # group's backend has such memory, and GPU memory is ordinary memory.
 
     parameters: Sequence[Array]
     specs: Sequence[Spec]

@@ -29,11 +29,9 @@ def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
 
 
 def fp16_compress_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
-    """Average the bucket as float16: half the bytes of float32, with float16's range.
-
-    Gradients are divided by the number of ranks before they are rounded. The sum is then no larger
-    than the largest gradient.
-    """
+    """Average the bucket as float16: half the bytes of float32, with float16's range."""
+    # Gradients are divided by the number of ranks before they are rounded. The sum is then no
+    # larger than the largest gradient.
     return _compressed(group, bucket, DType.FLOAT16)
 
 
@@ -88,10 +86,8 @@ class AveragingHook:
         self._count = self._size
 
     def count_by(self, work: Work, use_static_world_size: bool) -> None:
-        """Divide the next pass by the result of `work`, or by all ranks if the flag is set.
-
-        The result is an array with a single element: the number of ranks that have a batch.
-        """
+        """Divide the next pass by the result of `work`, or by all ranks if the flag is set."""
+        # The result is an array with a single element: the number of ranks that have a batch.
         self._counting = work
         self._count = self._size if use_static_world_size else 0
 

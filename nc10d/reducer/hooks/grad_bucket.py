@@ -131,11 +131,9 @@ class GradBucket:
         return SUM
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
-        """Return the gradients, divided by the size of group `over`, in another dtype.
-
-        The contents of the buffer are lost. The bucket owns the returned array and returns the same
-        array in each pass, so a hook uses it once at a time.
-        """
+        """Return the gradients, divided by the size of group `over`, in another dtype."""
+        # The contents of the buffer are lost. The bucket owns the returned array and returns the
+        # same array in each pass, so a hook uses it once at a time.
         narrow = self._narrow_like(self.flat(), dtype)
         cast(self._buffer, narrow, averaging_factor(over))
         return narrow

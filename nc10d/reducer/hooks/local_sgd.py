@@ -51,11 +51,9 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | F
 
 
 def average_parameters(parameters: Sequence[Array], group: ProcessGroup) -> None:
-    """Average parameters over the ranks of a group, in place; blocks until all ranks have called.
-
-    Every rank divides before the sum, which so does not overflow. All reductions are coalesced into
-    one submission.
-    """
+    """Average parameters over a group's ranks, in place; blocks until all ranks have called."""
+    # Every rank divides before the sum, which so does not overflow. All reductions are coalesced
+    # into one submission.
     with getattr(group, "coalescing_manager", nullcontext)():
         for x in parameters:
             # Memory with gaps is divided by its group, which might overflow at the limits of float.

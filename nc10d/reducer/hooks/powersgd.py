@@ -92,12 +92,10 @@ class PowerSGDState:
         return min(*shape, self.rank)
 
     def factors_of(self, index: int, matrices: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """Return the initial Qs of bucket `index`: the flat array, and its views by matrix.
-
-        With warm start they are those of the bucket's last pass. New columns are random, and so are
-        columns that became zero because a gradient was zero. All ranks draw the same numbers, since
-        they have the same Qs and the same seed.
-        """
+        """Return the initial Qs of bucket `index`: the flat array, and its views by matrix."""
+        # With warm start they are those of the bucket's last pass. New columns are random, and so
+        # are columns that became zero because a gradient was zero. All ranks draw the same numbers,
+        # since they have the same Qs and the same seed.
         thin = [(x.shape[1], self.columns(x.shape)) for x in matrices]
         flat = self.factors.get(index) if self.warm_start else None
         if flat is None:
@@ -182,7 +180,7 @@ class _CompressedMean:
 
     def launch(self) -> Future[Array]:
         """Launch all steps but the last, which the Future runs; blocks until P is reduced."""
-        rest = self._reduce(self._rest, self._divided(self._rest))
+        rest = self._reduce_to_mean(self._rest)
         self._state.count(self._rest.size, self._rest.size)
         self._state.count(sum(x.size for x in self._local), self._p.size + self._q.size)
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
@@ -191,12 +189,12 @@ class _CompressedMean:
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
             p[...] = orthonormal(p, self._state.epsilon)
             np.matmul(x.T, p, out=q)
-        works = [rest, self._reduce(self._q, self._divided(self._q))]
+        works = [rest, self._reduce_to_mean(self._q)]
         return collect_all([work.get_future() for work in works]).then(self._restore)
 
-    def _divided(self, flat: Array) -> ReduceOp:
+    def _reduce_to_mean(self, flat: Array) -> Work:
         size = self._state.group.size
-        return divided(flat, size, size)
+        return self._reduce(flat, divided(flat, size, size))
 
     def _reduce(self, flat: Array, op: ReduceOp) -> Work:
         reduction = self._bucket.reduction(op)

@@ -61,8 +61,7 @@ def decode(message: Bytes, count: int, width: int) -> Array:
     scale, zero = message[: _HEAD * channels].view(np.float32).reshape(-1, 2).T
     codes = message[_HEAD * channels :].astype(np.float32)
     of = np.arange(count) // width
-    values: Array = (codes - zero[of]) * scale[of]
-    return values
+    return np.asarray((codes - zero[of]) * scale[of])
 
 
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:

@@ -12,17 +12,17 @@ import pytest
 from nccl_here import HEADERS, needs_headers
 
 from nc10d.backend.nccl.bindings.header_table import (
+    CONFIG,
     CONSTANTS,
     ENUMS,
     FUNCTIONS,
     HEADER_VERSION,
-    STRUCTS,
     Version,
 )
 from nc10d.backend.nccl.bindings.library import (
     CTYPES,
+    config_type,
     dotted,
-    struct_type,
     version_code,
     version_of,
 )
@@ -89,10 +89,10 @@ def test_version_codes_are_read_back(version: Version) -> None:
 
 
 def test_every_letter_of_a_function_or_field_has_a_type() -> None:
-    assert len(FUNCTIONS) == 73
+    assert len(FUNCTIONS) == 25
     for row in FUNCTIONS.values():
         assert set(row.arguments + row.result) <= set(CTYPES)
-    assert {field.kind for fields in STRUCTS.values() for field in fields} <= set(CTYPES)
+    assert {field.kind for field in CONFIG} <= set(CTYPES)
 
 
 @needs_headers
@@ -107,7 +107,7 @@ def test_the_table_is_what_the_generator_makes_of_the_header() -> None:
     )
     names: dict[str, object] = {"__name__": "made"}
     exec(made.stdout, names)
-    for name in ("FUNCTIONS", "STRUCTS", "ENUMS", "CONSTANTS", "HEADER_VERSION"):
+    for name in ("FUNCTIONS", "CONFIG", "ENUMS", "CONSTANTS", "HEADER_VERSION"):
         assert names[name] == globals()[name], f"{name}: run tools/gen_nccl.py again"
 
 
@@ -130,10 +130,9 @@ def c_source() -> str:
         ]
         sizes = [f", sizeof({kind}{star})" for kind, star in zip(kinds, stars, strict=False)]
         lines.append("".join(sizes) + ");")
-    for name, fields in STRUCTS.items():
-        lines.append(f'printf("\\"{name}\\": [%zu", sizeof({name}));')
-        lines += [f'printf(", %zu", offsetof({name}, {c_path(f.name)}));' for f in fields]
-        lines.append('printf("],");')
+    lines.append('printf("\\"ncclConfig_t\\": [%zu", sizeof(ncclConfig_t));')
+    lines += [f'printf(", %zu", offsetof(ncclConfig_t, {f.name}));' for f in CONFIG]
+    lines.append('printf("],");')
     for enum in ENUMS.values():
         lines += [f'printf("\\"{member}\\": [%d],", (int){member});' for member in enum]
     lines.append('printf("\\"end\\": []}\\n"); return 0; }')
@@ -152,10 +151,6 @@ typedef struct CUevent_st* cudaEvent_t;
 }
 
 
-def c_path(field: str) -> str:
-    return f"key.{field}" if field in ("vendorId", "optionId") else field
-
-
 @needs_headers
 def test_the_table_is_the_headers_abi(tmp_path: Path) -> None:
     (tmp_path / "abi.c").write_text(c_source())
@@ -171,9 +166,8 @@ def test_the_table_is_the_headers_abi(tmp_path: Path) -> None:
     for name, row in FUNCTIONS.items():
         sizes = [ctypes.sizeof(CTYPES[letter]) for letter in row.arguments]
         assert printed[name][1:] == sizes, row.prototype
-    for name in STRUCTS:
-        kind = struct_type(name, HEADER_VERSION)
-        offsets = [getattr(kind, field).offset for field, _ in kind._fields_]  # type: ignore[misc]
-        assert printed[name] == [ctypes.sizeof(kind), *offsets], name
+    kind = config_type(HEADER_VERSION)
+    offsets = [getattr(kind, field).offset for field, _ in kind._fields_]  # type: ignore[misc]
+    assert printed["ncclConfig_t"] == [ctypes.sizeof(kind), *offsets]
     for enum in ENUMS.values():
         assert {member: printed[member][0] for member in enum} == enum

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.bindings.native import GROUPED, WORDS, nc10d_nccl_same_objects
-from nc10d.backend.nccl.launch import uniform
 from nc10d.backend.nccl.launch.launch_table import in_groups
 from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
+from nc10d.backend.nccl.launch.planner import uniform_rows
 from nc10d.cuda.memory import DeviceArray
 from nc10d.ops import AVG, BAND, MAX, SUM, AllReduces, premul_sum
 
@@ -60,7 +60,7 @@ def by_the_long_way(ops: AllReduces) -> list[tuple[int, ...]] | None:
 
 def by_the_short_way(ops: AllReduces) -> Any:
     try:
-        table = uniform.rows_of(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
+        table = uniform_rows(ops, DEVICE, PLACE.fp8, (FUNCTION, COMM, STREAM))
     except TypeError:  # NCCL has no such reduction
         return None
     return None if table is None else list(zip(*[iter(table)] * WORDS, strict=True))
@@ -77,7 +77,7 @@ def test_the_fast_path_gives_the_general_paths_rows(ops: AllReduces) -> None:
 
 def test_a_row_has_as_many_words_as_the_loop_reads() -> None:
     arrays = [DeviceArray(4096 * k, (3,), DType.FLOAT32, DEVICE, None) for k in (1, 2)]
-    table = uniform.rows_of(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
+    table = uniform_rows(AllReduces(arrays, SUM), DEVICE, True, (FUNCTION, COMM, STREAM))
     assert table is not None
     assert len(table) == 2 * WORDS
 

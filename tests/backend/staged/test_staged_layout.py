@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.backend.staged.layout import HostLayout, overlap_any, rows
+from nc10d.backend.staged.staging import HostLayout, overlap_any, rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOM = np.arange(4096, dtype=np.uint8)

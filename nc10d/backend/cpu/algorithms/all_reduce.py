@@ -69,10 +69,7 @@ def one_shot_limit(shape: GroupShape) -> int:
 
 
 def fused(shape: GroupShape, parts: Sequence[FusedArray]) -> list[Step]:
-    """Return the steps that reduce several small arrays, which share a barrier.
-
-    Together they fit into a slot of the staging buffer.
-    """
+    """Return the steps that reduce small arrays, which fit into a slot and share a barrier."""
     small = len(parts) == 1 and parts[0].nbytes <= INLINE_BYTES
     parts = [part for part in parts if part.nbytes]
     if shape.size == 1:  # it only has to scale its arrays, and only if the operation is PREMUL_SUM
@@ -145,10 +142,7 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window: `nbytes` from `base` on, cut into `chunk` bytes per rank.
-
-    In a loop each iteration moves it by `stride` bytes.
-    """
+    """A window: `nbytes` from `base` on, `chunk` bytes a rank; loops move it by `stride` bytes."""
 
     shape: GroupShape
     reduction: Reduction

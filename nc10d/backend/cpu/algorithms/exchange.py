@@ -22,11 +22,10 @@ from nc10d.backend.cpu.program.program import At, Step, Steps, line_down, moved,
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Places and bytes of the arrays that this rank sends to, and receives from, each rank.
+    """Places and bytes of the arrays that this rank sends to, and receives from, each rank."""
 
-    `pitch` is the distance in bytes between the pieces for two destinations in a staging buffer.
-    `piece` is the number of bytes that a pair of ranks transfers per round.
-    """
+    # `pitch` is the distance in bytes between the pieces for two destinations in a staging buffer.
+    # `piece` is the number of bytes that a pair of ranks transfers per round.
 
     sends: Sequence[At]
     send_bytes: Sequence[int]

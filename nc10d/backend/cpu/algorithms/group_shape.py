@@ -33,12 +33,12 @@ A chunk of such a window has left its owner's private cache when peers fetch it.
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From how many bytes on the kernel moves plain arrays between two ranks of a host.
+    """From how many bytes on the kernel moves plain arrays between two ranks of a host."""
 
-    The kernel is slow at cache lines that another core has just written, so the staging buffers
-    win for arrays that fit in a cache. From `read_from` bytes on, reading alone beats staging. Two
-    ranks that also write into each other's arrays beat it earlier, from `write_from` bytes on.
-    """
+    # The kernel is slow at cache lines that another core has just written, so the staging buffers
+    # win for arrays that fit in a cache. From `read_from` bytes on, reading alone beats staging.
+    # Two ranks that also write into each other's arrays beat it earlier, from `write_from` bytes
+    # on.
 
     read_from: int = 4 << 20
     write_from: int = 1 << 20
@@ -95,12 +95,10 @@ def grouped(names: Sequence[object]) -> Topology:
 
 
 def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
-    """Return the largest array in bytes that every rank reduces completely by itself.
-
-    For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
-    work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
-    cores (measured), else up to 4 KiB of all ranks together (by the cost model).
-    """
+    """Return the largest array in bytes that every rank reduces completely by itself."""
+    # For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
+    # work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
+    # cores (measured), else up to 4 KiB of all ranks together (by the cost model).
     if ranks <= 2:
         return 64 * 1024
     return 16 * 1024 if oversubscribed else 4 * 1024 // ranks

@@ -55,9 +55,8 @@ class Gathered:
             source = span.leader((span.host + have) % count)
             nbytes = do.HEADER_BYTES + more * self.nbytes
             came = scratch(self.came)
-            steps += do.flow(
-                [do.give(to, scratch(self.base), nbytes), do.take(source, came, nbytes)]
-            )
+            give = do.give(to, scratch(self.base), nbytes)
+            steps += do.flow([give, do.take(source, came, nbytes)])
             steps.append(do.check_header(came, source))
             if self.nbytes and count > 2:
                 place = scratch(self.mine + have * self.nbytes)

@@ -27,9 +27,8 @@ def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence
     receivers = [span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away]
     rows = [do.give(peer, mine, sizes[me]) for peer in receivers]
     for g in span.away:
-        rows += [
-            do.take(r, outs[r], sizes[r]) for r in span.hosts[g][span.local_rank :: span.local.size]
-        ]
+        theirs = span.hosts[g][span.local_rank :: span.local.size]
+        rows += [do.take(r, outs[r], sizes[r]) for r in theirs]
     local = gather.all_gather(span.local, [sizes[r] for r in home], mine, [outs[r] for r in home])
     steps = [*opening(span), *continued(local), *do.flow(rows)]
     if span.local.size > 1:

@@ -31,10 +31,8 @@ def applies(span: Span, nbytes: int) -> bool:
 def all_reduce(
     span: Span, nbytes: int, cuts: Sequence[Cut], reduction: Reduction, rail: Steps, staged: Steps
 ) -> list[Step]:
-    """Reduce this rank's part of user array 0, then between hosts by `rail`; fetch the rest.
-
-    `cuts` are the parts of this host's ranks.
-    """
+    """Reduce this rank's part of user array 0, then between hosts by `rail`; fetch the rest."""
+    # `cuts` are the parts of this host's ranks.
     local = span.local
     low, length = cuts[local.rank]
     mine = user(0, low)
@@ -46,9 +44,8 @@ def all_reduce(
         low, length = cuts[peer]
         steps += _fetched(peer, SHARE_DONE, [(user(0, low), length)])
     access = access_for(span.shape, nbytes)
-    return _ways(
-        _opening(local, [user(0)], access), [*steps, *all_have_read(SHARE_DONE + 1)], staged
-    )
+    steps += all_have_read(SHARE_DONE + 1)
+    return _ways(_opening(local, [user(0)], access), steps, staged)
 
 
 def broadcast(
@@ -59,11 +56,9 @@ def broadcast(
     passed_on: Callable[[int, int], list[Step]],
     staged: Steps,
 ) -> list[Step]:
-    """User array 0 := that of local rank `source`.
-
-    `source` receives it by `passed_on`, window by window, and signals each. Without windows it is
-    the root and only forwards the array.
-    """
+    """User array 0 := that of local rank `source`."""
+    # `source` receives it by `passed_on`, window by window, and signals each. Without windows it is
+    # the root and only forwards the array.
     local = span.local
     done = SHARE_DONE + len(windows)
     steps = meet_hosts(span)
@@ -84,11 +79,9 @@ def broadcast(
 def all_gather(
     span: Span, sizes: Sequence[int], outs: Sequence[At], own: Steps, crossing: Steps, staged: Steps
 ) -> list[Step]:
-    """outs[r] := rank r's array; `own` copies this rank's, `crossing` receives from other hosts.
-
-    A rank whose `outs` lie in several arrays cannot expose them as a single array, and sets the
-    flag.
-    """
+    """outs[r] := rank r's array; `own` copies this rank's, `crossing` receives from other hosts."""
+    # A rank whose `outs` lie in several arrays cannot expose them as a single array, and sets the
+    # flag.
     local, home = span.local, span.hosts[span.host]
     steps = [*meet_hosts(span), *own, do.signal(SHARE_DONE), *crossing, do.signal(SHARE_DONE + 1)]
     for peer in local.peers:
@@ -110,11 +103,9 @@ def reduce_scatter(
     crossing: Steps,
     staged: Steps,
 ) -> list[Step]:
-    """Reduce chunks within the host, then between hosts by `crossing`.
-
-    `folds` lists the destination, this rank's part and the bytes of each chunk. `nbytes` is the sum
-    over all chunks.
-    """
+    """Reduce chunks within the host, then between hosts by `crossing`."""
+    # `folds` lists the destination, this rank's part and the bytes of each chunk. `nbytes` is the
+    # sum over all chunks.
     local = span.local
     steps = meet_hosts(span)
     for to, mine, size in folds:

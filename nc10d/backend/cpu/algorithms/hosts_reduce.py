@@ -187,10 +187,8 @@ def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -
 
 
 def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
-    """Return the steps that copy the root's user array 0 to all ranks.
-
-    In a chain no host sends more than once, but the last host receives late.
-    """
+    """Return the steps that copy the root's user array 0 to all ranks."""
+    # In a chain no host sends more than once, but the last host receives late.
     span = span_of(shape)
     if nbytes == 0:
         return opening(span)
@@ -217,10 +215,8 @@ def broadcast(shape: GroupShape, nbytes: int, root: int) -> list[Step]:
 def _passed_on(
     span: Span, forwarders: Sequence[int], home: int, nbytes: int, low: int, count: int
 ) -> list[Step]:
-    """Receive `count` of `nbytes`, from `low` on, from the parent host, and forward them.
-
-    `forwarders` are the ranks that do so, by host.
-    """
+    """Receive `count` of `nbytes`, from `low` on, from the parent host, and forward them."""
+    # `forwarders` are the ranks that do so, by host.
     hosts = len(forwarders)
     turn = (span.host - home) % hosts
     parent, children = (_chain if chained(hosts, nbytes) else _tree)(turn, hosts)
@@ -230,9 +226,8 @@ def _passed_on(
     steps: list[Step] = []
     if turn:
         steps += do.flow([do.take(forwarders[(parent + home) % hosts], place, segment)])
-    steps += do.flow(
-        [do.give(forwarders[(child + home) % hosts], place, segment) for child in children]
-    )
+    gives = [forwarders[(child + home) % hosts] for child in children]
+    steps += do.flow(do.give(rank, place, segment) for rank in gives)
     steps = [replace(step, total=count) if step.nbytes else step for step in steps]
     return do.loop(steps, -(-count // segment))
 

@@ -27,11 +27,9 @@ SEGMENTS = TICKS
 def send(
     slot: int, nbytes: int, direct: int = NEVER, read_from: int = DEFAULTS.read_from
 ) -> list[Step]:
-    """Return the sender's steps for user array 0, whose rounds move `slot` bytes.
-
-    The receiver reads a registered array that begins a page in place from `direct` bytes on, and
-    other arrays through the kernel from `read_from` bytes on.
-    """
+    """Return the sender's steps for user array 0, whose rounds move `slot` bytes."""
+    # The receiver reads a registered array that begins a page in place from `direct` bytes on, and
+    # other arrays through the kernel from `read_from` bytes on.
     # This slot was last used two rounds ago. That round ended TICKS before this one begins, so the
     # receiver has left it when its counter has come there. (Links have no FREE steps.)
     opening = [do.wait(RECEIVER, -TICKS), do.write_header()]
@@ -100,8 +98,5 @@ def send_away(nbytes: int) -> list[Step]:
 
 
 def recv_away(nbytes: int) -> list[Step]:
-    """Return the steps that receive user array 0 from another host.
-
-    The header has been read already: the receive was matched by it.
-    """
+    """Return the steps that receive user array 0 from another host; its header has been read."""
     return [*do.flow([do.take(0, user(0), nbytes)]), do.end_round(1, 1)]

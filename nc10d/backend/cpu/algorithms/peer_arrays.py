@@ -45,11 +45,9 @@ MOST_CHUNKS = 256
 def _exposed_or_staged(
     shape: GroupShape, mine: At, direct: Steps, staged: Steps, *, access: int, writable: int = 0
 ) -> list[Step]:
-    """Expose an array; run `direct` if all ranks' arrays can be read, else `staged`.
-
-    `access` is the access that the kernel must give to a plain array, 0 for none. Peers may write
-    the first `writable` bytes.
-    """
+    """Expose an array; run `direct` if all ranks' arrays can be read, else `staged`."""
+    # `access` is the access that the kernel must give to a plain array, 0 for none. Peers may write
+    # the first `writable` bytes.
     # A rank can expose a single range of plain memory for writing, to a single peer.
     assert shape.size == 2 or not (access and writable), (access, writable)
     exposed = do.expose(shape.rank, mine, access, writable=writable)
@@ -79,20 +77,16 @@ def fold_peers(
     reduction: Reduction,
     writable: int = 0,
 ) -> Step:
-    """Return the step that reduces the exposed arrays of a host.
-
-    Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
-    """
+    """Return the step that reduces the exposed arrays of a host."""
+    # Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
     room, most = staging(shape.rank, LINE), line_down((shape.slot_bytes - LINE) // 2)
     return do.fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, writable)
 
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Steps) -> list[Step]:
-    """Each rank reduces its chunk of user array 0 and writes the result into the exposed arrays.
-
-    A rank that could not expose its array for writing fetches the others' chunks. It does so window
-    by window, AHEAD windows late, when a chunk has left its owner's private cache.
-    """
+    """Each rank reduces its chunk of user array 0 and writes the result into the exposed arrays."""
+    # A rank that could not expose its array for writing fetches the others' chunks. It does so
+    # window by window, AHEAD windows late, when a chunk has left its owner's private cache.
     writable = nbytes // shape.page * shape.page
     windows = windows_of(nbytes, shape.window, max(1, MOST_CHUNKS // shape.size))
     ready = range(2, 2 + len(windows))  # ticks: this rank's chunk is reduced
@@ -117,10 +111,8 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
 
 
 def access_for(shape: GroupShape, nbytes: int, *, writes: bool = False) -> int:
-    """Return the least access by which the kernel beats the staging buffers, 0 if none does.
-
-    `writes` is true if ranks of the algorithm also write into each other's arrays.
-    """
+    """Return the least access by which the kernel beats the staging buffers, 0 if none does."""
+    # `writes`: ranks of the algorithm also write into each other's arrays.
     if nbytes >= shape.thresholds.read_from:
         return READS
     return WRITES if writes and nbytes >= shape.thresholds.write_from else 0
@@ -152,11 +144,9 @@ def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
 def reduce_scatter(
     shape: GroupShape, nbytes: int, out: At, inps: Sequence[At], reduction: Reduction, staged: Steps
 ) -> list[Step]:
-    """out := this rank's chunk of `nbytes` of the reduction of all ranks' `inps`.
-
-    A rank that has its chunks in several arrays cannot expose them as a single array: it sets the
-    flag.
-    """
+    """out := this rank's chunk of `nbytes` of the reduction of all ranks' `inps`."""
+    # A rank that has its chunks in several arrays cannot expose them as a single array: it sets the
+    # flag.
     mine = inps[shape.rank]
     steps = [
         fold_peers(shape, out, mine, shape.rank * nbytes, nbytes, reduction),
@@ -199,10 +189,7 @@ def all_to_all(
 def _swap(
     shape: GroupShape, mine: At, sizes: tuple[int, int], theirs: At, own: Steps, staged: Steps
 ) -> list[Step]:
-    """Each of two ranks writes `mine` into the array that its peer exposes as `theirs`.
-
-    `sizes` are the bytes of `mine` and `theirs`. A rank fetches the rest. `own` runs in between.
-    """
+    """Write `mine` into the peer's `theirs` (`sizes` bytes), run `own`, and fetch the rest."""
     me, peer = shape.rank, 1 - shape.rank
     given, writable = (size // shape.page * shape.page for size in sizes)
     access = access_for(shape, sum(sizes), writes=True)
@@ -219,11 +206,9 @@ def _swap(
 
 
 def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Steps) -> list[Step]:
-    """User array 0 := the root's.
-
-    The ranks share the copying: each exposes the first 1/`size` of its array for writing. The root
-    writes that part into all arrays, and each rank fetches the rest.
-    """
+    """User array 0 := the root's."""
+    # The ranks share the copying: each exposes the first 1/`size` of its array for writing. The
+    # root writes that part into all arrays, and each rank fetches the rest.
     writable = nbytes // shape.size // shape.page * shape.page
     if shape.rank == root:
         steps = [do.fill_exposed(user(0), writable), *all_have_read(2)]

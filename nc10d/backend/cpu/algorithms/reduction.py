@@ -66,10 +66,7 @@ class Reduction:
 
 
 def continued(steps: Iterable[Step]) -> list[Step]:
-    """Return a program for a single host as a later part of another program.
-
-    Its barriers compare no fingerprints, since the earlier part has done so.
-    """
+    """Return a single host's program as a later part of one that has compared the calls."""
     return [
         replace(step, kind=StepKind.WAITALL) if step.kind is StepKind.MEETALL else step
         for step in steps
@@ -109,20 +106,17 @@ def reduce_across(
     reduction: Reduction,
     base: int,
 ) -> list[Step]:
-    """dst = all hosts' parts of `nbytes`, reduced in the order of hosts; `own` is this host's part.
-
-    The steps `gives` meanwhile send what other hosts reduce. `sources` names the rank of each other
-    host that sends its part. Scratch memory from `base` on is overwritten.
-    """
+    """dst = all hosts' parts of `nbytes`, in the order of hosts; `own` is this host's part."""
+    # The steps `gives` meanwhile send what other hosts reduce. `sources` names the rank of each
+    # other host that sends its part. Scratch memory from `base` on is overwritten.
     if nbytes == 0:
         return do.flow(gives)
     segment = min(max(LINE, line_down(SEGMENTS_BYTES // len(span.hosts))), line_up(nbytes))
     places = {host: scratch(base + turn * segment) for turn, host in enumerate(span.away)}
     # Outgoing data need not keep step with incoming data, so it is pushed without waiting.
     rows = [do.push(row.peer, row.src, row.nbytes) for row in gives]
-    rows += [
-        replace(do.take(sources[host], places[host], segment), total=nbytes) for host in span.away
-    ]
+    takes = [do.take(sources[host], places[host], segment) for host in span.away]
+    rows += [replace(take, total=nbytes) for take in takes]
     places[span.host] = strided(own, segment)
     parts = [places[host] for host in range(len(span.hosts))]
     room = scratch(base + len(span.away) * segment)

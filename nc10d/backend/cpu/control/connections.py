@@ -162,18 +162,13 @@ class ControlConnections:
         wake: Callable[[], object] = lambda: None,
     ) -> None:
         """`wake` makes the polling thread call `register` again."""
-        self.connections = {
-            number: ControlConnection(number, wire) for number, wire in wires.items()
-        }
+        self.connections = {number: ControlConnection(number, wires[number]) for number in wires}
         self._by_fd = {each.wire.fileno(): each for each in self.connections.values()}
         self._ended: dict[int, str] = {}
         self._on_message, self._on_end, self.wake = on_message, on_end, wake
 
     def lost(self, number: int) -> str | None:
-        """Return why the connection to a rank has ended, or None.
-
-        All messages that arrived before its end have been delivered by then.
-        """
+        """Return why a connection has ended, once its messages are all delivered, or None."""
         return self._ended.get(number)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:

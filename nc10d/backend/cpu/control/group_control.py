@@ -33,13 +33,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from nc10d.backend.cpu.control.connections import ControlConnections, Message
 from nc10d.backend.cpu.control.consensus import Consensus
 from nc10d.errors import StoreTimeout
-
-if TYPE_CHECKING:
-    from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
 PATIENCE = 1.0
 """Seconds of silence after which a consensus continues without a rank that seems to live."""
@@ -100,10 +97,7 @@ class GroupControl:
     # -- consensus -----------------------------------------------------------------------------
 
     def propose(self, topic: str, value: str) -> None:
-        """Start the consensus on a topic, or join it; never blocks.
-
-        `value` counts unless this rank has received another value for the topic before.
-        """
+        """Join the consensus on a topic; `value` counts unless another has come. Never blocks."""
         with self._lock:
             self._consensus(topic).propose(value)
             self._progress_at[topic] = time.monotonic()
@@ -116,10 +110,7 @@ class GroupControl:
         return None if consensus is None else consensus.decision
 
     def decide(self, topic: str, value: str) -> str:
-        """Propose a value and return the decision.
-
-        Blocks until there is a decision: at most PATIENCE for each further silent rank.
-        """
+        """Propose a value, block until the decision (PATIENCE for a silent rank), return it."""
         self.propose(topic, value)
         while not self.until(lambda: self.decided(topic) is not None, PATIENCE):
             pass
@@ -128,11 +119,9 @@ class GroupControl:
         return decision
 
     def overdue(self) -> float | None:
-        """Dismiss gone and silent ranks; return the seconds until the next call, or None.
-
-        The caller first processes all messages that have arrived. Otherwise a rank that was stopped
-        itself would take its own pause for silence of the others.
-        """
+        """Dismiss gone and silent ranks; return the seconds until the next call, or None."""
+        # The caller first processes all messages that have arrived. Otherwise a rank that was
+        # stopped itself would take its own pause for silence of the others.
         with self._lock:
             pending = [topic for topic, consensus in self._topics.items() if consensus.awaited()]
             for topic in pending:
@@ -203,11 +192,9 @@ class GroupControl:
         self.notify()
 
     def leave(self, remote: Iterable[int], why: str = "") -> None:
-        """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves.
-
-        Peers of this host see it in shared memory. But only a message behind all earlier messages
-        shows that those have arrived, and consensus needs to know that.
-        """
+        """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves."""
+        # Peers of this host see it in shared memory. But only a message behind all earlier messages
+        # shows that those have arrived, and consensus needs to know that.
         self._send(self._others if self._topics else remote, {"kind": "leave", "why": why})
 
     def lost(self, rank: int) -> str | None:
@@ -234,10 +221,9 @@ def ignored(topic: str, value: str) -> None:
 
 
 def suspects(value: str) -> list[int]:
-    """Return the ranks that a proposed value expects to be silent; [] if it names none.
-
-    They are the ranks left out of a list of survivors, or the rank that a cause of failure blames.
-    """
+    """Return the ranks that a proposed value expects to be silent; [] if it names none."""
+    # They are the ranks left out of a list of survivors, or the rank that a cause of failure
+    # blames.
     try:
         fields = json.loads(value)
         return list(fields["without"]) if "without" in fields else [fields["fields"]["rank"]]

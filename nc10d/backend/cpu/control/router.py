@@ -24,11 +24,10 @@ OF_THE_JOB = ("wait_notice", "deadlock")
 
 
 class ControlledGroup(Protocol):
-    """A group as the context's threads see it.
+    """A group as the context's threads see it."""
 
-    The control thread calls it and never waits for a peer in a call. The worker calls
-    `on_engine_failure`, which may block until the ranks have agreed on a cause.
-    """
+    # The control thread calls it and never waits for a peer in a call. The worker calls
+    # `on_engine_failure`, which may block until the ranks have agreed on a cause.
 
     name: str
     key: str
@@ -148,10 +147,8 @@ class Router:
                 group.on_lost(number, reason)
 
     def unreachable(self, number: int) -> str | None:
-        """Return why a rank of another host can't be reached any more, or None.
-
-        For ranks of this host the kernel reports deaths, through pidfds.
-        """
+        """Return why a rank of another host can't be reached any more, or None."""
+        # For ranks of this host the kernel reports deaths, through pidfds.
         return None if number in self._near else self.control.lost(number)
 
     def _on_message(self, number: int, message: Message) -> None:

@@ -18,11 +18,10 @@ from nc10d.backend.cpu.native import offsets as at
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One call or message: its channel's label, number there, times in ns, and call site.
+    """One call or message: its channel's label, number there, times in ns, and call site."""
 
-    `ended` is 0 while it runs. `order` grows from entry to entry. A call has a `text`, a message
-    has `message`: tag, bytes and dtype code.
-    """
+    # `ended` is 0 while it runs. `order` grows from entry to entry. A call has a `text`, a message
+    # has `message`: tag, bytes and dtype code.
 
     order: int
     label: int

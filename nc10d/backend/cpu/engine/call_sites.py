@@ -60,11 +60,9 @@ class CallSites:
             )
 
     def learn(self) -> None:
-        """Add this thread's callers: code objects of nc10d, and the user's line that called them.
-
-        The frame that repeats the call to the engine must be among these callers, or in the table
-        already; else the engine asks again for ever.
-        """
+        """Add this thread's callers: code objects of nc10d, and the line of the user's program."""
+        # The frame that repeats the call to the engine must be among these callers, or in the table
+        # already; else the engine asks again for ever.
         with self._lock:
             before = len(self._alive)
             frame: FrameType | None = sys._getframe(1)

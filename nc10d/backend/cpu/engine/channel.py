@@ -52,13 +52,12 @@ def deadline_ns(deadline: Deadline) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:
-    """The addresses that a channel's programs use; sequences have an entry per rank.
+    """The addresses that a channel's programs use; sequences have an entry per rank."""
 
-    `counters` are addresses of the ranks' counters, `slots` those of both slots of their staging
-    buffers, and `area` is this rank's part of the group's memory. `streams` is the block of the
-    sockets to other hosts, 0 for none. `peer_access` is the block of peer_access.py, if programs
-    access memory of peers directly.
-    """
+    # `counters` are addresses of the ranks' counters, `slots` those of both slots of their staging
+    # buffers, and `area` is this rank's part of the group's memory. `streams` is the block of the
+    # sockets to other hosts, 0 for none. `peer_access` is the block of peer_access.py, if programs
+    # access memory of peers directly.
 
     rank: int
     size: int
@@ -155,10 +154,8 @@ class Channel:
         return int(self.words[field // 8])
 
     def _new_ring(self, slots: int) -> int:
-        """Make a ring and return its address.
-
-        It is kept as long as the channel: a thread may still read from a ring that was replaced.
-        """
+        """Make a ring and return its address."""
+        # It is kept as long as the channel: a thread may still read from a ring that was replaced.
         words: Words = np.zeros(1 + slots, np.int64)
         words[0] = slots - 1
         address = int(plain.address(words))
@@ -172,10 +169,8 @@ class Channel:
             del self._rings[longer]
 
     def submit(self, submission: Submission) -> None:
-        """Append a submission to the ring; any thread may call, and none blocks for long.
-
-        Threads that hold the lock run submissions in the order of the ring.
-        """
+        """Append a submission to the ring; any thread may call, and none blocks for long."""
+        # Threads that hold the lock run submissions in the order of the ring.
         self.reap()
         # Before the engine has the address: the worker may begin at once.
         self.in_flight[submission.address] = submission
@@ -194,11 +189,9 @@ class Channel:
     def submit_prepared(
         self, prepared: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
-        """Submit the prepared call at address `prepared` on the arrays x and y.
-
-        This thread advances a short call at once. Returns the engine's answer and the submission:
-        DONE, BUSY if the engine has not taken it, or a failure (negative).
-        """
+        """Submit the prepared call at address `prepared` on the arrays x and y."""
+        # This thread advances a short call at once. Returns the engine's answer and the submission:
+        # DONE, BUSY if the engine has not taken it, or a failure (negative).
         submission = self._blank(2, keep)
         words = submission.words
         answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
@@ -212,10 +205,8 @@ class Channel:
     def submit_message(
         self, model: Submission, x: Any, tag: int, keep: Any, deadline_ns: int, spins: int
     ) -> tuple[int, Submission]:
-        """Submit a message of array `x`, otherwise like `model`; returns as `submit_prepared`.
-
-        `spins` is how long this thread advances it; see prepared_messages.submit_message.
-        """
+        """Submit a message of array `x`, otherwise like `model`; returns as `submit_prepared`."""
+        # `spins` is how long this thread advances it; see prepared_messages.submit_message.
         submission = self._blank(1, (model, keep))
         end, words, like = self.address, submission.words, model.address
         answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
@@ -238,11 +229,9 @@ class Channel:
         return submission
 
     def reap(self) -> None:
-        """Drop references to the arrays of submissions that have ended.
-
-        Launches call this while submissions are in flight: nothing else drops the arrays of a Work
-        that the user has dropped.
-        """
+        """Drop references to the arrays of submissions that have ended."""
+        # Launches call this while submissions are in flight: nothing else drops the arrays of a
+        # Work that the user has dropped.
         # Collectives and sends end in the order of the ring, so the first are enough.
         while (first := self._first_in_flight()) is not None and first.finished():
             self._drop(first)
@@ -283,10 +272,8 @@ class Channel:
         self.in_flight.pop(submission.address, None)
 
     def stop(self) -> None:
-        """Stop for good; after that, neither this rank nor a peer touches users' arrays. Blocks.
-
-        Several threads may call at once, and an interrupted call may be repeated.
-        """
+        """Stop for good; after that, neither this rank nor a peer touches users' arrays. Blocks."""
+        # Several threads may call at once, and an interrupted call may be repeated.
         while not self._lock_taken and entry_points.break_channel(self.address) == at.BUSY:
             # Another thread still holds the lock: it is leaving, or it has stopped the channel.
             if self.broken:
@@ -341,11 +328,10 @@ class Channel:
 
 
 class Submission:
-    """A descriptor of a launch: program, addresses, deadline, and the objects that keep them valid.
+    """A descriptor of a launch: program, addresses, deadline, and objects that keep them valid."""
 
-    `message` is tag, bytes and dtype code; `gate` is the address of a gate that the engine opens
-    at the end, 0 for none. `address` is the descriptor's.
-    """
+    # `message` is tag, bytes and dtype code; `gate` is the address of a gate that the engine opens
+    # at the end, 0 for none. `address` is the descriptor's.
 
     __slots__ = ("address", "keep", "words")
 

@@ -47,21 +47,16 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
 
 
 def oversubscribed(cores: Sequence[Sequence[int]], quotas: Sequence[float]) -> bool:
-    """Return whether the ranks of a host have fewer cores together than there are ranks.
-
-    `cores` and `quotas` have an entry for each rank: the cores that it may use, and the cores' time
-    that its cgroup may use. Every rank passes the same values, so all of them agree. A launcher may
-    have bound each rank to a core of its own, so the union of their cores counts.
-    """
+    """Return whether the ranks of a host have fewer cores together than there are ranks."""
+    # `cores` and `quotas` have an entry for each rank: the cores that it may use, and the cores'
+    # time that its cgroup may use. Every rank passes the same values, so all of them agree. A
+    # launcher may have bound each rank to a core of its own, so the union of their cores counts.
     together = {core for own in cores for core in own}
     return len(cores) > min(float(len(together)), *quotas)
 
 
 def own_thresholds() -> Thresholds:
-    """Return this CPU's thresholds, or those of NC10D_KERNEL_COPY_FROM.
-
-    RendezvousError if the variable is neither one nor two whole numbers.
-    """
+    """Return this CPU's thresholds, or NC10D_KERNEL_COPY_FROM's; RendezvousError if it is wrong."""
     text = os.environ.get(THRESHOLDS, "")
     if not text:
         return BY_CPU.get(cpu_name(), DEFAULTS)
@@ -80,9 +75,7 @@ def agreed_thresholds(published: Sequence[Thresholds]) -> Thresholds:
 
 
 def waiting_policy(*, oversubscribed: bool) -> WaitPolicy:
-    """Return how ranks of a host wait: they spin only if each has a core of its own.
-
-    The spin is short (some 6 µs). When another program takes a core, two ranks share the other,
-    and each spins in vain until its next yield lets the other rank run.
-    """
+    """Return how ranks of a host wait: they spin only if each has a core of its own."""
+    # The spin is short (some 6 µs). When another program takes a core, two ranks share the other,
+    # and each spins in vain until its next yield lets the other rank run.
     return WaitPolicy(spin=0 if oversubscribed else 200, yields=400)

@@ -50,19 +50,15 @@ class GroupErrors:
     control: GroupControl
 
     def group_rank(self, blocked_on: int) -> int:
-        """Return the rank in the group that the engine is blocked on.
-
-        The engine gives a peer of this host by its index, a rank of another host as ~rank.
-        """
+        """Return the rank in the group that the engine is blocked on."""
+        # The engine gives a peer of this host by its index, a rank of another host as ~rank.
         return ~blocked_on if blocked_on < 0 else self.memory.group_ranks[blocked_on]
 
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
     ) -> tuple[str, int, str]:
-        """Return the name and the number of this rank's operation, and both as text.
-
-        It is `ops`, or else the message of `channel`, or else the latest operation on record.
-        """
+        """Return the name and the number of this rank's operation, and both as text."""
+        # It is `ops`, or else the message of `channel`, or else the latest operation on record.
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
         elif not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
@@ -80,10 +76,8 @@ class GroupErrors:
         return 1 + sum(inbox.channel.get(at.C_OPS) for inbox in self.links.inboxes())
 
     def _common_fields(self) -> dict[str, Any]:
-        """Return fields of timeouts and lost peers: `last` numbers by rank, `waited` in seconds.
-
-        `waited` counts from the beginning of this rank's collective; None outside of collectives.
-        """
+        """Return fields of timeouts and lost peers: `last` numbers by rank, `waited` in seconds."""
+        # `waited` counts from the beginning of this rank's collective; None outside of collectives.
         # Outside of collectives the time on record belongs to the last collective.
         begun = self.memory.begun(self.memory.rank) if self.channel.busy() else 0
         waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
@@ -206,10 +200,8 @@ class GroupErrors:
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
     def memory_unreadable(self, peer: int) -> PeerLost:
-        """Return the error for a peer whose memory the kernel no longer lets this rank access.
-
-        Nearly always the peer has just died.
-        """
+        """Return the error for a peer whose memory the kernel no longer lets this rank access."""
+        # Nearly always the peer has just died.
         process = self.memory.peers[peer]
         # The pidfd knows of a death before the control thread has processed it.
         if ended(process):
@@ -300,17 +292,14 @@ class GroupErrors:
         # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
         if self.memory.size > 16:
             return ""
-        last = [
-            f"rank {rank} {self._last(peer)}" for peer, rank in enumerate(self.memory.group_ranks)
-        ]
+        ranks = enumerate(self.memory.group_ranks)
+        last = [f"rank {rank} {self._last(peer)}" for peer, rank in ranks]
         return f"; last operations: {', '.join(last)}"
 
     def _last(self, rank: int) -> str:
-        """Return the last operation that a rank of this host (by its index there) began.
-
-        Messages leave no record that peers can read, only a count for each link. So links are named
-        only for a rank that has run no other operation.
-        """
+        """Return the last operation that a rank of this host (by its index there) began."""
+        # Messages leave no record that peers can read, only a count for each link. So links are
+        # named only for a rank that has run no other operation.
         seq, what = self.memory.latest(rank)
         if seq:
             return f"#{seq} {what}"

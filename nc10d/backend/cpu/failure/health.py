@@ -107,10 +107,8 @@ class Health:
         return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
-        """Return whether there is a reason to stop waiting.
-
-        It stops no channel and may be called under a channel's lock, unlike `failure`.
-        """
+        """Return whether there is a reason to stop waiting."""
+        # It stops no channel and may be called under a channel's lock, unlike `failure`.
         if self._failure is not None or cause.read(self._memory) is not None:
             return True
         return self._departed_peer(channel) is not None or deadline.expired()
@@ -126,10 +124,8 @@ class Health:
     def check_wait(
         self, ops: Sequence[Op], channel: Channel, deadline: Deadline
     ) -> DistError | None:
-        """Return the group's failure, or None if the wait for `ops` in `channel` can go on.
-
-        A deadlock, a peer that has left, and an expired deadline fail the group first.
-        """
+        """Return the group's failure, or None if the wait for `ops` in `channel` can go on."""
+        # A deadlock, a peer that has left, and an expired deadline fail the group first.
         # A published cause first: an error made here would only lose against it.
         failure = self.failure()
         if failure is not None:
@@ -160,9 +156,8 @@ class Health:
     def is_waiting(self, channel: Channel) -> bool:
         """Return whether the counter on which a channel was blocked last is still too small."""
         counter = channel.get(at.C_BLOCKED_AT)
-        return bool(counter) and bool(
-            entry_points.load_word(counter) < channel.get(at.C_BLOCKED_FOR)
-        )
+        value = entry_points.load_word(counter) if counter else 0
+        return bool(counter) and bool(value < channel.get(at.C_BLOCKED_FOR))
 
     def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the group."""
@@ -200,10 +195,8 @@ class Health:
     # -- failing ---------------------------------------------------------------------------
 
     def abort(self, reason: BaseException) -> None:
-        """Fail the group with `reason` on every rank; the first reason wins.
-
-        Blocks until a cause is agreed, except in the control thread.
-        """
+        """Fail the group with `reason` on every rank; the first reason wins."""
+        # Blocks until a cause is agreed, except in the control thread.
         # A copy: the fields below must not change the caller's object.
         error = as_dist_error(reason)
         error.group = error.group or self._name

@@ -33,10 +33,7 @@ def fuse(
     dependencies: BatchDependencies | None,
     numbers: Sequence[int],
 ) -> LoweredOp:
-    """Join collectives into one program, which runs them in order.
-
-    `numbers` are their places among all operations of the batch, as in `dependencies`.
-    """
+    """Join collectives, by their places `numbers` in the batch, into a program in that order."""
     ops = [] if dependencies is None else [dependencies.ops[number] for number in numbers]
     gates = tuple((op.number, tuple(op.waits), op.awaited) for op in ops)
     runs = _runs(lowered, shape)
@@ -74,10 +71,8 @@ def _call(lowered: Sequence[LoweredOp]) -> CallInfo:
 
 
 def _disjoint(lowered: Sequence[LoweredOp]) -> bool:
-    """Return whether no arrays of all_reduces overlap: else the earlier must end before the later.
-
-    Arrays of other collectives do not matter, because those are never joined.
-    """
+    """Return whether no arrays of all_reduces overlap: else one must end before the other."""
+    # Arrays of other collectives do not matter, because those are never joined.
     reduced = [op for op in lowered if op.part]
     arrays = [op.arrays[op.strided[0].strided if op.strided else 0] for op in reduced]
     return intervals.disjoint(array.span for array in arrays if isinstance(array, Buffer))

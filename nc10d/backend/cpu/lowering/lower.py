@@ -35,10 +35,7 @@ _DTYPES = {dtype.label: dtype for dtype in DType}
 
 @dataclass(frozen=True, slots=True)
 class StridedArray:
-    """A strided array: the numbers of its contiguous copy, of itself and of its shape's words.
-
-    A copy that the program has `written` is copied back.
-    """
+    """A strided array: numbers of its copy (copied back if `written`), of itself, of its shape."""
 
     copy: int
     strided: int
@@ -48,12 +45,11 @@ class StridedArray:
 
 @dataclass(slots=True)
 class LoweredOp:
-    """A program's key, its arrays in the program's order, and how to build it.
+    """A program's key, its arrays in the program's order, and how to build it."""
 
-    Buffers are arrays of the user; other arrays belong to the program (sizes, shapes, copies).
-    `outs` are the numbers of the arrays that are written. `part` is the bytes and reduction of an
-    all_reduce, which a batch may join with others. `strided` are the arrays with copies.
-    """
+    # Buffers are arrays of the user; other arrays belong to the program (sizes, shapes, copies).
+    # `outs` are the numbers of the arrays that are written. `part` is the bytes and reduction of an
+    # all_reduce, which a batch may join with others. `strided` are the arrays with copies.
 
     key: tuple[Any, ...]
     arrays: list[Buffer | npt.NDArray[Any]]
@@ -232,10 +228,7 @@ def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
 def _sized_exchange(
     name: str, shape: GroupShape, sends: Pieces, recvs: Pieces, root: int
 ) -> LoweredOp:
-    """Lower an exchange of pieces whose sizes only their sender and receiver know.
-
-    The senders announce the sizes, and the receivers compare them with their own.
-    """
+    """Lower an exchange of pieces whose senders announce sizes that their receivers compare."""
     # In a gather, a rank's whole staging slot is for the root; else it is cut into a part per rank.
     shared = name != "gather"
     slot = line_down(shape.slot_bytes // shape.size) if shared else shape.slot_bytes
@@ -290,9 +283,8 @@ class ProgramCache:
             if len(self._linked) >= MOST_PROGRAMS:
                 self._linked.clear()
             program = lowered.build()
-            found = link(
-                program, self._shape.local.size, at.C_TABLES, _kernel_address, self._scratch.room
-            )
+            size, room = self._shape.local.size, self._scratch.room
+            found = link(program, size, at.C_TABLES, _kernel_address, room)
             self._linked[lowered.key] = found
         return found
 

@@ -30,10 +30,7 @@ Use = tuple[Buffer, bool]
 
 @dataclass(slots=True)
 class OpDependencies:
-    """One operation's number, the numbers of those it waits for, and whether another waits for it.
-
-    Numbers are places in the batch, and at the same time numbers of gates.
-    """
+    """An operation's number in the batch and of its gate, its `waits`, and if it is awaited."""
 
     number: int
     waits: list[int] = field(default_factory=list)
@@ -42,10 +39,7 @@ class OpDependencies:
 
 @dataclass(frozen=True, slots=True)
 class MessageDependencies:
-    """A message's gates, by address: those that it waits for, and its own to open (0: none).
-
-    `words` is the memory of the gates, to be kept alive.
-    """
+    """A message's gates by address: those it waits for, its own (0: none); kept by `words`."""
 
     waits: Sequence[int] = ()
     own: int = 0

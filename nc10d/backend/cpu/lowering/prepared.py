@@ -30,7 +30,7 @@ from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CompletedMessage, CpuWork, PartWaiter
 from nc10d.base.deadline import Deadline
-from nc10d.kernels.lazy import EntryPoint
+from nc10d.kernels.cache import EntryPoint
 from nc10d.ops import AllToAll, Op, Recv, Send
 from nc10d.work import Work
 
@@ -44,15 +44,17 @@ class Prepared:
 
     __slots__ = ("__weakref__", "bulky", "channel", "in_flight", "run", "words")
 
-    def __init__(self, channel: Channel, words: Any) -> None:
-        self.channel, self.in_flight, self.words = channel, channel.in_flight, words
-        # Not a bound method: that would be a cycle, which keeps arrays until a collection.
-        self.run: Callable[[Any, Any, Any], int] = partial(_first_run, weakref.ref(self))
-        self.bulky = False
+    run: Callable[[Any, Any, Any], int]
 
-    def entry(self) -> EntryPoint:
-        """Return the compiled function that runs the call; may block to compile it."""
-        raise NotImplementedError
+    def __init__(
+        self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
+    ) -> None:
+        """`entry` returns the compiled function that runs the call; it may block to compile it."""
+        self.channel, self.in_flight, self.words = channel, channel.in_flight, words
+        self.bulky = False
+        if entry is not None:
+            # Not a bound method: that would be a cycle, which keeps arrays until a collection.
+            self.run = partial(_first_run, weakref.ref(self), entry)
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the call as operations, for errors and Works."""
@@ -71,11 +73,13 @@ class Prepared:
         raise NotImplementedError
 
 
-def _first_run(reference: weakref.ref[Prepared], words: Any, x: Any, y: Any) -> int:
+def _first_run(
+    reference: weakref.ref[Prepared], entry: Callable[[], EntryPoint], words: Any, x: Any, y: Any
+) -> int:
     """Run a call for the first time; later calls go to the compiled function directly."""
     prepared = reference()
     assert prepared is not None, "the caller holds it"
-    prepared.run = run = prepared.entry()
+    prepared.run = run = entry()
     # This frame is nc10d's own, and the engine learns that here: the frames of later calls
     # differ, and an unknown frame costs a second attempt each time.
     while (answer := run(words, x, y)) == at.NEW_SITE:
@@ -110,12 +114,8 @@ class PreparedCollective(Prepared):
             ],
             np.int64,
         )
-        super().__init__(channel, words)
+        super().__init__(channel, words, lambda: prepared_calls.run_prepared)
         self.address: int = prepared_calls.address(words)
-
-    def entry(self) -> EntryPoint:
-        """Return run_prepared."""
-        return prepared_calls.run_prepared
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
@@ -129,9 +129,8 @@ class PreparedCollective(Prepared):
             waiter.need_worker()
         _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
         deadline, ops = Deadline.after(timeout), self.ops(x, y)
-        answer, submission = self.channel.submit_prepared(
-            self.address, x, y, (ops, self), deadline_ns(deadline)
-        )
+        keep, limit = (ops, self), deadline_ns(deadline)
+        answer, submission = self.channel.submit_prepared(self.address, x, y, keep, limit)
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
@@ -140,12 +139,11 @@ class PreparedCollective(Prepared):
 
 
 class PreparedMessage(Prepared):
-    """One message; `words` is a descriptor of it, and `inbox` is None for a send.
+    """One message; `words` is a descriptor of it, and `inbox` is None for a send."""
 
-    A `small` message fits into a slot of the link's staging buffer; a `near` message has a peer
-    on this host. A message that is both is `short`: once begun, it never waits. A message that is
-    neither is `bulky`.
-    """
+    # A `small` message fits into a slot of the link's staging buffer; a `near` message has a peer
+    # on this host. A message that is both is `short`: once begun, it never waits. A message that is
+    # neither is `bulky`.
 
     __slots__ = ("address", "dtype", "inbox", "model", "near", "peer", "short", "small")
 
@@ -159,7 +157,7 @@ class PreparedMessage(Prepared):
         near: bool,
         x: Any,
     ) -> None:
-        super().__init__(channel, model.words)
+        super().__init__(channel, model.words, lambda: prepared_messages.run_message)
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
         model.words[at.D_ARRAY_COUNT // _WORD] = x.size
@@ -168,10 +166,6 @@ class PreparedMessage(Prepared):
         self.small, self.near = small, near
         self.short = small and near
         self.bulky = not (small or near)
-
-    def entry(self) -> EntryPoint:
-        """Return run_message."""
-        return prepared_messages.run_message
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the message with this array and tag."""
@@ -203,11 +197,9 @@ class PreparedMessage(Prepared):
     def submit(
         self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool = False
     ) -> Work | None:
-        """Submit the message; None: nothing has happened.
-
-        With `here` this thread advances even a long message. It leaves a bulky message to the
-        worker, which moves several at once.
-        """
+        """Submit the message; None: nothing has happened."""
+        # With `here` this thread advances even a long message. It leaves a bulky message to the
+        # worker, which moves several at once.
         if self.inbox is None:
             return self._submit(waiter, x, tag, timeout, here)
         with self.inbox.lock, self.inbox:
@@ -237,10 +229,7 @@ class PreparedMessage(Prepared):
 
 
 class PreparedProgram(Prepared):
-    """A program on arrays whose addresses stand in the words at `table`, which `keep` keeps valid.
-
-    `x` in `run` and `start` are the operations.
-    """
+    """A program on the addresses at `table`, kept valid by `keep`; `x` are the operations."""
 
     __slots__ = ("_addresses", "_keep", "linked", "table")
 

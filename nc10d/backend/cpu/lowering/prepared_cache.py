@@ -199,10 +199,8 @@ def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:
 
 
 def _read(arrays: list[Any]) -> Words | None:
-    """Return a table with columns address, dtype, count; None unless arrays are plain and apart.
-
-    They must lie apart because they share a barrier.
-    """
+    """Return a table with columns address, dtype, count; None unless arrays are plain and apart."""
+    # Apart, because they share a barrier.
     table: Words = np.empty((3, len(arrays)), np.int64)
     if (
         prepared_calls.read_arrays(arrays, len(arrays), _NDARRAY, prepared_calls.address(table))
@@ -214,10 +212,8 @@ def _read(arrays: list[Any]) -> Words | None:
 
 
 def _shape(arrays: list[Any], reductions: list[ReduceOp], table: Words) -> tuple[Any, ...]:
-    """Return the key of a batch's program: everything that it depends on.
-
-    Dtypes stand there by address, too, which is sound because the key keeps them alive.
-    """
+    """Return the key of a batch's program: everything that it depends on."""
+    # Dtypes stand there by address, too, which is sound because the key keeps them alive.
     return (*table[1:].ravel().tolist(), *reductions, *(x.dtype for x in arrays))
 
 

@@ -42,9 +42,8 @@ def make_contiguous(lowered: LoweredOp) -> LoweredOp:
         steps = (*packs(strided), *inner.steps, *unpacks(strided))
         return Program(inner.call, steps, len(arrays))
 
-    return replace(
-        lowered, key=(lowered.key, *found), arrays=arrays, build=build, strided=tuple(strided)
-    )
+    key = lowered.key, *found
+    return replace(lowered, key=key, arrays=arrays, build=build, strided=tuple(strided))
 
 
 def packs(arrays: Sequence[StridedArray], base: int = 0) -> list[Step]:
@@ -58,10 +57,8 @@ def unpacks(arrays: Sequence[StridedArray], base: int = 0) -> list[Step]:
 
 
 def shape_words(buffer: Buffer) -> Words:
-    """Return item bytes, dimensions, sizes and byte strides for the step `pack`, then room for it.
-
-    Dimensions that lie one behind the other in memory are merged: fewer loops, longer items.
-    """
+    """Return item bytes, dimensions, sizes, byte strides for the step `pack`, and room for it."""
+    # Dimensions that lie one behind the other in memory are merged: fewer loops, longer items.
     item = buffer.dtype.itemsize
     sizes: list[int] = []
     strides: list[int] = []

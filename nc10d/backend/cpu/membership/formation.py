@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
@@ -28,12 +27,8 @@ from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.text import join_words
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
-from nc10d.store.arrival import arrive, await_ranks, publish_outcome
-
-if TYPE_CHECKING:
-    from nc10d.store.arrival import KeyValueExchange
-    from nc10d.store.base import Store
-
+from nc10d.store.arrival import KeyValueExchange, arrive, await_ranks, publish_outcome
+from nc10d.store.base import Store
 
 LARGE_SLOT, SMALL_SLOT = 256 * 1024, 32 * 1024
 """Bytes of a slot of a staging buffer. Large arrays take twice the time with small slots."""
@@ -43,11 +38,10 @@ LARGE_STAGING_GROUPS = 32
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The parameters of a group that forms; `members` are ranks of the job, `rank` an index.
+    """The parameters of a group that forms; `members` are ranks of the job, `rank` an index."""
 
-    `check` is called during waits; it raises the error that makes waiting pointless. `whereabouts`
-    returns what ranks are doing instead of joining, as the end of a sentence.
-    """
+    # `check` is called during waits; it raises the error that makes waiting pointless.
+    # `whereabouts` returns what ranks are doing instead of joining, as the end of a sentence.
 
     context: Context
     name: str
@@ -95,11 +89,9 @@ def form(spec: GroupSpec) -> GroupMemory:
 
 
 def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
-    """As `form`, for the survivors of a failed group, which exchange offsets through `exchange`.
-
-    It may succeed on some members only; the caller makes sure that nobody uses the group then.
-    PeerLost or RendezvousError is this rank's own error.
-    """
+    """As `form`, for the survivors of a failed group, which exchange offsets through `exchange`."""
+    # It may succeed on some members only; the caller makes sure that nobody uses the group then.
+    # PeerLost or RendezvousError is this rank's own error.
     context, size = spec.context, len(spec.members)
     offset, slot_bytes = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]

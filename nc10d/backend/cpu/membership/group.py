@@ -20,11 +20,10 @@ from nc10d.base.text import digest
 
 
 class Group:
-    """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them.
+    """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them."""
 
-    `remote` is None where all members are on this host. The group belongs to the objects that use
-    it: a backend and its pending Works. It leaves when the last of them is dropped.
-    """
+    # `remote` is None where all members are on this host. The group belongs to the objects that use
+    # it: a backend and its pending Works. It leaves when the last of them is dropped.
 
     def __init__(
         self,

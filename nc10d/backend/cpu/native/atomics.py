@@ -18,9 +18,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.datamodel import models
-from numba.extending import NativeValue, intrinsic, register_model, unbox
+from numba.extending import NativeValue, register_model, unbox
 
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.kernels.loops import call_kernel as call_kernel
+from nc10d.kernels.simd import I8, I32, I64, Builder, Value, emits
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
@@ -29,19 +31,13 @@ SYS_READ_PROCESS = 310 if X86 else 270
 SYS_WRITE_PROCESS = 311 if X86 else 271
 SYS_THREAD = 186 if X86 else 178
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
-I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def _read(kind: Any, order: str) -> Any:
-    @intrinsic
-    def read(typingctx: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(kind.bitwidth).as_pointer())
-            if not order:
-                return builder.load(pointer)
-            return builder.load_atomic(pointer, order, kind.bitwidth // 8)
-
-        return kind(types.int64), generate
+    @emits(kind(types.int64))
+    def read(b: Builder, address: Value) -> Value:
+        pointer = b.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
+        return b.load_atomic(pointer, order, kind.bitwidth // 8) if order else b.load(pointer)
 
     return read
 
@@ -55,17 +51,13 @@ load_acquire_32 = _read(types.int32, "acquire")
 
 
 def _write(order: str) -> Any:
-    @intrinsic
-    def write(typingctx: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], I64.as_pointer())
-            if order:
-                builder.store_atomic(args[1], pointer, order, 8)
-            else:
-                builder.store(args[1], pointer)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
+    @emits(types.void(types.int64, types.int64))
+    def write(b: Builder, address: Value, value: Value) -> None:
+        pointer = b.inttoptr(address, I64.as_pointer())
+        if order:
+            b.store_atomic(value, pointer, order, 8)
+        else:
+            b.store(value, pointer)
 
     return write
 
@@ -77,13 +69,10 @@ store_release = _write("release")
 
 
 def _read_modify_write(operation: str, kind: Any) -> Any:
-    @intrinsic
-    def change(typingctx: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(kind.bitwidth).as_pointer())
-            return builder.atomic_rmw(operation, pointer, args[1], "seq_cst")
-
-        return kind(types.int64, kind), generate
+    @emits(kind(types.int64, kind))
+    def change(b: Builder, address: Value, value: Value) -> Value:
+        pointer = b.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
+        return b.atomic_rmw(operation, pointer, value, "seq_cst")
 
     return change
 
@@ -95,89 +84,48 @@ set_bits = _read_modify_write("or", types.int64)
 keep_bits = _read_modify_write("and", types.int64)
 
 
-@intrinsic
-def swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+@emits(types.int64(types.int64, types.int64, types.int64))
+def swap_if(b: Builder, address: Value, expected: Value, value: Value) -> Value:
     """Set the int64 at `address` to `value` if it is `expected`; return the old value."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], I64.as_pointer())
-        pair = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "acquire")
-        return builder.extract_value(pair, 0)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+    pointer = b.inttoptr(address, I64.as_pointer())
+    return b.extract_value(b.cmpxchg(pointer, expected, value, "seq_cst", "acquire"), 0)
 
 
-@intrinsic
-def pause(typingctx: Any) -> Any:
+@emits(types.void())
+def pause(b: Builder) -> None:
     """Hint to the core that this is a spin loop."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name = "llvm.x86.sse2.pause" if X86 else "llvm.aarch64.isb"
-        operands = [] if X86 else [I32(15)]
-        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    name = "llvm.x86.sse2.pause" if X86 else "llvm.aarch64.isb"
+    operands = [] if X86 else [I32(15)]
+    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+    b.call(cgutils.get_or_insert_function(b.module, kind, name), operands)
 
 
-@intrinsic
-def move(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
+@emits(types.void(types.int64, types.int64, types.int64))
+def move(b: Builder, dst: Value, src: Value, nbytes: Value) -> None:
     """dst[:nbytes] = src[:nbytes], by the C library's memcpy."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to = builder.inttoptr(args[0], I8.as_pointer())
-        cgutils.raw_memcpy(builder, to, builder.inttoptr(args[1], I8.as_pointer()), args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    pointer = I8.as_pointer()
+    cgutils.raw_memcpy(b, b.inttoptr(dst, pointer), b.inttoptr(src, pointer), nbytes, 1)
 
 
-@intrinsic
-def call_kernel(typingctx: Any, kernel: Any, dst: Any, a: Any, b: Any, nbytes: Any) -> Any:
-    """Call the C function at address `kernel` with four integers."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
-
-
-@intrinsic
-def call_engine(typingctx: Any, function: Any, channel: Any) -> Any:
+@emits(types.int64(types.int64, types.int64))
+def call_engine(b: Builder, function: Value, channel: Value) -> Value:
     """Call the C function at address `function` with one integer; return its answer."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(I64, [I64])
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-
-    return types.int64(types.int64, types.int64), generate
+    return b.call(b.inttoptr(function, ir.FunctionType(I64, [I64]).as_pointer()), [channel])
 
 
-@intrinsic
-def scratch(typingctx: Any) -> Any:
+@emits(types.int64())
+def scratch(b: Builder) -> Value:
     """Return the address of 16 bytes on the stack."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2), zfill=True)
-        return builder.ptrtoint(pair, I64)
-
-    return types.int64(), generate
+    return b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 2), zfill=True), I64)
 
 
-@intrinsic
-def block_on_stack(typingctx: Any) -> Any:
+@emits(types.int64())
+def block_on_stack(b: Builder) -> Value:
     """Return the address of FOLD_BLOCK bytes on the stack, that begin a cache line."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # alloca_once would fill it with zeros at each call
-            block = builder.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
-        block.align = 64
-        return builder.ptrtoint(block, I64)
-
-    return types.int64(), generate
+    with b.goto_entry_block():  # alloca_once would fill it with zeros at each call
+        block = b.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
+    block.align = 64
+    return b.ptrtoint(block, I64)
 
 
 _L, _I = types.int64, types.int32
@@ -253,10 +201,7 @@ def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int
 
 
 class ObjectType(types.Type):
-    """Any Python object, passed as it is; native code gets its address.
-
-    The caller answers for everything that it reads there: see prepared_calls.py.
-    """
+    """Any Python object; native code gets its address, and answers for what it reads there."""
 
     def __init__(self) -> None:
         super().__init__(name="nc10d_object")
@@ -276,11 +221,7 @@ def _unbox_object(kind: Any, value: Any, context: Any) -> Any:
     return NativeValue(context.builder.ptrtoint(value, I64))
 
 
-@intrinsic
-def as_int(typingctx: Any, value: Any) -> Any:
+@emits(types.int64(any_object))
+def as_int(_builder: Builder, value: Value) -> Value:
     """Return the address of an `any_object`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return args[0]
-
-    return types.int64(value), generate
+    return value

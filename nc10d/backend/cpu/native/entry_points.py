@@ -17,8 +17,7 @@ from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_run, nc10d_submit
-from nc10d.kernels.cache import make_all
-from nc10d.kernels.lazy import entry_points, on_demand
+from nc10d.kernels.cache import entry_points, make_all, on_demand
 
 SLICE_NS = 50_000_000
 
@@ -191,10 +190,7 @@ def _load_word(address: int) -> int:
 
 @njit(nogil=True)
 def nc10d_first_come(table: int, count: int, bit: int) -> int:
-    """Return the index of the first row (counter's address, value) that has come, or -1.
-
-    Unless it is 0, `bit` is set beside each counter that was looked at.
-    """
+    """Return the first row (counter, value) that has come, or -1; set `bit` at the others."""
     for i in range(count):
         counter = load(table + 16 * i)
         if bit != 0:
@@ -243,9 +239,7 @@ ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 
 
 def prepare() -> None:
-    """Compile the entries of a first collective, sharing the work with processes that start now.
-
-    The entries for failures and closing are compiled too: those must not wait for a compiler.
-    """
+    """Compile the entries of a first collective, sharing the work with processes that start now."""
+    # The entries for failures and closing are compiled too: those must not wait for a compiler.
     named = (partial(__getattr__, name) for name in (*FIRST, *ESSENTIAL))
     make_all([interpreter.advance_address, *named])

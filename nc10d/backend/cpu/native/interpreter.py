@@ -35,7 +35,7 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.log import nc10d_log_call
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_length, nc10d_place
-from nc10d.kernels.cache import compiled_callback, made_once
+from nc10d.kernels.cache import address_of, compiled_callback
 
 _made: dict[str, Any] = {}
 
@@ -99,11 +99,9 @@ def nc10d_inline_slot(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_compare(channel: int) -> int:
-    """Return DONE if all ranks have this rank's fingerprint, else MISMATCH.
-
-    C_BLOCKED_ON is then the other rank. The caller has waited for tick 1 of all ranks, which makes
-    their fingerprints visible.
-    """
+    """Return DONE if all ranks have this rank's fingerprint, else MISMATCH."""
+    # C_BLOCKED_ON is then the other rank. The caller has waited for tick 1 of all ranks, which
+    # makes their fingerprints visible.
     slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
     counters = load(channel + at.C_COUNTERS)
@@ -150,11 +148,9 @@ def nc10d_begin_call(channel: int, step: int) -> None:
 
 @njit(nogil=True)
 def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """dst = contributions of all ranks folded in rank order, a block at a time.
-
-    A result for the staging buffer is folded in the L1 cache and copied: a kernel writes vector
-    by vector, and would wait for each cache line that a peer on a distant core has read last.
-    """
+    """dst = contributions of all ranks folded in rank order, a block at a time."""
+    # A result for the staging buffer is folded in the L1 cache and copied: a kernel writes vector
+    # by vector, and would wait for each cache line that a peer on a distant core has read last.
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     selector = load(step + packed.SRC)
@@ -209,10 +205,7 @@ def nc10d_end_round(channel: int, step: int) -> None:
 
 
 def _advance(channel: int) -> int:
-    """Run the channel's program as far as it goes; the caller holds the channel's lock.
-
-    Returns DONE, BLOCKED or a failure (MISMATCH, SIZES, LOST, UNREADABLE).
-    """
+    """Run the channel's program, whose lock is the caller's: DONE, BLOCKED or a failure."""
     # Kept in registers; nc10d_block and the calls below write them back where others need them.
     step = load(channel + at.C_PC)
     segment = load(channel + at.C_SEGMENT)
@@ -254,9 +247,8 @@ def _advance(channel: int) -> int:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
-            atomics.call_kernel(
-                load(step + packed.KERNEL), dst, src, load(step + packed.ARG), nbytes
-            )
+            kernel, arg = load(step + packed.KERNEL), load(step + packed.ARG)
+            atomics.call_kernel(kernel, dst, src, arg, nbytes)
         elif kind == packed.ENTER:  # before the signal that makes both visible
             nc10d_write_fingerprint(channel, step)
             nc10d_begin_call(channel, step)
@@ -312,5 +304,4 @@ def _advance(channel: int) -> int:
 def advance_address() -> int:
     """Return the address of `_advance`, for C_ADVANCE; may block to compile it."""
     # Called by address: each entry point would otherwise contain, and compile, its own copy.
-    made = made_once(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))
-    return int(made.address)
+    return address_of(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))

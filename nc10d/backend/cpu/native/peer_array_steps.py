@@ -46,10 +46,8 @@ def nc10d_reach_row(channel: int, rank: int) -> int:
 
 @njit(nogil=True)
 def nc10d_writable(channel: int) -> bool:
-    """Return whether peers may write this rank's private memory: all are other processes.
-
-    The algorithm ensures that a single peer writes: an area has words for one range.
-    """
+    """Return whether peers may write this rank's private memory: all are other processes."""
+    # The algorithm ensures that a single peer writes: an area has words for one range.
     if load(load(channel + at.C_REACH) + at.R_ACCESS) != at.WRITES:
         return False
     me = load(channel + at.C_RANK)
@@ -68,22 +66,18 @@ def nc10d_withdraw(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """Expose an array to peers; if they could not read it, ask for the other branch.
-
-    Peers write to the arena only from the start of a page on. A registered array that begins inside
-    a page goes by the kernel if the step sets no flag (a message, or an array for writes only).
-    """
+    """Expose an array to peers; if they could not read it, ask for the other branch."""
+    # Peers write to the arena only from the start of a page on. A registered array that begins
+    # inside a page goes by the kernel if the step sets no flag (a message, or an array for writes
+    # only).
     reach, writable = load(channel + at.C_REACH), load(step + packed.NBYTES)
     sets_flag = load(step + packed.TICK) != 0
     address = nc10d_place(channel, users, step + packed.SRC, parity, segment)
     record = nc10d_place(channel, users, step + packed.DST, parity, segment)
     inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
     way = NOT_AT_ALL
-    registered = (
-        load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR)
-        <= inside
-        < load(reach + at.R_ARENA_BYTES)
-    )
+    floor = load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR)
+    registered = floor <= inside < load(reach + at.R_ARENA_BYTES)
     if registered and (sets_flag or inside % PAGE == 0):
         store(record, inside)
         way = BY_ARENA
@@ -120,10 +114,8 @@ def nc10d_gave_up(area: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
-    """Return where some bytes of a peer's exposed array are: in place, or copied to `spare`.
-
-    Returns 0 if they can't be read: the peer has died, or the kernel refuses.
-    """
+    """Return where bytes of a peer's exposed array are: in place, or at `spare`; 0: unreadable."""
+    # Unreadable: the peer has died, or the kernel refuses.
     row = nc10d_reach_row(channel, peer)
     place = load(record) + offset
     if load(record + 8) in (BY_ARENA, WRITABLE):
@@ -142,10 +134,8 @@ def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, n
 
 @njit(nogil=True)
 def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
-    """Return DONE if bytes read from a peer belonged to its operation; else wait for the failure.
-
-    A peer that has given up (or closed the group) may have reused the memory since.
-    """
+    """Return DONE if bytes read from a peer belonged to its operation; else wait for a failure."""
+    # A peer that has given up (or closed the group) may have reused the memory since.
     area = load(nc10d_reach_row(channel, peer) + 16)
     if not nc10d_gave_up(area):
         return at.DONE
@@ -290,17 +280,15 @@ def nc10d_fold_both(
     count = max(0, min(nbytes, load(step + packed.TICK) - offset))
     theirs = load(nc10d_reach_row(channel, 1 - me)) + load(record) + offset
     first, second = (own, theirs) if me == 0 else (theirs, own)
-    atomics.call_kernel(both, first, second, 0, count)
+    atomics.call_kernel(both, first, first, second, count)
     return count
 
 
 @njit(nogil=True)
 def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """dst = all ranks' exposed bytes, folded in rank order.
-
-    This rank's staging buffer has room for the partial result (if dst is `own`) and for the bytes
-    that the kernel brings.
-    """
+    """dst = all ranks' exposed bytes, folded in rank order."""
+    # This rank's staging buffer has room for the partial result (if dst is `own`) and for the bytes
+    # that the kernel brings.
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     room = nc10d_place(channel, users, step + packed.ALSO, parity, segment)

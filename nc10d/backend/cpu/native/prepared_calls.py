@@ -13,7 +13,7 @@ from nc10d.backend.cpu.native import cpython
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
 from nc10d.backend.cpu.native.progress import LOOKS, nc10d_run, nc10d_submit, nc10d_submit_here
-from nc10d.kernels.lazy import entry_points, on_demand
+from nc10d.kernels.cache import entry_points, on_demand
 
 SLICE_NS = 50_000_000
 _WORD = types.int64

@@ -23,7 +23,7 @@ from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.log import nc10d_end_message
 from nc10d.backend.cpu.native.prepared_calls import nc10d_is
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.kernels.lazy import entry_points, on_demand
+from nc10d.kernels.cache import entry_points, on_demand
 
 _WORD = types.int64
 A_FEW = 16
@@ -46,10 +46,8 @@ def nc10d_carries(channel: int, model: int, array: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_pulled(channel: int) -> bool:
-    """Return whether the header of the next message from another host comes soon.
-
-    A failure counts as no: the submission that waits in the ring then meets and reports it again.
-    """
+    """Return whether the header of the next message from another host comes soon."""
+    # A failure counts as no: the submission that waits in the ring then meets and reports it again.
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = atomics.call_engine(pull, channel)
     while answer == at.BLOCKED and waiting.nc10d_linger(channel):
@@ -75,11 +73,9 @@ def nc10d_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_admitted(channel: int) -> bool:
-    """Return whether this thread may take the message at the head of a link past the ring.
-
-    The exchange is a full fence: this thread sees that the unexpected queue is held, or the holder
-    sees C_RECEIVING.
-    """
+    """Return whether this thread may take the message at the head of a link past the ring."""
+    # The exchange is a full fence: this thread sees that the unexpected queue is held, or the
+    # holder sees C_RECEIVING.
     if load_acquire(channel + at.C_RECEIVING) != 0:
         return False
     # Plain loads and stores would not do: both sides could miss the other's mark.
@@ -92,10 +88,8 @@ def nc10d_admitted(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
-    """Return whether the message at the head of a link fits a descriptor.
-
-    If the thread may not wait in the middle of a message, all of the message must be there.
-    """
+    """Return whether the message at the head of a link fits a descriptor."""
+    # If the thread may not wait in the middle of a message, all of the message must be there.
     sent = load(load(channel + at.C_COUNTERS))
     # Tick 1 states that the header is there, the last tick that the whole message is.
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
@@ -183,10 +177,7 @@ def _run_message(words: object, x: object, tag: int) -> int:
 
 @on_demand(types.int64(_WORD, atomics.any_object, _WORD, _WORD))
 def _try_message(descriptor: int, x: object, tag: int, how_soon: int) -> int:
-    """Do as run_message does, for a short message and AT_ONCE or SOON.
-
-    `descriptor` is the address of its words.
-    """
+    """Do as run_message for the descriptor at an address: a short message, AT_ONCE or SOON."""
     return nc10d_message(descriptor, atomics.as_int(x), tag, how_soon)
 
 

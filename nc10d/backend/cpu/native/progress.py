@@ -179,11 +179,9 @@ def nc10d_progress(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_awake(channel: int) -> None:
-    """Clear this rank's bit beside the counter that blocks the channel: this thread looks itself.
-
-    That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
-    counter too; a gate, which several channels may wait for, keeps its bit.
-    """
+    """Clear this rank's bit beside the counter that blocks the channel: the thread looks itself."""
+    # That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
+    # counter too; a gate, which several channels may wait for, keeps its bit.
     if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):  # a gate: see nc10d_gate
         return
     sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS

@@ -23,7 +23,7 @@ from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.sites import nc10d_site
-from nc10d.kernels.lazy import entry_points, on_demand
+from nc10d.kernels.cache import entry_points, on_demand
 
 
 @njit(nogil=True)

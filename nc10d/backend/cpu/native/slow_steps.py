@@ -107,9 +107,8 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     if flagged == at.MISMATCH:
         return at.MISMATCH
     if flagged == 1:
-        peer_array_steps.nc10d_withdraw(
-            channel
-        )  # in the other branch no peer writes to exposed memory
+        # In the other branch no peer writes to exposed memory.
+        peer_array_steps.nc10d_withdraw(channel)
         store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
     return at.DONE
 
@@ -124,10 +123,7 @@ def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -
 
 
 def _advance_slow_step(channel: int) -> int:
-    """Carry out the step at C_PC; the next is the step behind C_PC, which a branch moves.
-
-    Returns DONE, BLOCKED or a failure.
-    """
+    """Carry out the step at C_PC, which a branch moves; return DONE, BLOCKED or a failure."""
     step = load(channel + at.C_PC)
     segment = load(channel + at.C_SEGMENT)
     users = load(channel + at.C_USERS)

@@ -30,7 +30,7 @@ from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_re
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.ring import nc10d_match
 from nc10d.backend.cpu.native.step_format import nc10d_copy
-from nc10d.kernels.lazy import entry_points, on_demand
+from nc10d.kernels.cache import entry_points, on_demand
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
 PACKED = platform.machine() in ("x86_64", "AMD64")
@@ -82,13 +82,12 @@ def nc10d_move(wire: int, progress: int, address: int, count: int) -> int:
 
 @njit(nogil=True)
 def nc10d_take(streams: int, wire: int, address: int, nbytes: int) -> int:
-    """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly.
-
-    On some AMD CPUs the kernel copies at half speed to a destination that begins 1 to 31 bytes
-    further into a page than the source. A large NumPy array begins 16 bytes into a page; bytes that
-    a sender on the same machine (in another container) writes into an idle socket begin a page, so
-    the spare place keeps their offset in the page. From another machine the copy is in vain.
-    """
+    """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly."""
+    # On some AMD CPUs the kernel copies at half speed to a destination that begins 1 to 31 bytes
+    # further into a page than the source. A large NumPy array begins 16 bytes into a page; bytes
+    # that a sender on the same machine (in another container) writes into an idle socket begin a
+    # page, so the spare place keeps their offset in the page. From another machine the copy is in
+    # vain.
     spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
     if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
         return nc10d_transfer(wire, at.W_TAKEN, address, nbytes)
@@ -146,10 +145,8 @@ def nc10d_watch(epoll: int, wire: int, want: int, ready: int) -> None:
 
 @njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
-    """Sleep until a wire that a channel waits for is ready; False after the timeout.
-
-    For a thread that waits for nothing else: the kernel wakes it directly, not the poller thread.
-    """
+    """Sleep until a wire that a channel waits for is ready; False after the timeout."""
+    # For a thread that waits for nothing else: the kernel wakes it directly, not the poller thread.
     streams = load(channel + at.C_STREAMS)
     waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
     count = load(streams + at.S_COUNT)

@@ -22,26 +22,9 @@ PAIR, LOOP = 38, 39
 # slow_steps.py carries out these (the interpreter tests for AGREE and PACK..FILL_EXPOSED):
 AGREE = 12
 PACK, UNPACK, GATE, OPEN_GATE, BRANCH_IF_FLAGGED = 15, 16, 17, 18, 19
-EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL_EXPOSED = (
-    20,
-    21,
-    22,
-    23,
-    24,
-    25,
-    26,
-)
+EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL_EXPOSED = range(20, 27)
 # tcp_streams.py carries out these (the interpreter tests for FLOW and above):
-FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZES, PUSH = (
-    40,
-    41,
-    42,
-    43,
-    44,
-    45,
-    46,
-    47,
-)
+FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZES, PUSH = range(40, 48)
 
 
 @njit(nogil=True)

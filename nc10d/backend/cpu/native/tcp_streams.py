@@ -197,9 +197,8 @@ def _pull(channel: int) -> int:
     # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
     slot = load(channel + at.C_ROUND) & 1
     atomics.move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * slot, header, at.LINK_HEADER_BYTES)
-    atomics.move(
-        sent + at.LINK_SITES + at.SITE_BYTES * slot, header + at.LINK_HEADER_BYTES, at.SITE_BYTES
-    )
+    site = sent + at.LINK_SITES + at.SITE_BYTES * slot
+    atomics.move(site, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
     # Last: other threads that match look at the counter first.
     store_release(sent, load(channel + at.C_TICKS) + 1)
     return at.DONE

@@ -64,12 +64,10 @@ def nc10d_sleep(rank_block: int, bell_value: int, until: int) -> None:
 
 @njit(nogil=True)
 def nc10d_spin(channel: int, counter: int, target: int) -> bool:
-    """Spin until a counter has come to `target`; False if the spin was in vain.
-
-    A spin in vain halves the next spin and a good spin doubles it: where another program takes a
-    core, or the peer computes, spinning only keeps other threads from running. A wait that ends
-    soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
-    """
+    """Spin until a counter has come to `target`; False if the spin was in vain."""
+    # A spin in vain halves the next spin and a good spin doubles it: where another program takes a
+    # core, or the peer computes, spinning only keeps other threads from running. A wait that ends
+    # soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
     limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
         if load_acquire(counter) >= target:
@@ -88,10 +86,8 @@ def nc10d_spin_blocked(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
-    """Yield the core, `most` times, until a counter has come to `target`; False if it has not.
-
-    Where other threads want the core, each yield is long; then sleeping is better and no slower.
-    """
+    """Yield the core, `most` times, until a counter has come to `target`; False if it has not."""
+    # Where other threads want the core, each yield is long; then sleeping is better and no slower.
     if load_acquire(counter) >= target:
         return True
     # Yields are timed: one that comes back late means that other threads use this core.

@@ -57,11 +57,9 @@ class Mailbox:
     def launch(
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
-        """Post a message or a receive, and return its Work.
-
-        A receive with dependencies is deferred if the engine can't carry it out: its source is any
-        rank, or its message is in the unexpected queue.
-        """
+        """Post a message or a receive, and return its Work."""
+        # A receive with dependencies is deferred if the engine can't carry it out: its source is
+        # any rank, or its message is in the unexpected queue.
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
         if op.peer is not None:
@@ -182,9 +180,8 @@ class Mailbox:
 
         def pause(seconds: float) -> None:
             inboxes = [self._end(self._links.inbox, peer) for peer in peers]
-            words = [
-                unexpected.next_message(inbox.channel) for inbox in inboxes if not inbox.receiving
-            ]
+            waiting = [inbox.channel for inbox in inboxes if not inbox.receiving]
+            words = [*map(unexpected.next_message, waiting)]
             self.await_words(words, seconds)
 
         return AnySourceReceive(self._waiter, group.health, (op,), deadline, match, pause)
@@ -214,18 +211,16 @@ class Mailbox:
         context = self._group.context
         slice_ns = max(1, int(seconds * 1e9))
         bit = mask([context.rank])
-        answer = entry_points.wait_any(
-            context.rank_block, bit, plain.address(table), len(rows), slice_ns
-        )
+        rows_at, block = plain.address(table), context.rank_block
+        answer = entry_points.wait_any(block, bit, rows_at, len(rows), slice_ns)
         return bool(answer >= 0)
 
 
 class AnySourceReceive(Work):
-    """A receive from the first rank that sends; matched when a thread waits for it or looks.
+    """A receive from the first rank that sends; matched when a thread waits for it or looks."""
 
-    `match` returns the Work of the matched receive, or None; `pause` waits for any message for
-    some seconds at most.
-    """
+    # `match` returns the Work of the matched receive, or None; `pause` waits for any message for
+    # some seconds at most.
 
     __slots__ = (
         *("_awaited", "_health", "_inner", "_match", "_matching", "_pause", "_waiter"),

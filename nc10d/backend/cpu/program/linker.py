@@ -38,13 +38,8 @@ ABROAD = {*map(StepKind, range(StepKind.GIVE, StepKind.PUSH + 1))} - {StepKind.C
 """Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
 SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL_EXPOSED + 1))}
 """Steps that slow_steps.py carries out."""
-LONG = (
-    StepKind.LOOP_AGREED,
-    StepKind.LOOP,
-    StepKind.FETCH,
-    StepKind.FILL_EXPOSED,
-    StepKind.FOLD_EXPOSED,
-)
+EXPOSED = (StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_EXPOSED)
+LONG = (StepKind.LOOP_AGREED, StepKind.LOOP, *EXPOSED)
 COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_STAGED)
 """Steps that copy bytes; the linker chooses the function that does."""
 MANY = 1 << 30
@@ -73,10 +68,7 @@ class Linked:
 
 
 class Scratch:
-    """Memory that the programs of a channel use in turn; it grows with their needs.
-
-    A program keeps the memory that it was linked with, also when a later program needs more.
-    """
+    """Memory for the programs of a channel in turn, which grows; a linked program keeps its own."""
 
     def __init__(self) -> None:
         self._room: Bytes = np.zeros(0, np.uint8)
@@ -98,24 +90,17 @@ def link(
     kernel_address: Address,
     scratch: Callable[[int], Bytes] | None = None,
 ) -> Linked:
-    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it.
-
-    `scratch` returns memory for the intermediate results of a program that crosses hosts. May block
-    to compile kernels and slow-path steps.
-    """
+    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
+    # `scratch` returns memory for the intermediate results of a program that crosses hosts. May
+    # block to compile kernels and slow-path steps.
     check(program, size)
     if any(step.kind in SLOW_STEPS for step in program.steps):
         slow_steps.prepare()
     room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
     record = record_bytes(program.call)
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
-    linked = Linked(
-        program,
-        np.zeros((len(program.steps) + 1, FIELDS), np.int64),
-        record,
-        np.array(factors, np.float64),
-        room,
-    )
+    code = np.zeros((len(program.steps) + 1, FIELDS), np.int64)
+    linked = Linked(program, code, record, np.array(factors, np.float64), room)
     factor = linked.factor.ctypes.data
     called = record.ctypes.data, program.call.fingerprint()
     for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
@@ -130,10 +115,7 @@ def link(
 
 
 def check(program: Program, size: int) -> None:
-    """Assert that no step points outside its tables, which would crash the process.
-
-    Nor may a step point into the slot of another program's round.
-    """
+    """Assert that no step points outside its tables or its round, which would crash the process."""
     later = False  # a program's first round must not read from the round before it
     for index, step in enumerate(program.steps):
         assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
@@ -155,25 +137,24 @@ def check(program: Program, size: int) -> None:
 
 def scratch_bytes(program: Program) -> int:
     """Return how much scratch memory a program needs."""
-    return max(
-        (
-            # A place that advances with the segments goes as far as the step's total.
-            at.offset + (max(step.nbytes, step.total) if at.stride else step.nbytes)
-            for step in program.steps
-            for at in (step.dst, step.src, step.own)
-            if at.space is Space.SCRATCH
-        ),
-        default=0,
+    places = [(step, at) for step in program.steps for at in (step.dst, step.src, step.own)]
+    # A place that advances with the segments goes as far as the step's total.
+    ends = (
+        at.offset + (max(step.nbytes, step.total) if at.stride else step.nbytes)
+        for step, at in places
+        if at.space is Space.SCRATCH
     )
+    return max(ends, default=0)
 
 
 def copiers(program: Program) -> list[int]:
-    """Return the address of each step's copy function; 0: the C library's, or no copy.
-
-    Arrays go past the cache if they fill it and the program does not read them. May compile.
-    """
+    """Return the address of each step's copy function; 0: the C library's, or no copy."""
+    # Arrays go past the cache if they fill it and the program does not read them. May compile.
     steps = program.steps
-    read = {at.index for step in steps for at in _sources(step) if at.space is Space.USER}
+    # An exposed array is read by peers, not by the step.
+    reading = [step for step in steps if step.kind is not StepKind.EXPOSE]
+    sources = [at for step in reading for at in (step.src, step.own)]
+    read = {at.index for at in sources if at.space is Space.USER}
     # By destination: a program with two branches has some copies in both, and takes one branch.
     filled: dict[tuple[StepKind, At], int] = {}
     for step, times in zip(steps, _times(steps), strict=True):
@@ -197,11 +178,6 @@ def _copier(step: Step, in_all: int) -> int:
     elif step.dst.space is not Space.USER:
         in_all = 0
     return copy.copier(min(step.nbytes, step.total or step.nbytes), in_all)
-
-
-def _sources(step: Step) -> tuple[At, ...]:
-    """Return the places that a step reads itself; peers read an exposed array, not the step."""
-    return () if step.kind is StepKind.EXPOSE else (step.src, step.own)
 
 
 def _times(steps: Sequence[Step]) -> list[int]:

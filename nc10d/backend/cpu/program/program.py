@@ -80,10 +80,7 @@ class StepKind(enum.IntEnum):
 
 
 class Space(enum.IntEnum):
-    """The memory of an operand: a user's array, private scratch memory, or shared memory.
-
-    EARLIER is the slot of the round before.
-    """
+    """The memory of an operand; EARLIER is the slot of the round before."""
 
     NONE = 0
     USER = 1
@@ -103,10 +100,7 @@ GATE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An address: (space, index) + offset + segment * stride, in bytes.
-
-    `index` is the number of the user's array, or the rank of the staging buffer.
-    """
+    """An address: (space, index of array or rank) + offset + segment * stride, in bytes."""
 
     space: Space
     index: int
@@ -149,11 +143,10 @@ def inline(rank: int) -> At:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel by name: `link` turns it into an address, the simulator into NumPy.
+    """A kernel by name: `link` turns it into an address, the simulator into NumPy."""
 
-    `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count), "SCALE" (by a float), or
-    "BOTH_SUM" or "BOTH_AVG", which write to both operands.
-    """
+    # `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count), "SCALE" (by a float), or
+    # "BOTH_SUM" or "BOTH_AVG", which write to both operands.
 
     kind: str
     dtype: str
@@ -203,10 +196,7 @@ Steps = Sequence[Step]
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """The call that a program carries out: ranks compare it, and error messages show it.
-
-    `count` is -1 if ranks may differ in it.
-    """
+    """The call of a program, as ranks compare it and errors show it; `count` -1 may differ."""
 
     op: str
     dtype: str = "-"
@@ -260,6 +250,5 @@ def _shift(step: Step, base: int) -> Step:
     def moved(at: At) -> At:
         return replace(at, index=at.index + base) if at.space is Space.USER else at
 
-    return replace(
-        step, dst=moved(step.dst), src=moved(step.src), own=moved(step.own), also=moved(step.also)
-    )
+    dst, src, own, also = map(moved, (step.dst, step.src, step.own, step.also))
+    return replace(step, dst=dst, src=src, own=own, also=also)

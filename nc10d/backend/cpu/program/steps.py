@@ -82,10 +82,7 @@ def free() -> Step:
 
 
 def enter(flag: bool = False) -> Step:
-    """Begin an operation, after `free()`: write its fingerprint, a flag and its record.
-
-    The next signal publishes them.
-    """
+    """Begin an operation, after `free()`; the next signal shows fingerprint, flag and record."""
     return Step(StepKind.ENTER, tick=int(flag))
 
 
@@ -134,10 +131,8 @@ def branch_if_unreadable(rank: int, steps: int) -> Step:
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
-    """dst := `nbytes` from `offset` on of the array that a peer has exposed.
-
-    Bytes that this rank has exposed for writes are left out: the peer has written them already.
-    """
+    """dst := `nbytes` from `offset` on of the array that a peer has exposed."""
+    # Bytes that this rank has exposed for writes are left out: the peer has written them already.
     return Step(StepKind.FETCH, nbytes, dst=dst, src=staging(peer), arg=offset, peer=peer)
 
 
@@ -187,11 +182,9 @@ def open_gate(words: int, number: int) -> Step:
 
 
 def agree(piece: int) -> Step:
-    """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange.
-
-    Every staging buffer starts with two int64 per rank: the bytes that its owner sends to that
-    rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
-    """
+    """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange."""
+    # Every staging buffer starts with two int64 per rank: the bytes that its owner sends to that
+    # rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
     return Step(StepKind.AGREE, src=staging(0), arg=piece)
 
 
@@ -206,11 +199,9 @@ def alone(steps: Sequence[Step] = ()) -> list[Step]:
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
-    """End a round; run the last `body` steps `repeat` times in all, one segment further each.
-
-    `free_at` is the tick, counted from the round's start, that a peer signals only after it has
-    left the round. It may exceed `ticks`: then a signal of a later round shows it.
-    """
+    """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
+    # `free_at` is the tick, counted from the round's start, that a peer signals only after it has
+    # left the round. It may exceed `ticks`: then a signal of a later round shows it.
     return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
 
 

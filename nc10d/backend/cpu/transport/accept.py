@@ -48,11 +48,10 @@ class PendingHandshake:
 
 
 class Acceptor:
-    """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket.
+    """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket."""
 
-    `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
-    proves with `key` that it belongs to the job; its introduction must match `me` and `group`.
-    """
+    # `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
+    # proves with `key` that it belongs to the job; its introduction must match `me` and `group`.
 
     def __init__(
         self,

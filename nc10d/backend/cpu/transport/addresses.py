@@ -17,13 +17,10 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
+from nc10d.store.base import Store
 
 _GET_ADDRESS = 0x8915  # linux/sockios.h: SIOCGIFADDR
 _GLOBAL_SCOPE = "00"  # net/if_inet6: an address that is valid beyond its link
@@ -97,11 +94,9 @@ def _towards(server: tuple[str, int]) -> str:
 
 
 def tcp_socket(address: str) -> socket.socket:
-    """Return a new socket for an IPv4 or IPv6 address, to connect or to listen.
-
-    NC10D_TCP_CONGESTION names the congestion control; if it is empty, the kernel's default is
-    kept. RendezvousError if the kernel does not allow it.
-    """
+    """Return a new socket for an IPv4 or IPv6 address, to connect or to listen."""
+    # NC10D_TCP_CONGESTION names the congestion control; if it is empty, the kernel's default is
+    # kept. RendezvousError if the kernel does not allow it.
     # Set before the socket connects: a socket that has begun to pace goes on pacing afterwards.
     wire = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     requested = os.environ.get(VARIABLE)

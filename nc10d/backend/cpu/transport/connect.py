@@ -36,10 +36,9 @@ PeerSockets = dict[int, list[socket.socket]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointExchange:
-    """How a rank of a group publishes its endpoint, and finds the endpoints of the other ranks.
+    """How a rank of a group publishes its endpoint, and finds the endpoints of the other ranks."""
 
-    `exchange` carries them, `address` is where `rank` listens, `name` is the group's.
-    """
+    # `exchange` carries them, `address` is where `rank` listens, `name` is the group's.
 
     exchange: KeyValueExchange
     address: str

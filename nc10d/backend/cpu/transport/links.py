@@ -62,10 +62,9 @@ def sender_site(channel: Channel) -> str:
 
 
 class Inbox:
-    """The receiving end of the link from a sender, and its queue of unexpected messages.
+    """The receiving end of the link from a sender, and its queue of unexpected messages."""
 
-    A thread holds the inbox with `with inbox.lock, inbox`; not reentrant.
-    """
+    # A thread holds the inbox with `with inbox.lock, inbox`; not reentrant.
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -103,11 +102,9 @@ class Inbox:
         entry_points.compare_and_swap(self.channel.address + at.C_GUARD, before, after)
 
     def unmatched(self) -> tuple[int, int, int] | None:
-        """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it.
-
-        The caller holds the inbox, so no receive is posted meanwhile. But an earlier receive may
-        match and end during this call; then the link has another head, and the result is None.
-        """
+        """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it."""
+        # The caller holds the inbox, so no receive is posted meanwhile. But an earlier receive may
+        # match and end during this call; then the link has another head, and the result is None.
         channel = self.channel
         # A direct receive that began before the inbox was held takes the message, or gives up soon.
         while self.receiving and channel.get(at.C_UNMATCHED):
@@ -170,12 +167,10 @@ class Links:
     def program(
         self, sending: bool, nbytes: int, packed: bool = False, gates: int = 0, away: bool = False
     ) -> Linked:
-        """Return the program that moves `nbytes` through a link.
-
-        Its operands are the message; the strided array and its shape, if the message is `packed`
-        (a contiguous copy of that array); and `gates` dependencies that it waits for first. `away`
-        selects a link to another host.
-        """
+        """Return the program that moves `nbytes` through a link."""
+        # Its operands are the message; the strided array and its shape, if the message is `packed`
+        # (a contiguous copy of that array); and `gates` dependencies that it waits for first.
+        # `away` selects a link to another host.
         key = (sending, nbytes, packed, gates, away)
         found = self._programs.get(key)
         if found is None:
@@ -232,9 +227,8 @@ class Links:
         if self._remote is not None and self._remote.has(peer):
             start = self._memory.address(self._memory.rank)
             # Between hosts there is no shared memory: the engine uses the socket of messages.
-            return self._make_channel(
-                self._remote.message_end(peer, start, sending=peer == receiver)
-            )
+            spec = self._remote.message_end(peer, start, sending=peer == receiver)
+            return self._make_channel(spec)
         numbers = self._memory.group_ranks
         return self._connect_local(numbers.index(sender), numbers.index(receiver))
 

@@ -88,10 +88,9 @@ class Streams:
 
 
 class Poller:
-    """All wires of a process, and the thread that polls them.
+    """All wires of a process, and the thread that polls them."""
 
-    Blocks are never freed: the thread may still read the block of a wire that has been closed.
-    """
+    # Blocks are never freed: the thread may still read the block of a wire that has been closed.
 
     def __init__(self, rank_block: int) -> None:
         self._rank_block = rank_block

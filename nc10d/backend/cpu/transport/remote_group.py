@@ -30,11 +30,10 @@ _CONTROL = "control connections"
 
 
 class RemoteGroup:
-    """The connections of a rank in a group, by peer.
+    """The connections of a rank in a group, by peer."""
 
-    Each remote rank has a connection for collectives and another for messages: a message that waits
-    for its receiver must not block a collective.
-    """
+    # Each remote rank has a connection for collectives and another for messages: a message that
+    # waits for its receiver must not block a collective.
 
     def __init__(self, poller: Poller, sockets: PeerSockets, hosts: Topology) -> None:
         self.hosts = hosts
@@ -50,11 +49,9 @@ class RemoteGroup:
         return rank in self._messages
 
     def message_end(self, peer: int, area: int, *, sending: bool) -> ChannelSpec:
-        """Return the spec of this rank's end of the message link to, or from, `peer`.
-
-        The header of the next message from a remote peer is written to private memory; a peer of
-        this host would write it to the link's shared memory.
-        """
+        """Return the spec of this rank's end of the message link to, or from, `peer`."""
+        # The header of the next message from a remote peer is written to private memory; a peer of
+        # this host would write it to the link's shared memory.
         streams = self._poller.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
         # Kept alive here: the channel holds only their addresses.
@@ -92,11 +89,10 @@ class RemoteGroup:
 
 
 class RemoteHosts:
-    """The other hosts as the process of rank `number` reaches them.
+    """The other hosts as the process of rank `number` reaches them."""
 
-    `topology` is the job's; `rank_block` is the address of the words that the engine and all
-    threads of this rank share.
-    """
+    # `topology` is the job's; `rank_block` is the address of the words that the engine and all
+    # threads of this rank share.
 
     def __init__(self, number: int, topology: Topology, rank_block: int, store: Store) -> None:
         self._number, self._topology, self._rank_block = number, topology, rank_block

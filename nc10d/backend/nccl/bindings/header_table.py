@@ -1,7 +1,7 @@
 """NCCL's C API as data. Made by tools/gen_nccl.py from nccl.h 2.32.3; do not edit.
 
 Letters stand for C types: p any pointer, s const char*, z size_t, i int or an enum, u unsigned int,
-U uint64_t, f float, D ncclUniqueId by value, v void. A version is (major, minor, patch).
+D ncclUniqueId by value. A version is (major, minor, patch).
 """
 
 # ruff: noqa: E501
@@ -22,7 +22,7 @@ class Function(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of a struct: its type in letters, and the release that it came with."""
+    """A field of ncclConfig_t: its type in letters, and the release that it came with."""
 
     name: str
     kind: str
@@ -40,52 +40,24 @@ HEADER_VERSION: Version = (2, 32, 3)
 CONSTANTS = {
     "NCCL_UNIQUE_ID_BYTES": 128,
     "NCCL_API_MAGIC": 3405692655,
-    "NCCL_SPLIT_NOCOLOR": -1,
-    "NCCL_SHRINK_DEFAULT": 0,
-    "NCCL_SHRINK_ABORT": 1,
-    "NCCL_WIN_DEFAULT": 0,
-    "NCCL_WIN_COLL_SYMMETRIC": 1,
-    "NCCL_WIN_STRICT_ORDERING": 2,
-    "NCCL_WIN_REQUIRED_ALIGNMENT": 4096,
-    "NCCL_CTA_POLICY_DEFAULT": 0,
-    "NCCL_CTA_POLICY_EFFICIENCY": 1,
-    "NCCL_CTA_POLICY_ZERO": 2,
 }
 
 ENUMS = {
     "ncclResult_t": {"ncclSuccess": 0, "ncclUnhandledCudaError": 1, "ncclSystemError": 2, "ncclInternalError": 3, "ncclInvalidArgument": 4, "ncclInvalidUsage": 5, "ncclRemoteError": 6, "ncclInProgress": 7, "ncclTimeout": 8, "ncclNumResults": 9},
     "ncclRedOp_t": {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4, "ncclNumOps": 5},
     "ncclDataType_t": {"ncclInt8": 0, "ncclChar": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclInt": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5, "ncclFloat16": 6, "ncclHalf": 6, "ncclFloat32": 7, "ncclFloat": 7, "ncclFloat64": 8, "ncclDouble": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10, "ncclFloat8e5m2": 11, "ncclNumTypes": 12},
-    "ncclScalarResidence_t": {"ncclScalarDevice": 0, "ncclScalarHostImmediate": 1},
 }
 
-STRUCTS = {
-    "ncclConfig_t": (
-        *_since((2, 18, 0), "z size", "u magic", "u version", "i blocking", "i cgaClusterSize", "i minCTAs", "i maxCTAs", "s netName", "i splitShare"),
-        *_since((2, 26, 0), "i trafficClass"),
-        *_since((2, 27, 0), "s commName", "i collnetEnable", "i CTAPolicy", "i shrinkShare", "i nvlsCTAs"),
-        *_since((2, 28, 3), "i nChannelsPerNetPeer", "i nvlinkCentricSched"),
-        *_since((2, 29, 2), "i graphUsageMode", "i numRmaCtx"),
-        *_since((2, 30, 3), "i maxP2pPeers"),
-        *_since((2, 30, 5), "i graphStreamOrdering"),
-        *_since((2, 32, 0), "i launchOrderImplicit", "i numRmaSig", "i rmaEagerInit", "i hostCftMode", "i nvlsHostMode"),
-    ),
-    "ncclConfigExt_t": (
-        *_since((2, 18, 0), "p next", "i vendorId", "i optionId", "p val"),
-    ),
-    "ncclCollConfig_t": (
-        *_since((2, 18, 0), "z size", "u magic", "u version", "p ext", "i minCTAs", "i maxCTAs", "i nvlsCTAs", "i cgaClusterSize", "s algSelection", "i forceAlgSelection", "i CTAPolicy", "U userProfilerTag", "p launchCompletionEvent"),
-    ),
-    "ncclSimInfo_t": (
-        *_since((2, 18, 0), "z size", "u magic", "u version", "f estimatedTime"),
-    ),
-    "ncclWaitSignalDesc_t": (
-        *_since((2, 18, 0), "i opCnt", "i peer", "i sigIdx", "i ctx"),
-    ),
-    "ncclEncryptionConfig_t": (
-        *_since((2, 18, 0), "z size", "u magic", "u version", "i mode", "s psk"),
-    ),
-}
+CONFIG = (
+    *_since((2, 18, 0), "z size", "u magic", "u version", "i blocking", "i cgaClusterSize", "i minCTAs", "i maxCTAs", "s netName", "i splitShare"),
+    *_since((2, 26, 0), "i trafficClass"),
+    *_since((2, 27, 0), "s commName", "i collnetEnable", "i CTAPolicy", "i shrinkShare", "i nvlsCTAs"),
+    *_since((2, 28, 3), "i nChannelsPerNetPeer", "i nvlinkCentricSched"),
+    *_since((2, 29, 2), "i graphUsageMode", "i numRmaCtx"),
+    *_since((2, 30, 3), "i maxP2pPeers"),
+    *_since((2, 30, 5), "i graphStreamOrdering"),
+    *_since((2, 32, 0), "i launchOrderImplicit", "i numRmaSig", "i rmaEagerInit", "i hostCftMode", "i nvlsHostMode"),
+)
 
 FUNCTIONS = {
     "ncclMemAlloc": Function("i", "pz", (2, 19, 0), "ncclResult_t ncclMemAlloc(void** ptr, size_t size)"),
@@ -93,36 +65,15 @@ FUNCTIONS = {
     "ncclGetVersion": Function("i", "p", (2, 18, 0), "ncclResult_t ncclGetVersion(int *version)"),
     "ncclGetUniqueId": Function("i", "p", (2, 18, 0), "ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId)"),
     "ncclCommInitRankConfig": Function("i", "piDip", (2, 18, 0), "ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t* config)"),
-    "ncclCommInitRank": Function("i", "piDi", (2, 18, 0), "ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank)"),
-    "ncclCommInitAll": Function("i", "pip", (2, 18, 0), "ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist)"),
-    "ncclCommFinalize": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommFinalize(ncclComm_t comm)"),
     "ncclCommDestroy": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommDestroy(ncclComm_t comm)"),
     "ncclCommAbort": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommAbort(ncclComm_t comm)"),
-    "ncclCommRevoke": Function("i", "pi", (2, 28, 7), "ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)"),
-    "ncclCommSplit": Function("i", "piipp", (2, 18, 0), "ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t* config)"),
-    "ncclCommShrink": Function("i", "ppippi", (2, 27, 0), "ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount, ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags)"),
-    "ncclCommGetUniqueId": Function("i", "pp", (2, 29, 2), "ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId)"),
-    "ncclCommGrow": Function("i", "pipipp", (2, 29, 2), "ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank, ncclComm_t* newcomm, ncclConfig_t* config)"),
-    "ncclCommInitRankScalable": Function("i", "piiipp", (2, 23, 0), "ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId, ncclUniqueId* commIds, ncclConfig_t* config)"),
     "ncclGetErrorString": Function("s", "i", (2, 18, 0), "const char* ncclGetErrorString(ncclResult_t result)"),
     "ncclGetLastError": Function("s", "p", (2, 18, 0), "const char* ncclGetLastError(ncclComm_t comm)"),
-    "ncclResetDebugInit": Function("v", "", (2, 24, 0), "void ncclResetDebugInit()"),
     "ncclCommGetAsyncError": Function("i", "pp", (2, 18, 0), "ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)"),
-    "ncclCommCount": Function("i", "pp", (2, 18, 0), "ncclResult_t ncclCommCount(const ncclComm_t comm, int* count)"),
-    "ncclCommCuDevice": Function("i", "pp", (2, 18, 0), "ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device)"),
-    "ncclCommUserRank": Function("i", "pp", (2, 18, 0), "ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank)"),
     "ncclCommRegister": Function("i", "ppzp", (2, 19, 0), "ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle)"),
     "ncclCommDeregister": Function("i", "pp", (2, 19, 0), "ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle)"),
-    "ncclCommSuspend": Function("i", "pi", (2, 29, 7), "ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags)"),
-    "ncclCommResume": Function("i", "p", (2, 29, 7), "ncclResult_t ncclCommResume(ncclComm_t comm)"),
-    "ncclCommMemStats": Function("i", "pip", (2, 29, 7), "ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value)"),
-    "ncclCommWindowRegister": Function("i", "ppzpi", (2, 27, 0), "ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win, int winFlags)"),
-    "ncclCommWindowDeregister": Function("i", "pp", (2, 27, 0), "ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)"),
-    "ncclWinGetUserPtr": Function("i", "ppp", (2, 29, 2), "ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr)"),
     "ncclRedOpCreatePreMulSum": Function("i", "ppiip", (2, 18, 0), "ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype, ncclScalarResidence_t residence, ncclComm_t comm)"),
-    "ncclRedOpDestroy": Function("i", "ip", (2, 18, 0), "ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)"),
     "ncclReduce": Function("i", "ppziiipp", (2, 18, 0), "ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)"),
-    "ncclBcast": Function("i", "pziipp", (2, 18, 0), "ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclBroadcast": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclAllReduce": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)"),
     "ncclReduceScatter": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)"),
@@ -130,35 +81,8 @@ FUNCTIONS = {
     "ncclAlltoAll": Function("i", "ppzipp", (2, 28, 3), "ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)"),
     "ncclGather": Function("i", "ppziipp", (2, 28, 3), "ncclResult_t ncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclScatter": Function("i", "ppziipp", (2, 28, 3), "ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
-    "ncclAllReduceConfig": Function("i", "ppziippp", (2, 32, 0), "ncclResult_t ncclAllReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclBroadcastConfig": Function("i", "ppziippp", (2, 32, 0), "ncclResult_t ncclBroadcastConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclReduceConfig": Function("i", "ppziiippp", (2, 32, 0), "ncclResult_t ncclReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclAllGatherConfig": Function("i", "ppzippp", (2, 32, 0), "ncclResult_t ncclAllGatherConfig(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclReduceScatterConfig": Function("i", "ppziippp", (2, 32, 0), "ncclResult_t ncclReduceScatterConfig(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclAlltoAllConfig": Function("i", "ppzippp", (2, 32, 0), "ncclResult_t ncclAlltoAllConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclGatherConfig": Function("i", "ppziippp", (2, 32, 0), "ncclResult_t ncclGatherConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
-    "ncclScatterConfig": Function("i", "ppziippp", (2, 32, 0), "ncclResult_t ncclScatterConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config)"),
     "ncclSend": Function("i", "pziipp", (2, 18, 0), "ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, cudaStream_t stream)"),
     "ncclRecv": Function("i", "pziipp", (2, 18, 0), "ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, cudaStream_t stream)"),
-    "ncclPutSignal": Function("i", "pziipziiupp", (2, 29, 2), "ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)"),
-    "ncclSignal": Function("i", "iiiupp", (2, 29, 2), "ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)"),
-    "ncclWaitSignal": Function("i", "ippp", (2, 29, 2), "ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclComm_t comm, cudaStream_t stream)"),
     "ncclGroupStart": Function("i", "", (2, 18, 0), "ncclResult_t ncclGroupStart()"),
     "ncclGroupEnd": Function("i", "", (2, 18, 0), "ncclResult_t ncclGroupEnd()"),
-    "ncclGroupSimulateEnd": Function("i", "p", (2, 22, 0), "ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo)"),
-    "ncclSetEncryption": Function("i", "p", (2, 32, 0), "ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config)"),
-    "ncclParamBind": Function("i", "ps", (2, 30, 5), "ncclResult_t ncclParamBind(ncclParamHandle_t* out, const char* key)"),
-    "ncclParamGetI8": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t* out)"),
-    "ncclParamGetI16": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t* out)"),
-    "ncclParamGetI32": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t* out)"),
-    "ncclParamGetI64": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t* out)"),
-    "ncclParamGetU8": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t* out)"),
-    "ncclParamGetU16": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t* out)"),
-    "ncclParamGetU32": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t* out)"),
-    "ncclParamGetU64": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t* out)"),
-    "ncclParamGetStr": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out)"),
-    "ncclParamGet": Function("i", "ppip", (2, 30, 5), "ncclResult_t ncclParamGet(ncclParamHandle_t h, void* out, int maxLen, int* len)"),
-    "ncclParamGetParameter": Function("i", "spp", (2, 30, 5), "ncclResult_t ncclParamGetParameter(const char* key, const char** value, int* valueLen)"),
-    "ncclParamGetAllParameterKeys": Function("i", "pp", (2, 30, 5), "ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* tableLen)"),
-    "ncclParamDumpAll": Function("v", "", (2, 30, 5), "void ncclParamDumpAll(void)"),
 }

@@ -7,16 +7,14 @@ UnsupportedPlatform, which names its first release. Functions are looked up at t
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS, FUNCTIONS, STRUCTS, Version
+from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, ENUMS, FUNCTIONS, Version
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 RESULT = ENUMS["ncclResult_t"]
@@ -37,10 +35,7 @@ CTYPES: dict[str, Any] = {
     "z": ctypes.c_size_t,
     "i": ctypes.c_int,
     "u": ctypes.c_uint,
-    "U": ctypes.c_uint64,
-    "f": ctypes.c_float,
     "D": UniqueId,
-    "v": None,
 }
 
 
@@ -108,10 +103,8 @@ class Library:
             raise NCCLError(f"{call_name}: {self.describe(code)}", code=code)
 
     def describe(self, code: int) -> str:
-        """Return NCCL's text for a failed result, and its last error message.
-
-        NCCL keeps the last message even when later calls succeed.
-        """
+        """Return NCCL's text for a failed result, and its last error message."""
+        # NCCL keeps the last message even when later calls succeed.
         text = self.function("ncclGetErrorString")(code).decode(errors="replace")
         last = (self.function("ncclGetLastError")(None) or b"").decode(errors="replace").strip()
         return f"{text} ({last})" if last else text
@@ -121,17 +114,6 @@ class Library:
         made = UniqueId()
         self.call("ncclGetUniqueId", ctypes.byref(made))
         return bytes(made)
-
-    @contextlib.contextmanager
-    def group(self) -> Iterator[None]:
-        """Submit this thread's calls inside the block as a group, which also ends on an error."""
-        self.call("ncclGroupStart")
-        try:
-            yield
-        except BaseException:
-            self.function("ncclGroupEnd")()
-            raise
-        self.call("ncclGroupEnd")
 
 
 def _address(function: Any) -> int:
@@ -159,10 +141,10 @@ def dotted(version: Version) -> str:
 
 
 @functools.cache
-def struct_type(name: str, version: Version) -> type[ctypes.Structure]:
-    """Return a struct of the table in the form of a release, without later fields."""
-    fields = [(f.name, CTYPES[f.kind]) for f in STRUCTS[name] if f.since <= version]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+def config_type(version: Version) -> type[ctypes.Structure]:
+    """Return ncclConfig_t in the form of a release, without later fields."""
+    fields = [(f.name, CTYPES[f.kind]) for f in CONFIG if f.since <= version]
+    return type("ncclConfig_t", (ctypes.Structure,), {"_fields_": fields})
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
@@ -26,11 +26,8 @@ from nc10d.cuda.streams import Stream
 from nc10d.errors import DistError, RendezvousError
 from nc10d.ops import Op, Recv, Send
 from nc10d.store.arrival import arrive
+from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
-
-if TYPE_CHECKING:
-    from nc10d.store.base import Store
-
 
 COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""
@@ -38,11 +35,10 @@ _GO = "go"
 
 
 class NcclGroup(NamedTuple):
-    """A group as the parts of the backend know it.
+    """A group as the parts of the backend know it."""
 
-    `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
-    the address of the record in which peers read this rank's launches; see OtherBackends.
-    """
+    # `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
+    # the address of the record in which peers read this rank's launches; see OtherBackends.
 
     name: str
     rank: int
@@ -82,11 +78,10 @@ class CommStream:
 
 
 class CommStreams:
-    """The communicators of a group on its device.
+    """The communicators of a group on its device."""
 
-    `formed` is called when a communicator is formed, the group's `fail` with the error if it can't
-    be, both on the thread that forms it.
-    """
+    # `formed` is called when a communicator is formed, the group's `fail` with the error if it
+    # can't be, both on the thread that forms it.
 
     def __init__(self, group: NcclGroup, pool: EventPool, formed: Callable[[], None]) -> None:
         self._group = group
@@ -120,9 +115,8 @@ class CommStreams:
         comm_stream = self._comm_streams.get(name)
         if comm_stream is None:
             stream = Stream(self._pool.device, self._group.options.high_priority)
-            comm_stream = self._comm_streams[name] = CommStream(
-                name, rank, size, stream, self._pool.take()
-            )
+            comm_stream = CommStream(name, rank, size, stream, self._pool.take())
+            self._comm_streams[name] = comm_stream
             arguments, thread_name = (comm_stream, deadline), f"nc10d-nccl-form-{name}"
             threading.Thread(
                 target=self._form_communicator, args=arguments, name=thread_name, daemon=True
@@ -156,11 +150,9 @@ class CommStreams:
         return Communicator.create(library, unique, rank, size, deadline, enter, config)
 
     def abort(self) -> None:
-        """Abort all communicators and the operations on them; blocks until NCCL has done so.
-
-        A communicator that is being formed is aborted when it is formed. Deferred launches are
-        dropped.
-        """
+        """Abort all communicators and the operations on them; blocks until NCCL has done so."""
+        # A communicator that is being formed is aborted when it is formed. Deferred launches are
+        # dropped.
         self._ended = True
         for comm in self._communicators():
             comm.abort()

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nc10d.backend.nccl.bindings.header_table import CONSTANTS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
@@ -26,7 +25,6 @@ from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
 UNTIL_ABORT_ANYWAY = 1.0
 """Seconds that an abort waits for a thread that is in NCCL."""
-_no_color = CONSTANTS["NCCL_SPLIT_NOCOLOR"]
 _no_event = threading.Event()
 
 OnDevice = Callable[[], AbstractContextManager[None]]
@@ -36,13 +34,9 @@ OnDevice = Callable[[], AbstractContextManager[None]]
 class Communicator:
     """One rank's end of a communicator. Methods raise NCCLError; GroupClosed once it has ended."""
 
-    def __init__(
-        self, library: Library, handle: int, rank: int, size: int, enter: OnDevice, blocking: bool
-    ) -> None:
+    def __init__(self, library: Library, handle: int, enter: OnDevice, blocking: bool) -> None:
         """Own a handle from NCCL, whose init may still be in progress if not `blocking`."""
         self.library = library
-        self.rank = rank
-        self.size = size
         self.blocking = blocking
         self.lock = threading.RLock()
         self.enter = enter
@@ -77,7 +71,7 @@ class Communicator:
             _within(deadline, call_name, begin)
         else:
             begin()
-        made = cls(library, int(comm.value or 0), rank, size, enter, blocking)
+        made = cls(library, int(comm.value or 0), enter, blocking)
         made.settle(deadline, call_name)
         return made
 
@@ -104,10 +98,8 @@ class Communicator:
         return state.value
 
     def settle(self, deadline: Deadline, call_name: str) -> None:
-        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late.
-
-        Raises NCCLError if asynchronous work has failed.
-        """
+        """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late."""
+        # Raises NCCLError if asynchronous work has failed.
         pause = _FIRST_PAUSE
         while not self.blocking:
             state = self.async_error()
@@ -122,62 +114,9 @@ class Communicator:
             _no_event.wait(pause)  # NCCL can't wake a thread
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def split(
-        self, color: int | None, key: int, deadline: Deadline, config: NCCLConfig | None = None
-    ) -> Communicator | None:
-        """Make a communicator of the ranks with the same `color`, ordered by `key`.
-
-        All ranks call; a rank with the color None is in no communicator, and gets None. Without
-        `config` it has the configuration of this communicator.
-        """
-        made = ctypes.c_void_p()
-        number = _no_color if color is None else color
-        self._call("ncclCommSplit", number, key, ctypes.byref(made), self._as_pointer(config))
-        self.settle(deadline, "splitting a communicator")
-        return None if color is None else self._child(made, deadline, config)
-
-    def shrink(
-        self,
-        exclude: Sequence[int],
-        deadline: Deadline,
-        abort: bool = False,
-        config: NCCLConfig | None = None,
-    ) -> Communicator:
-        """Make a communicator without the ranks `exclude`, which don't call (NCCL 2.27).
-
-        With `abort`, operations in flight are aborted first, as needed after a rank has died.
-        """
-        made, count = ctypes.c_void_p(), len(exclude)
-        ranks = (ctypes.c_int * count)(*exclude)
-        flags = CONSTANTS["NCCL_SHRINK_ABORT" if abort else "NCCL_SHRINK_DEFAULT"]
-        pointer = self._as_pointer(config)
-        self._call("ncclCommShrink", ranks, count, ctypes.byref(made), pointer, flags)
-        return self._child(made, deadline, config)
-
-    def _as_pointer(self, config: NCCLConfig | None) -> Any:
-        return None if config is None else ctypes.byref(as_struct(config, self.library))
-
-    def _child(
-        self, made: ctypes.c_void_p, deadline: Deadline, config: NCCLConfig | None
-    ) -> Communicator:
-        given = None if config is None else config.blocking
-        blocking = self.blocking if given is None else bool(given)
-        self.settle(deadline, "making a communicator of another")
-        child = Communicator(self.library, int(made.value or 0), 0, 0, self.enter, blocking)
-        child.settle(deadline, "making a communicator of another")
-        child.rank, child.size = child._ask("ncclCommUserRank"), child._ask("ncclCommCount")
-        return child
-
-    def _ask(self, name: str) -> int:
-        answer = ctypes.c_int()
-        self._call(name, ctypes.byref(answer))
-        return answer.value
-
     def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
-        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value.
-
-        Made once for each factor and type; it ends with the communicator.
-        """
+        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value."""
+        # Made once for each factor and type; it ends with the communicator.
         found = self._premul_ops.get((factor, datatype))
         if found is None:
             made = ctypes.c_int()
@@ -194,26 +133,7 @@ class Communicator:
         """Register memory for zero-copy operations (NCCL 2.19); close it before memory is freed."""
         made = ctypes.c_void_p()
         self._call("ncclCommRegister", address, nbytes, ctypes.byref(made))
-        return Registration(self, "ncclCommDeregister", int(made.value or 0))
-
-    def window_register(self, address: int, nbytes: int, flags: int = 1) -> Registration:
-        """Register memory of the same size on all ranks (NCCL 2.27; flags: NCCL_WIN_*).
-
-        All ranks call. The default, NCCL_WIN_COLL_SYMMETRIC, promises equal offsets in every call.
-        """
-        made = ctypes.c_void_p()
-        self._call("ncclCommWindowRegister", address, nbytes, ctypes.byref(made), flags)
-        return Registration(self, "ncclCommWindowDeregister", int(made.value or 0))
-
-    def finalize(self, deadline: Deadline) -> None:
-        """Wait until all operations have ended on all ranks; all ranks call."""
-        self._call("ncclCommFinalize")
-        self.settle(deadline, "finalizing a communicator")
-
-    def revoke(self, deadline: Deadline) -> None:
-        """Abort operations, and keep the communicator for `shrink` and `split` (2.28.7)."""
-        self._call("ncclCommRevoke", 0)
-        self.settle(deadline, "revoking a communicator")
+        return Registration(self, int(made.value or 0))
 
     def close(self) -> None:
         """Destroy it after its operations have ended; idempotent. Other ranks need not call."""
@@ -224,11 +144,9 @@ class Communicator:
                     self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
-        """Destroy it now, aborting its operations; idempotent, from any thread.
-
-        Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
-        only the abort frees it.
-        """
+        """Destroy it now, aborting its operations; idempotent, from any thread."""
+        # Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
+        # only the abort frees it.
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
         try:
             handle, self._handle = self._handle, None
@@ -243,16 +161,15 @@ class Communicator:
 class Registration:
     """Memory that is registered with a communicator, until `close`."""
 
-    def __init__(self, communicator: Communicator, undo: str, handle: int) -> None:
+    def __init__(self, communicator: Communicator, handle: int) -> None:
         self._communicator = communicator
-        self._undo = undo
         self.handle: int | None = handle
 
     def close(self) -> None:
         """Deregister; idempotent. The end of the communicator has deregistered it too."""
         handle, self.handle = self.handle, None
         if handle is not None and self._communicator.alive:
-            self._communicator._call(self._undo, handle)
+            self._communicator._call("ncclCommDeregister", handle)
 
 
 def mem_alloc(library: Library, nbytes: int) -> int:

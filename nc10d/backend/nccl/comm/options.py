@@ -13,8 +13,8 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from nc10d.backend.nccl.bindings.header_table import CONSTANTS, HEADER_VERSION, STRUCTS, Version
-from nc10d.backend.nccl.bindings.library import Library, struct_type, version_code
+from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, HEADER_VERSION
+from nc10d.backend.nccl.bindings.library import Library, config_type, version_code
 
 UNDEFINED = -(2**31)
 """NCCL_CONFIG_UNDEF_INT: the library's own choice."""
@@ -57,14 +57,15 @@ class NCCLConfig:
 
 # The library's own fields (size, magic, version) come first in the struct; the others are in the
 # order of NCCLConfig.
-C_NAMES = tuple(member.name for member in STRUCTS["ncclConfig_t"][3:])
-_SINCE = {member.name: member.since for member in STRUCTS["ncclConfig_t"]}
+C_NAMES = tuple(member.name for member in CONFIG[3:])
+_SINCE = {member.name: member.since for member in CONFIG}
 
 
 def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
     """Return `config` as a struct of `library`; UnsupportedPlatform for a field that is too new."""
-    release = known_release(library.version)
-    struct: Any = struct_type("ncclConfig_t", release)()
+    # The older of the library's release and the table's.
+    release = min(library.version, HEADER_VERSION)
+    struct: Any = config_type(release)()
     struct.size = ctypes.sizeof(struct)
     struct.magic = CONSTANTS["NCCL_API_MAGIC"]
     struct.version = version_code(release)
@@ -76,11 +77,6 @@ def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
         elif hasattr(struct, name) and not name.endswith("Name"):
             setattr(struct, name, UNDEFINED)
     return struct  # type: ignore[no-any-return]
-
-
-def known_release(version: Version) -> Version:
-    """Return the older of a library's release and the table's."""
-    return min(version, HEADER_VERSION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,11 +97,11 @@ Row = tuple[int, int]
 
 
 class ContiguousCopies:
-    """A launch on contiguous arrays: `ops` has copies in the place of strided arrays.
+    """A launch on contiguous arrays: `ops` has copies in the place of strided arrays."""
 
-    `before` and `behind` return the calls that make the copies and write them back, for operations
-    by their places. `kept` must live as long as the launch. It never refers to the caller's arrays.
-    """
+    # `before` and `behind` return the calls that make the copies and write them back, for
+    # operations by their places. `kept` must live as long as the launch. It never refers to the
+    # caller's arrays.
 
     def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
         self._rank = rank

@@ -57,11 +57,10 @@ _LINEAR = frozenset({RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM})
 
 
 class NcclReduction(NamedTuple):
-    """A reduction in NCCL's terms: its type, its elements per element of the array, its operator.
+    """A reduction in NCCL's terms: type, elements per element of the array, operator."""
 
-    `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
-    `scalar`.
-    """
+    # `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
+    # `scalar`.
 
     datatype: int
     elements: int

@@ -41,12 +41,11 @@ _SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
 
 
 class CachedLaunch:
-    """A launch's communicators, and its table of calls once they are formed.
+    """A launch's communicators, and its table of calls once they are formed."""
 
-    `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it has
-    a barrier, for which the host waits too. `default_stream` is the current stream for its first
-    array unless the user chooses a stream; None: it has to be looked up.
-    """
+    # `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it
+    # has a barrier, for which the host waits too. `default_stream` is the current stream for its
+    # first array unless the user chooses a stream; None: it has to be looked up.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
@@ -121,8 +120,12 @@ class LaunchCache:
         """Keep a cached launch that has its table, in place of the oldest."""
         if key is None or cached.table is None:
             return
+        if isinstance(batch, ops.AllReduces):
+            arrays = batch.arrays
+        else:
+            arrays = [x for op in batch for x in arrays_of(op)]
         try:
-            cached.remember(_all_arrays(batch))
+            cached.remember(arrays)
         except TypeError:  # an array without weak references
             return
         if len(self._known) >= MOST:
@@ -131,10 +134,8 @@ class LaunchCache:
 
 
 def key_of(batch: Sequence[ops.Op]) -> Key | None:
-    """Return the key of a launch, None if it is not cached.
-
-    The key of a block of all_reduces has its first and last array only; `find` compares all.
-    """
+    """Return the key of a launch, None if it is not cached."""
+    # The key of a block of all_reduces has its first and last array only; `find` compares all.
     if isinstance(batch, ops.AllReduces):
         arrays = batch.arrays
         return batch.op, len(arrays), id(arrays[0]), id(arrays[-1])
@@ -147,11 +148,3 @@ def _signature(op: ops.Op) -> Key | None:
     if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
         return None
     return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
-
-
-def _all_arrays(batch: Sequence[ops.Op]) -> Sequence[Any]:
-    return (
-        batch.arrays
-        if isinstance(batch, ops.AllReduces)
-        else [x for op in batch for x in arrays_of(op)]
-    )

@@ -17,20 +17,18 @@ import contextlib
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nc10d.arrays.access import first_array, touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import disjoint
 from nc10d.backend.cpu.native.offsets import RECORD_BYTES, TEXT_BYTES
+from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_record
+from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
 from nc10d.ops import OP_NAMES, AllReduces, Op
-
-if TYPE_CHECKING:
-    from nc10d.backend.nccl.bindings.library import Library
-    from nc10d.backend.nccl.comm.comm_streams import CommStream
 
 _PAD = (0,) * 8
 AFTER_EVENT = 2
@@ -47,10 +45,9 @@ class Placed(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of a launch by handle; `begun` is 0 without timing, `joint` a stream or 0.
+    """The events of a launch by handle; `begun` is 0 without timing, `joint` a stream or 0."""
 
-    A launch ends on the stream `joint` if it has several communicators, else on its own stream.
-    """
+    # A launch ends on the stream `joint` if it has several communicators, else on its own stream.
 
     before: int
     begun: int
@@ -58,12 +55,11 @@ class Events(NamedTuple):
 
 
 class LaunchTable:
-    """The rows of one launch, at `address`; run under the locks of its communicators.
+    """The rows of one launch, at `address`; run under the locks of its communicators."""
 
-    Row `ended` records the event by which the launch ends. The last row, after it, makes the
-    current stream wait for that event. A deferred launch has its launch record and its event
-    `before` already, and runs from row AFTER_EVENT.
-    """
+    # Row `ended` records the event by which the launch ends. The last row, after it, makes the
+    # current stream wait for that event. A deferred launch has its launch record and its event
+    # `before` already, and runs from row AFTER_EVENT.
 
     __slots__ = ("_keep", "_rows", "address", "begun", "comm_streams", "ended", "lock", "places")
 
@@ -96,9 +92,7 @@ class LaunchTable:
         last = comm_streams[0].stream
         if len(comm_streams) > 1:
             last = events.joint
-            rows.extend(
-                (record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams
-            )
+            rows.extend((record, each.event, each.stream) for each in comm_streams)
             rows.extend((wait, last, comm_stream.event, 0) for comm_stream in comm_streams)
         self.ended = rows.count
         rows.add(record, 0, last)
@@ -122,19 +116,17 @@ class LaunchText:
     __slots__ = ("_bytes", "address")
 
     def __init__(self, ops: Sequence[Op]) -> None:
-        self._bytes = array(
-            "B", _text_of_launch(ops).encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0")
-        )
+        text = _text_of_launch(ops).encode()[: TEXT_BYTES - 1]
+        self._bytes = array("B", text.ljust(TEXT_BYTES, b"\0"))
         self.address = self._bytes.buffer_info()[0]
 
 
 class LaunchRecord:
-    """A rank's latest launch, which peers read for their errors if the rank dies.
+    """A rank's latest launch, which peers read for their errors if the rank dies."""
 
-    The record at `address` is in memory that the group's failure detector shares with all ranks of
-    the host (`OtherBackends.record_address`); without a detector it is private. The compiled loop
-    writes number and text of each launch on the communicator of the collectives.
-    """
+    # The record at `address` is in memory that the group's failure detector shares with all ranks
+    # of the host (`OtherBackends.record_address`); without a detector it is private. The compiled
+    # loop writes number and text of each launch on the communicator of the collectives.
 
     def __init__(self, address: int = 0) -> None:
         self._own = array("B", bytes(RECORD_BYTES))
@@ -282,18 +274,15 @@ def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iter
     if len(comm_streams) > 1:
         yield from ((record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams)
         for comm_stream in comm_streams:
-            yield from (
-                (wait, comm_stream.stream, o.event, 0) for o in comm_streams if o is not comm_stream
-            )
+            others = (other for other in comm_streams if other is not comm_stream)
+            yield from ((wait, comm_stream.stream, other.event, 0) for other in others)
 
 
 def in_groups(ops: Sequence[Op]) -> list[list[int]]:
-    """Return the places of a block's operations, in groups without shared memory.
-
-    An operation begins a new group if it shares memory with an operation of the present group, and
-    either writes it. All ranks must compute the same groups: a program whose arrays overlap on
-    some ranks only is wrong.
-    """
+    """Return the places of a block's operations, in groups without shared memory."""
+    # An operation begins a new group if it shares memory with an operation of the present group,
+    # and either writes it. All ranks must compute the same groups: a program whose arrays overlap
+    # on some ranks only is wrong.
     together = [list(range(len(ops)))]
     if len(ops) < 2:
         return together
@@ -314,8 +303,6 @@ def _uses(op: Op) -> list[tuple[Buffer, bool]]:
 
 
 def _clash(some: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
-    """Return whether an array of `some` overlaps an array of `others`, and either is written.
-
-    Only elements count, not the gaps between them, which may differ between ranks.
-    """
+    """Return whether an array of `some` overlaps an array of `others`, and either is written."""
+    # Only elements count, not the gaps between them, which may differ between ranks.
     return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

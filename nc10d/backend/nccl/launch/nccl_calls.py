@@ -26,13 +26,12 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The facts beside the operation on which its calls depend.
+    """The facts beside the operation on which its calls depend."""
 
-    `has(name)` returns whether this NCCL has a function; all ranks must have the same release.
-    `premul_op` returns the operator of a PREMUL_SUM by factor, NCCL's type and nc10d's. `scratch`
-    is the address of 4 bytes of device memory for barriers. Without `fp8`, this NCCL or this device
-    reduces no 8-bit floats.
-    """
+    # `has(name)` returns whether this NCCL has a function; all ranks must have the same release.
+    # `premul_op` returns the operator of a PREMUL_SUM by factor, NCCL's type and nc10d's. `scratch`
+    # is the address of 4 bytes of device memory for barriers. Without `fp8`, this NCCL or this
+    # device reduces no 8-bit floats.
 
     rank: int
     size: int
@@ -43,10 +42,8 @@ class CallContext:
 
 
 def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
-    """Return the calls of a validated operation; calls that would move nothing are left out.
-
-    TypeError or ValueError for arrays and reductions that NCCL can't take.
-    """
+    """Return the calls of a validated operation; calls that would move nothing are left out."""
+    # TypeError or ValueError for arrays and reductions that NCCL can't take.
     return [call for call in _CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 
 from nc10d.arrays.access import first_array
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.dtypes import DType, allows
 from nc10d.arrays.validate import validate
+from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
-from nc10d.backend.nccl.launch import datatypes, uniform
+from nc10d.backend.nccl.launch import datatypes
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch.launch_table import (
@@ -32,7 +37,12 @@ from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import EventPool, call, driver
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import Stream
-from nc10d.ops import OP_NAMES, AllReduces, Op, RepeatedOps
+from nc10d.kernels.cache import entry_point
+from nc10d.ops import OP_NAMES, AllReduces, Array, Op, RepeatedOps
+
+_fill_rows = entry_point(native.nc10d_nccl_uniform)
+_look = attrgetter("address", "count", "dtype", "contiguous", "writable", "device")
+Words: TypeAlias = "array[int]"
 
 
 class LaunchPlanner:
@@ -71,7 +81,7 @@ class LaunchPlanner:
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
             return None
         ends = self._library.address("ncclAllReduce"), main.comm.handle, main.stream
-        rows = uniform.rows_of(ops, self.device, self._fp8, ends)
+        rows = uniform_rows(ops, self.device, self._fp8, ends)
         if rows is None:
             return None
         cached = CachedLaunch((main,), ops)
@@ -92,12 +102,10 @@ class LaunchPlanner:
             self._check_device(op)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, lambda *_: 0)
-        comm_streams: dict[CommStream, None] = {
-            self._comm_streams.of(op, deadline): None for op in ops
-        }
+        comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
         cached = CachedLaunch(tuple(comm_streams), ops)
         if all(comm_stream.comm is not None for comm_stream in comm_streams):
-            if any(map(_is_scaled, ops)):
+            if any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops):
                 calls = self._calls(copies.ops, self._premul_op)
             cached.table = self._table_for(
                 ops, copies, cached.comm_streams, deadline, self._before, calls
@@ -106,8 +114,8 @@ class LaunchPlanner:
         return cached
 
     def _check_device(self, op: Op) -> None:
-        array = first_array((op,))
-        device = self.device if array is None else device_of(array)
+        x = first_array((op,))
+        device = self.device if x is None else device_of(x)
         if device != self.device:
             where = f"group {self._group.name!r} is on cuda:{self.device}"
             raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
@@ -116,9 +124,8 @@ class LaunchPlanner:
         self, ops: Sequence[Op], premul_op: Callable[[float, int, DType], int]
     ) -> list[list[Call]]:
         group, scratch = self._group, self._scratch.address
-        place = CallContext(
-            group.rank, group.size, group.library.has, premul_op, scratch, self._fp8
-        )
+        has = group.library.has
+        place = CallContext(group.rank, group.size, has, premul_op, scratch, self._fp8)
         return [calls_of(op, place) for op in ops]
 
     def table(
@@ -128,25 +135,15 @@ class LaunchPlanner:
         deadline: Deadline,
         before: int,
     ) -> LaunchTable:
-        """Lay out a deferred launch, which has been checked; its communicators are formed.
-
-        The event `before` has been recorded already.
-        """
+        """Lay out a checked, deferred launch on formed communicators; `before` is recorded."""
         copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, self._premul_op)
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
-    def record_deferred(self, ops: Sequence[Op], comm_streams: tuple[CommStream, ...]) -> None:
-        """Write the launch record of a deferred launch."""
-        self._record_for(comm_streams).write(LaunchText(ops))
-
-    def _record_for(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
+    def record_of(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
         """Return the record of a launch; launches of messages only are not published."""
-        return (
-            self._record
-            if any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
-            else self._unread_record
-        )
+        published = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
+        return self._record if published else self._unread_record
 
     def _table_for(
         self,
@@ -180,7 +177,7 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        record_address, text = self._record_for(comm_streams), LaunchText(ops)
+        record_address, text = self.record_of(comm_streams), LaunchText(ops)
         return LaunchTable(
             comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
         )
@@ -194,11 +191,48 @@ class LaunchPlanner:
         return main.formed.premul_sum(factor, datatype, scalar)
 
 
-def _is_scaled(op: Op) -> bool:
-    return getattr(getattr(op, "op", None), "factor", None) is not None
-
-
 def _reduces_fp8(library: Library, device: int) -> bool:
     attribute = driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     capability = int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device)))
     return library.version >= datatypes.FP8_SINCE and capability >= datatypes.FP8_CAPABILITY
+
+
+def uniform_rows(
+    ops: AllReduces, device: int, fp8: bool, ends: tuple[int, int, int]
+) -> Words | None:
+    """Return a row of ncclAllReduce for each array; `ends`: function, communicator, stream.
+
+    The arrays must be on the device, of the same dtype that NCCL reduces, writable, contiguous,
+    aligned, not empty, and without shared memory. None for any other block, also for mistakes,
+    which the general path handles.
+    """
+    if len(ops) < 2 or ops.op.factor is not None:
+        return None
+    found = _look_at(ops.arrays, device)
+    if found is None:
+        return None
+    dtype, places = found
+    if not allows(dtype, ops.op) or (dtype in datatypes.FP8 and not fp8):
+        return None
+    datatype, elements, op, _ = datatypes.reduction(dtype, ops.op)
+    assert op is not None, "only PREMUL_SUM has an operator of its own"
+    function, comm, stream = ends
+    row = array("q", (function, 7, native.GROUPED, 0, 0, 0, datatype, op, comm, stream, 0))
+    rows = row * len(ops)
+    (at, _), (table, _) = places.buffer_info(), rows.buffer_info()
+    return rows if _fill_rows(at, table, len(ops), dtype.itemsize, elements) else None
+
+
+def _look_at(arrays: Sequence[Array], device: int) -> tuple[DType, Words] | None:
+    """Return the dtype, and words of addresses, counts, scratch; None unless arrays are alike."""
+    addresses, counts, dtypes, contiguous, writable, kinds = zip(
+        *map(_look, map(as_buffer, arrays)), strict=True
+    )
+    many = len(arrays)
+    if dtypes.count(dtypes[0]) < many or kinds.count("cuda") < many:
+        return None
+    if not (all(contiguous) and all(writable)):
+        return None
+    if [device_of(x) for x in arrays].count(device) < many:
+        return None
+    return dtypes[0], array("q", addresses + counts + addresses)
