@@ -99,6 +99,9 @@ FILL: dict[str, Callable[[Table], None]] = {
     "queue": lambda table: each(table, [(m.QUEUE_PUSH, b"/q", b"v" * 9) for _ in KEYS]),
     "wait": lambda table: each(table, [(m.WAIT, KEYS)]),
     "waits": lambda table: each(table, [(m.WAIT, [key]) for key in KEYS], clients=len(KEYS)),
+    "waits with requests behind": lambda table: each(
+        table, [(m.WAIT, [b"/w"])] * 100 + [(m.SET, key, b"v" * 50) for key in KEYS], clients=100
+    ),
     "barriers": lambda table: each(table, [(m.BARRIER, key, 2) for key in KEYS], clients=len(KEYS)),
 }
 
