@@ -24,4 +24,6 @@ def test_a_store_dies_under_its_client_however_late_that_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stores, "TIMEOUT", 0.2)
-    assert stores.unanswered(Slow(), 1).words == "StoreTimeout 4x, StoreError 1x"
+    assert stores.unanswered(Slow(), 1).words == (
+        "ConnectTimeout 3x, StoreTimeout 1x, DistNetworkError 1x"
+    )
