@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nc10d import cuda as cuda
+    from nc10d import device_mesh as device_mesh
     from nc10d import distributed_c10d as distributed_c10d
     from nc10d.api import functional as functional
-    from nc10d.api import mesh as device_mesh  # noqa: F401
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -100,6 +100,8 @@ if TYPE_CHECKING:
     from nc10d.base.debug_level import set_debug_level_from_env as set_debug_level_from_env
     from nc10d.codec import register_dataclass as register_dataclass
     from nc10d.codec import register_type as register_type
+    from nc10d.distributed_c10d import _get_process_group_name as _get_process_group_name
+    from nc10d.distributed_c10d import _rank_not_in_group as _rank_not_in_group
     from nc10d.errors import Aborted as Aborted
     from nc10d.errors import AuthError as AuthError
     from nc10d.errors import CodecError as CodecError
@@ -177,6 +179,7 @@ _NAMES = {
     "codec": "register_dataclass register_type",
     "base.debug_level": "DebugLevel get_debug_level set_debug_level set_debug_level_from_env",
     "arrays.dtypes": "DType",
+    "distributed_c10d": "_get_process_group_name _rank_not_in_group",
     "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
         DistBackendError DistError DistNetworkError DistQueueEmptyError DistStoreError
         ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
@@ -211,7 +214,7 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _SUBMODULES = {
     "cuda": "cuda",
-    "device_mesh": "api.mesh",
+    "device_mesh": "device_mesh",
     "distributed_c10d": "distributed_c10d",
     "functional": "api.functional",
     "observe": "group.flight_recorder",

@@ -245,6 +245,7 @@ def test_private_names_of_distributed_c10d_answer() -> None:
         c10d._get_default_store().set("k", "v")
         assert group.store.get("k") == b"v"
         assert c10d.all_reduce is dist.all_reduce
+        assert dist._rank_not_in_group is c10d._rank_not_in_group
         assert c10d.group.WORLD is group
 
     alone(body)
@@ -259,6 +260,7 @@ import types, numpy as np, nc10d
 nc10d.init_process_group(rank=0, world_size=1)
 nc10d.all_reduce(np.ones(2)); nc10d.new_group(); nc10d.all_gather_object([None], 1)
 from nc10d.distributed_c10d import ReduceOp, _get_default_group
+from nc10d.device_mesh import init_device_mesh
 modules = [n for n in nc10d.__all__ if isinstance(getattr(nc10d, n), types.ModuleType)]
 print(modules, callable(nc10d.rendezvous), nc10d.distributed_c10d.__name__)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -68,6 +71,20 @@ print([name for package, name in names if name in vars(package) and getattr(pack
     assert fresh(code).split() == ["[]", "[]"]
 
 
+def test_no_package_has_a_name_and_a_module_of_that_name() -> None:
+    """An import of the module would replace the name."""
+    root = Path(nc10d.__file__).parent
+    for init in root.rglob("__init__.py"):
+        folder = init.parent
+        package = ".".join(("nc10d", *folder.relative_to(root).parts))
+        if folder.name in ("torch", "mpi"):  # they import what need not be there
+            continue
+        modules = {path.stem for path in [*folder.glob("*.py"), *folder.glob("*/")]}
+        found = importlib.import_module(package)
+        both = modules & {*getattr(found, "__all__", ())}
+        assert all(isinstance(getattr(found, name), ModuleType) for name in both), package
+
+
 def test_names_of_the_reducer_are_imported_on_first_use() -> None:
     names = "Reducer GradBucket Logger SparseGradient CommHook compute_bucket_assignment_by_size"
     code = f"""
@@ -94,7 +111,6 @@ def test_a_star_import_works() -> None:
 def test_the_types_checker_and_the_table_of_names_agree() -> None:
     """The imports under TYPE_CHECKING are the names that `__getattr__` finds."""
     import ast
-    from pathlib import Path
 
     tree = ast.parse(Path(nc10d.__file__).read_text())
     named = {

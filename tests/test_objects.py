@@ -6,7 +6,7 @@ import dataclasses
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from fractions import Fraction
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -429,20 +429,30 @@ def test_the_calls_work_on_a_backend_that_only_assigns() -> None:
     assert run_local(lambda group: all_gather(group, ["x"]), SIZE) == [["x"]] * SIZE
 
 
+REFUSED = {"allow_pickle": False}
+WEIGHTS = {"weights_only": True, "allow_pickle": True}
+
+
 @pytest.mark.parametrize(
     ("setting", "given", "allowed"),
-    [("", None, False), ("0", None, False), ("1", None, True), ("1", False, False)],
+    [
+        ("", {}, False),
+        ("0", {}, False),
+        ("1", {}, True),
+        ("1", REFUSED, False),
+        ("", WEIGHTS, False),
+    ],
 )
 def test_a_program_can_allow_pickles_as_a_whole(
-    setting: str, given: bool | None, allowed: bool, monkeypatch: pytest.MonkeyPatch
+    setting: str, given: dict[str, Any], allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(group: dist.ProcessGroup) -> bool:
-        places = [Fraction(1, 3) if group.rank == 0 else None]
+        places = [Decimal("0.3") if group.rank == 0 else None]
         try:
-            dist.broadcast_object_list(places, allow_pickle=given)
+            dist.broadcast_object_list(places, **given)
         except dist.CodecError as error:
             return "NC10D_ALLOW_PICKLE" not in str(error)
-        return places == [Fraction(1, 3)]
+        return places == [Decimal("0.3")]
 
     monkeypatch.setenv("NC10D_ALLOW_PICKLE", setting)
     assert run_local(body, 2) == [allowed] * 2

@@ -59,7 +59,6 @@ _ABSENT = {
     "`nc10d.premul_sum(factor)`": "ReduceOp.PREMUL_SUM",
     "`nc10d.ops.RedOp`": "ReduceOp.RedOpType",
     "`kind`": "ReduceOp.op",
-    "the server has a single backend": "TCPStore.libuvBackend",
 }
 ABSENT = {name: reason for reason, names in _ABSENT.items() for name in names.split()}
 """Names that nc10d lacks, with the reason or the name to take instead."""

@@ -62,8 +62,10 @@ def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
     return message
 
 
-def _pickles_are_allowed() -> bool:
-    """Return whether the program as a whole trusts its peers' pickles."""
+def pickles(allow_pickle: bool | None, weights_only: bool = False) -> bool:
+    """Return whether a call may send and read pickles; None: as the program as a whole does."""
+    if weights_only or allow_pickle is not None:
+        return bool(allow_pickle) and not weights_only
     setting = os.environ.get("NC10D_ALLOW_PICKLE", "")
     if setting not in ("", "0", "1"):
         raise ValueError(f"NC10D_ALLOW_PICKLE must be 0 or 1, got {setting!r}")
@@ -77,15 +79,12 @@ class ObjectCall:
         self,
         name: str,
         group: Group,
-        allow_pickle: bool | None,
+        allow_pickle: bool,
         location: Location = None,
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name, self._device = name, device
-        if allow_pickle is None:
-            allow_pickle = _pickles_are_allowed()
-        self.allow_pickle = allow_pickle
+        self._name, self.allow_pickle, self._device = name, allow_pickle, device
         self._locate = _locate(name, location)
 
     def begin(self) -> bool:

@@ -5,7 +5,8 @@ Common to all calls:
 - nc10d.codec carries the objects: JSON-like values, bytes, sets, NumPy arrays, registered types.
   No code that a peer sends is run. With `allow_pickle`, a rank may send other objects as a pickle,
   and may unpickle received messages. A pickle is a CodecError on a receiver without `allow_pickle`.
-  None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1.
+  None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1. `weights_only`,
+  c10d's from torch 2.14 on, refuses pickles in any case.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
   the sizes travel, then the bytes.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
-from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject
+from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, pickles
 from nc10d.codec import MessageKind
 from nc10d.codec.messages import WORDS
 from nc10d.errors import CodecError
@@ -44,6 +45,7 @@ def broadcast_object_list(
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     map_location: Location = None,
@@ -53,7 +55,9 @@ def broadcast_object_list(
     All lists have the same length; a rank whose length differs raises CodecError. An object that
     several of the sent objects share is shared by the received objects too.
     """
-    call = ObjectCall("broadcast_object_list", group, allow_pickle, map_location, device)
+    call = ObjectCall(
+        "broadcast_object_list", group, pickles(allow_pickle, weights_only), map_location, device
+    )
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
     if not call.begin():
@@ -76,6 +80,7 @@ def all_gather_object(
     object_list: list[Any],
     obj: Any,
     group: Group = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     map_location: Location = None,
@@ -84,7 +89,7 @@ def all_gather_object(
 
     Every rank receives its own object too, as a copy.
     """
-    call = ObjectCall("all_gather_object", group, allow_pickle, map_location)
+    call = ObjectCall("all_gather_object", group, pickles(allow_pickle, weights_only), map_location)
     _check_list("all_gather_object", object_list)
     if not call.begin():
         return
@@ -103,6 +108,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     map_location: Location = None,
@@ -111,7 +117,7 @@ def gather_object(
 
     On `dst`, the length of the list is the group's size; on the other ranks it is None.
     """
-    call = ObjectCall("gather_object", group, allow_pickle, map_location)
+    call = ObjectCall("gather_object", group, pickles(allow_pickle, weights_only), map_location)
     root = rank_in(call.found, "dst", rank_or_first(dst, group_dst), group_dst)
     if not call.begin():
         return
@@ -136,6 +142,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     map_location: Location = None,
@@ -145,7 +152,9 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
-    call = ObjectCall("scatter_object_list", group, allow_pickle, map_location)
+    call = ObjectCall(
+        "scatter_object_list", group, pickles(allow_pickle, weights_only), map_location
+    )
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     if not call.begin():
         return
@@ -173,6 +182,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
 ) -> None:
@@ -180,7 +190,7 @@ def send_object_list(
 
     They travel as two messages with tag 0. `use_batch` is accepted as in c10d.
     """
-    call = ObjectCall("send_object_list", group, allow_pickle, device=device)
+    call = ObjectCall("send_object_list", group, pickles(allow_pickle, weights_only), device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
     if not call.begin():
@@ -198,6 +208,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     allow_pickle: bool | None = None,
     map_location: Location = None,
@@ -207,7 +218,9 @@ def recv_object_list(
     CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
     non-member.
     """
-    call = ObjectCall("recv_object_list", group, allow_pickle, map_location, device)
+    call = ObjectCall(
+        "recv_object_list", group, pickles(allow_pickle, weights_only), map_location, device
+    )
     peer = source_in(call.found, src, group_src)
     _check_list("recv_object_list", object_list)
     if not call.begin():

@@ -217,3 +217,10 @@ def test_a_forged_named_tuple_is_an_error_and_runs_nothing(
 def test_a_forged_state_is_an_error(name: str, state: Any) -> None:
     with pytest.raises(CodecError):
         hostile(state, name)
+
+
+def test_a_stream_imports_no_module() -> None:
+    sys.modules.pop("wave", None)
+    with pytest.raises(CodecError, match="imported no such class"):
+        hostile(("wave", "_wave_params", ("nchannels",), (1,)))
+    assert "wave" not in sys.modules

@@ -38,7 +38,7 @@ def test_a_wait_that_times_out_affects_its_caller_only(timeout, work, then):
     deferred = doubled(Work.from_future(future) if work else future, steps)
     waiting = deferred.then(lambda done: done.value() + 1) if then else deferred
     for _ in range(2):
-        with pytest.raises(CollectiveTimeout, match="it goes on"):
+        with pytest.raises(CollectiveTimeout, match="goes on"):
             waiting.wait(timeout)
     future.set_result(21)
     assert waiting.wait(timeout) == 42 + then
