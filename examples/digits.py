@@ -1,5 +1,6 @@
 """Train a small network on handwritten digits, data-parallel, in plain NumPy.
 
+    pip install ".[demo]"    # in the checkout: scikit-learn, whose digits these are, and rich
     python -m nc10d.run --nproc-per-node 4 examples/digits.py
 
 Every rank has the whole model and a share of each global batch. A rank sums the gradients of its

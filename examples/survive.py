@@ -1,5 +1,6 @@
 """Train on handwritten digits, and continue with the surviving ranks after a rank is killed.
 
+    pip install ".[demo]"    # in the checkout: scikit-learn and rich
     python -m nc10d.run --keep-going --nproc-per-node 4 examples/survive.py --victim 2
 
 The network and its arithmetic are those of digits.py. When a rank dies, the calls of all survivors

@@ -1,5 +1,6 @@
 """Train a small transformer to continue Python's own help texts, letter by letter.
 
+    pip install ".[torch,demo,bench]"    # in the checkout: torch, rich, and matplotlib for --plot
     python -m nc10d.run --nproc-per-node 4 examples/torch_ddp.py --ddp nc10d
     python -m nc10d.run --nproc-per-node 4 examples/torch_ddp.py --ddp torch
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import pytest
 
 import benchmarks.__main__ as benchmarks
-import nc10d
+import nc10d.__main__
+from nc10d.base.variables import VARIABLES
 
 PACKAGE = Path(nc10d.__file__).parent
 ROOT = Path(__file__).parent.parent
@@ -98,6 +99,31 @@ def test_a_named_command_exists(name: str) -> None:
     assert "__main__" in script.name or '__name__ == "__main__"' in script.read_text()
 
 
+def test_the_commands_of_the_package_are_listed() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__main__.py")}
+    files = {
+        path.stem for path in PACKAGE.glob("[!_]*.py") if "\nif __name__ ==" in path.read_text()
+    }
+    assert folders | files == nc10d.__main__.COMMANDS.keys()
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--help"], 0), (["no-such-command"], 2)])
+def test_the_package_alone_lists_its_commands(words: list[str], code: int) -> None:
+    command = [sys.executable, "-m", "nc10d", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    for name in nc10d.__main__.COMMANDS:
+        assert f"python -m nc10d.{name} " in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", nc10d.__main__.COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    command = [sys.executable, "-m", f"nc10d.{name}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+
+
 @pytest.mark.parametrize(
     "name", sorted(set(re.findall(r"python -m benchmarks ([a-z][\w-]*)", TEXT)))
 )
@@ -153,6 +179,6 @@ def variables(path: Path) -> set[str]:
 def test_the_page_of_variables_lists_the_variables_that_are_read() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     folders = (PACKAGE, ROOT / "benchmarks")
-    files = [path for folder in folders for path in folder.rglob("*.py")]
-    read = set().union(*map(variables, files))
-    assert set(re.findall(r"^\| `(\w+)`", page, re.M)) == read
+    files = {path for folder in folders for path in folder.rglob("*.py")}
+    read = set().union(*map(variables, files - {PACKAGE / "base" / "variables.py"}))
+    assert set(re.findall(r"^\| `(\w+)`", page, re.M)) == read == VARIABLES.keys()

@@ -19,6 +19,7 @@ from benchmarks.compare.compare import PEERS, require
 from benchmarks.estimates import Estimate, estimate, turns
 from benchmarks.figures import bytes_label
 from benchmarks.libraries.jobs import run_job
+from nc10d.base.text import byte_size
 
 SIZES = [1 << 10, 128 << 10, 8 << 20]
 QUICKEST = "quickest"
@@ -88,7 +89,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.3, help="seconds for a way's repeats")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of an array")
+    parser.add_argument(
+        "--sizes", type=byte_size, nargs="+", default=SIZES, help="bytes of an array"
+    )
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one job")
     options = parser.parse_args(arguments)
     options.libraries = ["nc10d", *filter(None, options.peers.split(","))]

@@ -44,6 +44,7 @@ from benchmarks.estimates import (
 from benchmarks.libraries import C10D_NAMES, NAMES, is_tcp
 from benchmarks.libraries.jobs import Rows, run_job, start_command
 from benchmarks.libraries.namespaces import run_on_hosts, separate_hosts
+from nc10d.base.text import byte_size
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 COLLECTIVES = [
@@ -210,8 +211,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="of all hosts together (2)")
     parser.add_argument("--hosts", type=int, default=1, help="network namespaces to run on (1)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--min-bytes", type=int, default=0)
-    parser.add_argument("--max-bytes", type=int, default=SIZES[-1])
+    parser.add_argument("--min-bytes", type=byte_size, default=0)
+    parser.add_argument("--max-bytes", type=byte_size, default=SIZES[-1])
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--budget", type=float, default=0.08, help="seconds for a cell's round")
     parser.add_argument("--untouched", action="store_true", help="leave arrays between calls")

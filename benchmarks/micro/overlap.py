@@ -25,6 +25,7 @@ from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import Times, slower
 from benchmarks.micro import timeline
 from nc10d.api.calls import all_reduce
+from nc10d.base.text import byte_size
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX
 from nc10d.testing.ranks import Ranks
@@ -150,7 +151,7 @@ def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.RankTimes
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print, and draw if asked to. Blocks for all rounds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks overlap", description=__doc__)
-    parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--bytes", type=byte_size, default=64 << 20)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--plot", type=Path, help="draw the timelines into this PNG file")
     options = parser.parse_args(arguments)

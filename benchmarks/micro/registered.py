@@ -16,6 +16,7 @@ import numpy as np
 import nc10d as dist
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import Times, estimate, slower
+from nc10d.base.text import byte_size
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
@@ -71,7 +72,7 @@ def report(times_by_rank: Sequence[Times]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure on two ranks and print; return 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks registered", description=__doc__)
-    parser.add_argument("--bytes", type=int, default=16 << 20)
+    parser.add_argument("--bytes", type=byte_size, default=16 << 20)
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args(arguments)
     with BackgroundLoad() as others, Ranks(2, "processes", timeout=60.0) as ranks:

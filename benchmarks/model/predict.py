@@ -19,6 +19,7 @@ from benchmarks.model.machine import DEVELOPMENT, Machine, changed, load, save
 from benchmarks.model.measurements import Round, TimedCall, constants
 from benchmarks.model.model import algorithm, seconds, switches
 from nc10d.backend.cpu.algorithms.group_shape import Topology
+from nc10d.base.text import byte_size
 
 DESCRIPTION = """
 The cost of collectives by a model that walks their programs. Latencies and seconds a byte are those
@@ -41,7 +42,7 @@ def read(table: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", type=hosts, help="2x4: two hosts of four ranks each")
     if table == "draw":
         parser.add_argument("op", metavar="OP", choices=[*MAKERS], help=f"of {', '.join(MAKERS)}")
-        parser.add_argument("--bytes", type=int, default=64 << 10, help="(65536)")
+        parser.add_argument("--bytes", type=byte_size, default=64 << 10, help="(65536)")
     else:
         parser.add_argument("--op", dest="ops", action="append", choices=[*MAKERS])
         parser.add_argument("--machine", type=Path, help="JSON with constants; measuring writes it")

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from nc10d.auth.token import FILE, write_token
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write a token to the file given as the only argument; return the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if len(words) != 1 or words[0].startswith("-"):
-        print("usage: python -m nc10d.auth FILE   writes a new job token to FILE", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m nc10d.auth",
+        description="Write a new job token to a new file that only its owner may read, and print "
+        "the line that gives it to the processes of a job.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path)
+    path = parser.parse_args(arguments).file
     try:
-        write_token(Path(words[0]))
+        write_token(path)
     except OSError as error:
-        print(f"nc10d.auth: cannot write {words[0]}: {error.strerror}", file=sys.stderr)
+        print(f"nc10d.auth: cannot write {path}: {error.strerror}", file=sys.stderr)
         return 1
-    print(f"export {FILE}={shlex.quote(str(Path(words[0]).absolute()))}")
+    print(f"export {FILE}={shlex.quote(str(path.absolute()))}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Texts: lists and times in error messages, and digests."""
+"""Texts: lists and times in error messages, digests, and sizes on command lines."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
 def join_words(words: Sequence[str]) -> str:
     """Return words as a list in a sentence: "a, b and c"; empty for no words."""
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1] if words else ""
+
+
+def byte_size(text: str) -> int:
+    """Read an option that is a size in bytes: 64, 4K, 16M, 1G; ArgumentTypeError for others."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdecimal() or int(digits) < 1:
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a size such as 64, 4K, 16M or 1G")
+    return int(digits) * unit

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import nc10d as dist
 from nc10d.arrays.dtypes import DType
+from nc10d.base.text import byte_size
 from nc10d.bench.measure import BenchJob, Row, measure
 from nc10d.bench.workloads import COLLECTIVES
 from nc10d.testing.ranks import Ranks
@@ -44,8 +45,10 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
         "collectives", nargs="*", metavar="COLLECTIVE", help=f"of {', '.join(COLLECTIVES)}; or all"
     )
     parser.add_argument("--ranks", type=positive, default=2, help="processes to start (default 2)")
-    parser.add_argument("--min-bytes", type=size, default=8, help="smallest size (default 8)")
-    parser.add_argument("--max-bytes", type=size, default=16 << 20, help="largest (default 16M)")
+    parser.add_argument("--min-bytes", type=byte_size, default=8, help="smallest size (default 8)")
+    parser.add_argument(
+        "--max-bytes", type=byte_size, default=16 << 20, help="largest (default 16M)"
+    )
     parser.add_argument("--factor", type=int, default=8, help="from size to size (default 8)")
     parser.add_argument(
         "--dtype", default="float32", metavar="TYPE", help=f"of {', '.join(DTYPES)} (float32)"
@@ -77,16 +80,6 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
-
-
-def size(text: str) -> int:
-    """Read a size in bytes: 64, 4K, 16M, 1G."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
-    if not digits.isdecimal() or int(digits) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64, 4K, 16M or 1G")
-    return int(digits) * unit
 
 
 def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:

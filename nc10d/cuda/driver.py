@@ -16,7 +16,7 @@ from typing import Any
 
 from nc10d.errors import CudaError, UnsupportedPlatform
 
-_EXTRA = 'pip install "nc10d[cu12]" (or cu13, for a driver of CUDA 13)'
+_EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
 SUCCESS, NOT_READY = 0, 600
 """Results of the driver API (cuda.h): CUDA_SUCCESS, CUDA_ERROR_NOT_READY."""
 

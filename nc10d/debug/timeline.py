@@ -130,7 +130,9 @@ def _figure(**how: Any) -> Any:
     try:
         return importlib.import_module("matplotlib.figure").Figure(**how)
     except ImportError as error:
-        message = 'a PNG needs matplotlib: pip install "nc10d[bench]"; --html needs nothing'
+        message = (
+            'a PNG needs matplotlib: pip install ".[bench]" in a checkout; --html needs nothing'
+        )
         raise UnsupportedPlatform(message) from error
 
 

@@ -245,7 +245,9 @@ def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
 
 def _dump_on_signal(name: str, folder: Path) -> None:
     """Write dumps on a signal, then call the handler set before; only the main thread can."""
-    number = signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    number = signal.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
+    if number is None:
+        raise ValueError(f"{SIGNAL}={name!r} is not a signal, such as USR2")
     before = signal.getsignal(number)
     if getattr(before, "writes_dumps", False):
         return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 import nc10d.group.process_group
 from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
-from nc10d.base import uncaught
+from nc10d.base import uncaught, variables
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.errors import DistError
@@ -222,6 +222,7 @@ def init_process_group(
     the ranks don't find each other, PeerLost if a rank dies meanwhile.
     """
     uncaught.install()
+    variables.warn_once()
     world = current_world()
     if world.default is not None and world.default.inherited:
         world.clear()  # groups of the process that forked this one

@@ -3,7 +3,7 @@
 Contract: a kernel is void(table, chunks, factor, place): three int64 and, as the third, a float64;
 `place` is not used. It is launched with THREADS threads a block and a block for each chunk. All of
 a bucket is a single launch. PTX is made once a machine, and kept beside other compiled code. Needs
-numba-cuda with NVVM (`pip install "nc10d[cu12]"`); raises UnsupportedPlatform if it is missing.
+numba-cuda with NVVM (the extra cu12); raises UnsupportedPlatform if it is missing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        message = 'GPU kernels need numba-cuda: pip install "nc10d[cu12]"'
+        message = 'GPU kernels need numba-cuda: pip install ".[cu12]" in its checkout'
         raise UnsupportedPlatform(message) from None
 
 

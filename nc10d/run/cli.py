@@ -7,8 +7,9 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 from nc10d.auth.token import VALUE, insecure, job_token, new_token, require_token
+from nc10d.base import variables
 from nc10d.base.signal_errors import raised_here
-from nc10d.errors import AuthError, StoreError
+from nc10d.errors import AuthError, StoreError, UnsupportedPlatform
 from nc10d.run.launch_options import LaunchRequest, read
 from nc10d.run.nodes import joined
 from nc10d.run.output import OutputError
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     open_standard_descriptors()
     request = read(sys.argv[1:] if argv is None else argv)
-    for note in request.notes:
+    for note in (*variables.problems(os.environ), *request.notes):
         agent.write_message(f"nc10d-run: {note}\n")
     try:
         made = ensure_token(request, os.environ)
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except raised_here(OSError) as error:
         agent.write_message(f"nc10d-run: cannot start the ranks: {error}\n")
         return NOT_RUNNABLE
-    except raised_here(AuthError, StoreError) as error:
+    except raised_here(AuthError, StoreError, UnsupportedPlatform) as error:
         agent.write_message(f"nc10d-run: {error}\n")
         return 1
 

@@ -14,6 +14,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nc10d.base.signal_errors import raised_here
+from nc10d.errors import UnsupportedPlatform
+
 # The guard writes "up" once its traps are set.
 _GUARD = "trap '' INT TERM HUP QUIT; echo up; read _; kill -s TERM 0; sleep 2; kill -s KILL 0"
 
@@ -40,10 +43,23 @@ class RankProcess:
         self.process.send_signal(number)
 
 
+def _require_pidfd() -> None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except raised_here(OSError, AttributeError) as error:
+        raise UnsupportedPlatform(
+            f"the launcher needs Linux 5.3 or newer, and a sandbox that allows pidfd_open: {error}"
+        ) from error
+
+
 class RankProcesses:
-    """A process group that ends with the launcher; `close` kills the rest of it."""
+    """A process group that ends with the launcher; `close` kills the rest of it.
+
+    UnsupportedPlatform if the kernel cannot report the end of a process.
+    """
 
     def __init__(self) -> None:
+        _require_pidfd()
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD],
             stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from nc10d.auth.token import job_token
 from nc10d.base.signal_errors import raised_here
+from nc10d.base.text import byte_size
 from nc10d.errors import AuthError, StoreError
 from nc10d.store.hosting import check_port, listen, server_for
 from nc10d.store.server import raise_descriptor_limit
@@ -49,7 +50,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     bounds = parser.add_argument_group("bounds", "a connection that goes beyond one is closed")
     for name, default in Limits()._asdict().items():
         text = f"{_BOUNDS[name]}, at most (default {default})"
-        bounds.add_argument(f"--max-{name}", type=_bound, default=default, metavar="N", help=text)
+        bounds.add_argument(
+            f"--max-{name}", type=byte_size, default=default, metavar="N", help=text
+        )
     return parser.parse_args(arguments)
 
 
@@ -58,12 +61,6 @@ def _port(text: str) -> int:
         return check_port(int(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"a port is 0 to 65535, not {text!r}") from error
-
-
-def _bound(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"a bound is a positive number, not {text!r}")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

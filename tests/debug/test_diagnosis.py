@@ -131,7 +131,7 @@ def test_a_picture_without_matplotlib_is_an_error(
     (tmp_path / "one.json").write_text(dump(0).to_json())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([str(tmp_path), "--png", str(tmp_path / "x.png")]) == 2
-    assert 'a PNG needs matplotlib: pip install "nc10d[bench]"' in capsys.readouterr().err
+    assert 'a PNG needs matplotlib: pip install ".[bench]" in a checkout' in capsys.readouterr().err
 
 
 def test_without_dumps_the_diagnosis_is_empty(

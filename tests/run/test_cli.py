@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from nc10d.errors import UnsupportedPlatform
+from nc10d.run.cli import main
 from nc10d.run.environment import rank_variables
 from nc10d.run.launch_options import DEFAULT_PORT, parse_endpoint, read
+from nc10d.run.processes import RankProcesses
 
 
 def test_one_node_needs_no_options() -> None:
@@ -168,3 +172,23 @@ def test_endpoints_are_cut_at_the_port(text: str, expected: tuple[str, int]) -> 
 def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         parse_endpoint(text, DEFAULT_PORT)
+
+
+def test_a_kernel_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_such_call(_: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", no_such_call)
+    with pytest.raises(UnsupportedPlatform, match=r"the launcher needs Linux 5\.3 or newer"):
+        RankProcesses()
+
+
+def test_the_launcher_names_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NC10D_TOKENS", "x")
+    monkeypatch.setenv("NC10D_INSECURE", "1")  # else this process would get a token
+    assert main(["--no-python", "true"]) == 0
+    assert capfd.readouterr().err == (
+        "nc10d-run: NC10D_TOKENS is not a variable of nc10d; NC10D_TOKEN is\n"
+    )

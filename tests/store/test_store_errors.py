@@ -158,8 +158,8 @@ def test_the_error_of_a_bind_address_elsewhere_names_the_variable(
     [
         (["--port", "65536"], "a port is 0 to 65535, not '65536'"),
         (["--port", "http"], "a port is 0 to 65535, not 'http'"),
-        (["--max-value", "-1"], "a bound is a positive number, not '-1'"),
-        (["--max-value", "0"], "a bound is a positive number, not '0'"),
+        (["--max-value", "-1"], "'-1' is not a size such as 64, 4K"),
+        (["--max-value", "0"], "'0' is not a size such as 64, 4K"),
         (["--host", "nowhere.invalid"], "store nowhere.invalid:29500: the name"),
     ],
 )

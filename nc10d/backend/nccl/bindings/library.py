@@ -20,7 +20,10 @@ from nc10d.errors import NCCLError, UnsupportedPlatform
 RESULT = ENUMS["ncclResult_t"]
 SUCCESS, IN_PROGRESS = RESULT["ncclSuccess"], RESULT["ncclInProgress"]
 _SONAME = "libnccl.so.2"
-_HOW = 'pip install "nc10d[cu12]" (or cu13), or name a libnccl.so.2 by NC10D_NCCL_LIBRARY'
+_HOW = (
+    'pip install ".[cu12]" (or cu13) in a checkout of nc10d, '
+    "or name a libnccl.so.2 by NC10D_NCCL_LIBRARY"
+)
 
 
 class UniqueId(ctypes.Structure):

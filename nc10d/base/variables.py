@@ -1,0 +1,73 @@
+"""The environment variables of nc10d, and a warning for one that is misspelt or has a bad value.
+
+docs/environment.md explains each. A value that its reader refuses with an error has no pattern.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+PREFIX = "NC10D_"
+_SWITCH, _ONE, _SECONDS = "0|1", "1", r"\d+(\.\d*)?"
+_MEANING = {_SWITCH: "0 or 1", _ONE: "1", _SECONDS: "a number of seconds"}
+VARIABLES = {
+    "NC10D_ALLOW_PICKLE": "",
+    "NC10D_BIND": "",
+    "NC10D_CACHE_DIR": "",
+    "NC10D_CMA": _SWITCH,
+    "NC10D_CUDA_LIBRARY": "",
+    "NC10D_DEBUG": "",
+    "NC10D_DNS_TIMEOUT": "",
+    "NC10D_DUMP_DIR": "",
+    "NC10D_DUMP_SIGNAL": "",
+    "NC10D_HOST_ID": "",
+    "NC10D_INSECURE": _SWITCH,
+    "NC10D_KERNEL_COPY_FROM": "",
+    "NC10D_NCCL_HEARTBEAT": _SECONDS,
+    "NC10D_NCCL_LIBRARY": "",
+    "NC10D_NCCL_NONBLOCKING": _SWITCH,
+    "NC10D_OPENMPI": "",
+    "NC10D_RESTART_COUNT": "",
+    "NC10D_SOCKET_ADDRESS": "",
+    "NC10D_SOCKET_IFNAME": "",
+    "NC10D_STORE_TCP": _ONE,
+    "NC10D_TCP_CONGESTION": "",
+    "NC10D_TOKEN": "",
+    "NC10D_TOKEN_FILE": "",
+}
+"""A pattern of each variable's values, of those in _MEANING; empty for any value."""
+_OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")
+
+
+@functools.cache
+def warn_once() -> None:
+    """Log a warning for each variable of this process that is unknown or has a bad value, once.
+
+    In a rank of `nc10d.run` the launcher has done so.
+    """
+    if "NC10D_RESTART_COUNT" not in os.environ:
+        for problem in problems(os.environ):
+            logging.getLogger("nc10d").warning("%s", problem)
+
+
+def problems(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each variable that is unknown or has a bad value."""
+    for name in sorted(environment):
+        value = environment[name]
+        if not name.startswith(PREFIX) or name.startswith(_OF_TESTS):
+            continue
+        if name not in VARIABLES:
+            yield f"{name} is not a variable of nc10d{_hint(name)}"
+        elif value and VARIABLES[name] and not re.fullmatch(VARIABLES[name], value):
+            yield f"{name}={value!r} has no meaning: it may be {_MEANING[VARIABLES[name]]}"
+
+
+def _hint(name: str) -> str:
+    short = {known.removeprefix(PREFIX): known for known in VARIABLES}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), short, 1)
+    return f"; {short[near[0]]} is" if near else " (docs/environment.md lists them)"
