@@ -38,9 +38,11 @@ def empty(
 ) -> Array:
     """Return a registered array with arbitrary contents, C-contiguous and page-aligned.
 
-    MemoryError if the host has no memory for it. ValueError for a negative size, TypeError for a
-    dtype with references. May block to make the group's `cpu` backend, as the group's first
-    collective would: then all ranks must call.
+    MemoryError if it does not fit into the address space that the rank has reserved, as the
+    machine's memory, `ulimit -v` and `ulimit -f` permit. Beyond the limit of a memory cgroup (of a
+    container) the kernel kills a process instead, as for any memory. ValueError for a negative
+    size, TypeError for a dtype with references. May block to make the group's `cpu` backend, as the
+    group's first collective would: then all ranks must call.
     """
     wanted = np.dtype(dtype)
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else shape

@@ -145,7 +145,7 @@ class Promise:
                 self._block(deadline)
             if self._state == PENDING:
                 what = self._describe()
-                message = f"wait() timed out after {in_seconds(deadline.limit)}: {what} goes on"
+                message = f"{what}: wait() timed out after {in_seconds(deadline.limit)}; it goes on"
                 raise CollectiveTimeout(message, op=what)
         if self._exception is not None:
             raise copy_to_raise(self._exception)

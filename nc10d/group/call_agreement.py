@@ -24,6 +24,7 @@ from nc10d.store.base import Store
 LOCAL = "use_local_synchronization=True"
 _LONGEST = 2000
 """Letters of a call in the store. A longer call ends with a digest of the whole."""
+_MOST_SHOWN = 400
 
 
 class GroupCalls:
@@ -49,9 +50,9 @@ class GroupCalls:
             return number
         raise CollectiveMismatch(
             f"the ranks make different groups of {self._name!r}: for its group number {number}, "
-            f"rank {rank} called {first}, rank {self._rank} called {call}. All ranks make the same "
-            "calls in the same order, also for groups that they are not in; to have the members "
-            f"call alone, they pass {LOCAL} to new_group",
+            f"rank {rank} called {_shown(first)}, rank {self._rank} called {_shown(call)}. All "
+            "ranks make the same calls in the same order, also for groups that they are not in; to "
+            f"have the members call alone, they pass {LOCAL} to new_group",
             rank=int(rank) if rank.isdecimal() else None,
             group=self._name,
             op=call.partition("(")[0],
@@ -83,6 +84,10 @@ class GroupCalls:
         store = self._store
         found = {key: store.get(key) for key in keys if store.check([key])}
         return [keys[key] + text.decode(errors="replace") for key, text in found.items()]
+
+
+def _shown(call: str) -> str:
+    return call if len(call) <= _MOST_SHOWN else f"{call[:_MOST_SHOWN]}..."
 
 
 def _key(number: int) -> str:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 from nc10d.base.deadline import Deadline
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import init_process_group
-from nc10d.testing.rank_workers import PipeWorker, RankWorker, serve
+from nc10d.testing.rank_workers import PipeWorker, RankWorker, send_outcome, serve
 from nc10d.testing.ranks import Ranks
 
 POLL_SECONDS = 0.1
@@ -176,7 +177,7 @@ def main(path: str) -> None:
         owner.connect(path)
         pipe = Connection(owner.detach())
     options = pipe.recv()
-    serve(lambda: init_process_group(**options), pipe.recv, pipe.send)
+    serve(lambda: init_process_group(**options), pipe.recv, partial(send_outcome, pipe))
 
 
 if __name__ == "__main__":

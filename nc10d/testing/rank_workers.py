@@ -17,6 +17,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,7 +57,9 @@ class ThreadWorker(RankWorker):
     def __init__(self, join: Callable[[], None]) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._main, args=(join,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, args=(join,), name="nc10d-rank", daemon=True
+        )
         self._thread.start()
 
     def _main(self, join: Callable[[], None]) -> None:
@@ -172,7 +175,13 @@ def _process_main(
 
     _leave_foreground()
     _end_with_owner()
-    serve(join, pipe.recv, pipe.send)
+    serve(join, pipe.recv, partial(send_outcome, pipe))
+
+
+def send_outcome(pipe: Connection, outcome: Outcome) -> None:
+    """Send an outcome to the owner's process; an error's traceback becomes a note."""
+    done, result = outcome
+    pipe.send((done, result if done else portable(result)))
 
 
 def serve(
@@ -183,22 +192,32 @@ def serve(
         join()
         report((True, None))
     except BaseException as error:  # noqa: BLE001  (the owner handles any error)
-        report((False, portable(error)))
+        report((False, error))
         return
     while True:
         try:
             task = tasks()
             if task is STOP:
                 break
+            _call("resume")
             function, arguments = task
-            report((True, function(world.get_default_group(), *arguments)))
+            result = function(world.get_default_group(), *arguments)
+            report((True, result))
+            _call("rest")
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
             _abort_groups(error)
-            report((False, portable(error)))
+            report((False, error))
     if world.current_world().default is not None:
         world.destroy_process_group()
+
+
+def _call(name: str) -> None:
+    """Call a method of the default group's backend for the CPU, if that has it."""
+    group = world.current_world().default
+    backend = None if group is None else group._ready.get("cpu")
+    getattr(backend, name, lambda: None)()
 
 
 def _abort_groups(error: BaseException) -> None:

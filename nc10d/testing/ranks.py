@@ -134,7 +134,7 @@ class Ranks:
         ]
         if missing:
             self._drop()
-            raise TimeoutError(f"ranks {missing} did not answer within {self._limit} s")
+            raise TimeoutError(f"timed out: ranks {missing} did not answer in {self._limit:g} s")
         if failed:
             self.close()
             raise _combined(failed)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import CollectiveTimeout, DistError, PeerLost, RendezvousError
+from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost, RendezvousError
 from nc10d.testing import run_ranks
 
 HERE = r"at \S*test_told_reasons\.py:\d+"
@@ -99,6 +99,23 @@ def test_a_rank_that_leaves_amid_an_error_tells_it() -> None:
 
     text = run_ranks(leave, 2)[0]
     assert "rank 1 has left group 'world' (ValueError: bad shape (3, 4)), but" in text
+
+
+def different_blocks(group: dist.ProcessGroup) -> str:
+    x, y = np.ones(3), np.ones(2 + group.rank)
+
+    def block() -> None:
+        with dist.coalescing_manager():
+            group.broadcast(x, 0)
+            group.broadcast(y, 0)
+
+    return told(block, kind=CollectiveMismatch)
+
+
+def test_blocks_that_differ_late_are_told_without_hashes() -> None:
+    text, _ = run_ranks(different_blocks, 2)
+    first = r"coalesced\(broadcast\(dtype=float64, count=3, root=0\) and 1 more\)"
+    assert re.search(rf"called {first}.*called {first}.*; the blocks differ in a later call", text)
 
 
 ENDING = """

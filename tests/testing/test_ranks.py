@@ -110,7 +110,7 @@ def test_ranks_that_do_not_answer_are_named_and_ended() -> None:
         assert ranks.run(hangs, [False, False]) == [0, 1]
         first = ranks.processes()
         ranks._limit = 0.5
-        with pytest.raises(TimeoutError, match=r"ranks \[1\] did not answer"):
+        with pytest.raises(TimeoutError, match=r"ranks \[1\] did not answer in 0.5 s"):
             ranks.run(hangs, [False, True])
         assert not any(process.is_alive() for process in first)
         ranks._limit = 60.0

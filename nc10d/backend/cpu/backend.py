@@ -217,6 +217,14 @@ class CpuBackend(Backend):
         control = self.group.control
         return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
+    def rest(self) -> None:
+        """Publish that this thread, the rank's only one, makes no call before all ranks rest."""
+        self._detector.rest()
+
+    def resume(self) -> None:
+        """Withdraw what `rest` has published."""
+        self._detector.clear()
+
     def close(self) -> None:
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
         if self.group.health.close():

@@ -28,7 +28,7 @@ from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
 from nc10d.backend.cpu.engine.channels import Channels
-from nc10d.backend.cpu.memory.arena import Arena
+from nc10d.backend.cpu.memory.arena import Arena, span_of
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
 from nc10d.backend.cpu.memory.peer_access import AccessProbe, access_to
@@ -68,7 +68,7 @@ class Context:
         entry_points.prepare()
         self.number = rank
         self.pid = os.getpid()
-        self.arena = Arena()
+        self.arena = Arena(*span_of(min(size, host_peers.MAX_RANKS)))
         try:
             bell = self.arena.allocate(at.FIRST_PAGES)
             assert bell == 0, "everyone's doorbell is at the start of its arena"

@@ -67,7 +67,7 @@ def test_pieces_never_overlap_and_all_memory_is_free_again(steps: list[int]) -> 
 
 
 def test_unallocated_address_space_takes_no_memory() -> None:
-    arena = Arena()
+    arena = Arena(1 << 34)
     arena.allocate(10 * PAGE)
     assert os.fstat(arena.fd).st_blocks * 512 < 64 * PAGE
     arena.close()

@@ -21,7 +21,7 @@ from nc10d.testing import run_ranks
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    made = Arena()
+    made = Arena(1 << 30)
     made.allocate(at.FIRST_PAGES)
     yield made
     made.close()

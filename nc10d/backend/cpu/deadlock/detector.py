@@ -37,11 +37,12 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.call_site import called, here
+from nc10d.base.text import RETURNED
 
-# Prefixes of the names of nc10d's own threads, which never make a call.
-OWN_THREADS = tuple(
-    f"nc10d-{name}" for name in ("worker", "control", "poller", "store", "cache", "watch")
-)
+_NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
+OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
+"""Prefixes of the names of threads that never make a call of this rank: nc10d's own, the test kit's
+other ranks, and pytest-timeout's timer."""
 
 
 class DeadlockDetector:
@@ -86,6 +87,15 @@ class DeadlockDetector:
             self._slot.publish(notice)
             self._published = notice
         return self._look(stable)
+
+    def rest(self) -> None:
+        """Publish that this rank makes no call before all other ranks rest, until `clear`."""
+        if self._alone():
+            others = {info.rank for info in self._context.infos} - {self._context.number}
+            needs = tuple(Need(_REST, 1, -1, other, _REST) for other in sorted(others))
+            text = f"rank {self._context.number} {RETURNED}"
+            self._owner = get_ident()
+            self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def clear(self) -> None:
         """Withdraw this thread's notice, if there is any: its wait has ended."""
@@ -137,17 +147,22 @@ class DeadlockDetector:
         needs = tuple(_needs(group, channel))
         if not needs:
             return None
+        return WaitNotice(_words(self._context.number, group, channel), needs, self._progress())
+
+    def _progress(self) -> tuple[ProgressState, ...]:
         groups = filter(None, [reference() for reference in self._groups])
-        states = tuple(state for group in groups for state in _states(group))
-        return WaitNotice(_words(self._context.number, group, channel), needs, states)
+        return (_AT_WORK, *(state for group in groups for state in _states(group)))
 
 
 def idles(frame: FrameType) -> bool:
     """Return whether the thread of a frame (its innermost) is an executor's and has no work.
 
-    Work that is assigned to the thread, but not begun for lack of a core, may make calls.
+    Work that is assigned to the thread, but not begun for lack of a core, may make calls. A thread
+    that waits for the test kit's ranks is idle, too.
     """
     file, function = frame.f_code.co_filename, frame.f_code.co_name
+    if function == "result" and file.endswith("nc10d/testing/rank_workers.py"):
+        return True
     if function != "_worker" or not file.endswith("concurrent/futures/thread.py"):
         return False
     local = frame.f_locals
@@ -157,6 +172,11 @@ def idles(frame: FrameType) -> bool:
 def _key(group: str, link: tuple[int, int] | None = None) -> int:
     digest = hashlib.blake2b(f"{group}\0{link}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+_REST = _key("rest")
+_AT_WORK = ProgressState(_REST, 0, False)
+"""The state of every rank that does not rest: it is in every notice."""
 
 
 def _link_key(group: Group, channel: Channel) -> int:

@@ -230,9 +230,11 @@ class GroupErrors:
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]
             theirs = called(memory.record(index, last) or "", memory.site(index, last))
+        same = (mine or "").startswith("coalesced(") and theirs.startswith(mine or "")
+        later = "; the blocks differ in a later call" if same else ""
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self.name!r}: "
-            f"rank {self.memory.group_rank} called {ours}, rank {peer} called {theirs}",
+            f"rank {self.memory.group_rank} called {ours}, rank {peer} called {theirs}{later}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,

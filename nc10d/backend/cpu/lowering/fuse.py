@@ -66,8 +66,8 @@ def _call(lowered: Sequence[LoweredOp]) -> CallInfo:
         return calls[0]
     names = "\n".join(map(repr, calls))
     digest = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    detail = f"{calls[0].describe()} and {len(lowered) - 1} more, {digest}"
-    return CallInfo("coalesced", count=len(lowered), detail=detail)
+    detail = f"{calls[0].describe()} and {len(lowered) - 1} more"
+    return CallInfo("coalesced", count=len(lowered), detail=detail, digest=digest)
 
 
 def _disjoint(lowered: Sequence[LoweredOp]) -> bool:

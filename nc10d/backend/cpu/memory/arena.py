@@ -16,22 +16,26 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import threading
 from bisect import insort
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.base.signal_errors import from_handler
+from nc10d.base.signal_errors import from_handler, raised_here
 
-PAGE = 4096
-ARENA_BYTES = (1 << 34) + (37 << 21)
-"""Address space of an arena in bytes; only allocated pieces take memory.
+PAGE, ALIGNED = 4096, 2 << 20
+ODD_BYTES = 37 << 21
+LEAST_BYTES, MOST_BYTES = 8 << 20, (1 << 34) + ODD_BYTES
+"""What an arena's address space exceeds whole GiB by, if it has several, and its bounds; only
+allocated pieces take memory. A process in which 64 ranks are threads maps 64 times 64 arenas.
 
-It is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays of
-peers would have the lower 34 bits of their addresses in common. Some CPUs (AMD's) confuse such
+The sum is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays
+of peers would have the lower bits of their addresses in common. Some CPUs (AMD's) confuse such
 lines in their L1 cache, and a kernel that reads two such arrays is several times slower.
 """
 
@@ -48,11 +52,45 @@ _libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, 
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
+def span_of(ranks: int) -> tuple[int, str]:
+    """Return the bytes to reserve for an arena, and the bound that they come from, as text.
+
+    A process maps the arenas of `ranks` ranks. MemoryError if a limit leaves too little for that.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * PAGE
+    found = min(max(memory, 1 << 30), MOST_BYTES), "the memory of this machine"
+    space, files = (
+        resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    )
+    if space != resource.RLIM_INFINITY:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+        # Half is left for other memory of the program.
+        text = f"the limit on address space, {space} bytes (ulimit -v)"
+        found = min(found, (max(0, space - used) // (2 * ranks), text))
+    if files != resource.RLIM_INFINITY:
+        found = min(found, (files, f"the limit on file sizes, {files} bytes (ulimit -f)"))
+    span, bound = found
+    if span < LEAST_BYTES:
+        raise MemoryError(
+            f"a rank shares at least {LEAST_BYTES} bytes of memory with the ranks of its host, and "
+            f"{bound} leaves {span} for each of {ranks}: raise it"
+        )
+    odd, grain = (ODD_BYTES, 1 << 30) if span > 1 << 31 else (0, ALIGNED)
+    return (span - odd) // grain * grain + odd, bound
+
+
 class ArenaMapping:
     """A rank's arena as this process maps it: `base` is its address here, `data` its bytes."""
 
     def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_SHARED)
+        nbytes = os.fstat(fd).st_size
+        try:
+            self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+        except raised_here(OSError) as error:
+            raise MemoryError(
+                f"no address space for the {nbytes} bytes that a rank of this host shares: "
+                f"{error.strerror} (ulimit -v, or the kernel's vm.max_map_count)"
+            ) from error
         self.data: Bytes = np.frombuffer(self._map, np.uint8)
         self.base: int = self.data.ctypes.data
 
@@ -68,7 +106,9 @@ class ArenaMapping:
 class Arena:
     """This rank's own arena: allocates page-aligned, zeroed pieces. Any thread may call."""
 
-    def __init__(self, span: int = ARENA_BYTES) -> None:
+    def __init__(self, span: int, bound: str = "its maker") -> None:
+        """`span` bytes of address space, which come from `bound`, as text."""
+        self.bound = bound
         self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, span)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
@@ -156,7 +196,10 @@ class Arena:
                 if size > need:
                     insort(self._holes, (offset + need, size - need))
                 return offset
-        raise MemoryError(f"the arena has no {need} bytes in one piece left")
+        raise MemoryError(
+            f"no room for {need} bytes of shared memory in one piece: this rank has reserved "
+            f"{self.mapping.data.size} bytes, by {self.bound}"
+        )
 
     def _give(self, offset: int, size: int) -> None:
         if offset < self._floor:

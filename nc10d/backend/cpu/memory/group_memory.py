@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.memory.arena import ARENA_BYTES, PAGE
+from nc10d.backend.cpu.memory.arena import PAGE
 from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
 from nc10d.backend.cpu.memory.peer_access import peer_access_block
 from nc10d.backend.cpu.native import entry_points
@@ -135,7 +135,8 @@ class GroupMemory:
         """Return the block by which the engine accesses arrays that some ranks expose."""
         peers = [self.peers[rank] for rank in ranks]
         areas = [self._addresses[rank] for rank in ranks]
-        return peer_access_block(peers, areas, ARENA_BYTES, self.access())
+        span = self._mappings[self.rank].data.size
+        return peer_access_block(peers, areas, span, self.access())
 
     def bits(self) -> int:
         """Return the members as a bit mask of host ranks."""

@@ -106,8 +106,8 @@ def peer_access_block(
 ) -> Words:
     """Return the block by which the engine accesses exposed arrays of `peers`; see offsets.py.
 
-    `areas` are the addresses of their areas in the group, `span` the bytes of an arena, `access`
-    is 0, READS or WRITES.
+    `areas` are the addresses of their areas in the group, `span` the bytes of this rank's arena.
+    `access` is 0, READS or WRITES.
     """
     head = at.R_ARENAS // 8
     words: Words = np.zeros(head + at.R_ROW // 8 * len(peers), np.int64)

@@ -204,10 +204,12 @@ class CallInfo:
     reduce: str = "-"
     root: int = -1
     detail: str = ""
+    digest: str = ""
 
     def fingerprint(self) -> int:
         """Return 62 bits that differ, in practice always, when calls differ."""
-        text = repr((self.op, self.dtype, self.count, self.reduce, self.root, self.detail))
+        parts = self.op, self.dtype, self.count, self.reduce, self.root, self.detail, self.digest
+        text = repr(parts)
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 2
 

@@ -1,0 +1,86 @@
+"""Ranks of `run_ranks` that can't go on are told so at once, threads as well as processes."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nc10d as dist
+from nc10d.errors import CollectiveMismatch, PeerLost
+from nc10d.testing import Ranks, run_ranks
+
+SOON = 10.0
+"""Seconds, far below the timeout of the group."""
+
+
+def receives_first(group: Any) -> None:
+    x = np.ones(2)
+    group.recv(x, 1 - group.rank)
+    group.send(x, 1 - group.rank)
+
+
+def other_order(group: Any) -> None:
+    pair = dist.new_group([0, 1])
+    (group if group.rank else pair).barrier()
+    (pair if group.rank else group).barrier()
+
+
+@pytest.mark.parametrize("function", [receives_first, other_order])
+def test_threads_that_wait_in_a_circle_are_told_so(function: Any) -> None:
+    start = time.monotonic()
+    with pytest.raises(CollectiveMismatch, match=r"in a circle .*test_stuck_ranks\.py:\d+"):
+        run_ranks(function, 2, timeout=60.0)
+    assert time.monotonic() - start < SOON
+
+
+def one_returns(group: Any, message: bool) -> int:
+    if group.rank == 1:
+        return 1
+    x = np.ones(2)
+    if message:
+        group.recv(x, 1)
+    else:
+        group.all_reduce(x)
+    return 0
+
+
+@pytest.mark.parametrize("message", [False, True])
+def test_a_rank_that_has_returned_counts_as_left(message: bool) -> None:
+    start = time.monotonic()
+    expected = r"rank 0 waits in .*test_stuck_ranks\.py:\d+, for rank 1; rank 1 has returned"
+    with pytest.raises(PeerLost, match=expected):
+        run_ranks(one_returns, 2, "threads", [message] * 2, timeout=60.0)
+    assert time.monotonic() - start < SOON
+
+
+def returns_late(group: Any, late: int) -> float:
+    """Every rank computes for a while after the others have returned, then none waits."""
+    x = np.ones(1)
+    group.all_reduce(x)
+    if group.rank == late:
+        time.sleep(0.2)
+    return float(x[0])
+
+
+def test_ranks_that_return_one_after_the_other_run_again() -> None:
+    with Ranks(3, timeout=20.0) as ranks:
+        for late in range(3):
+            assert ranks.run(returns_late, [late] * 3) == [3.0] * 3
+
+
+def fails(group: Any) -> None:
+    if group.rank == 1:
+        raise ValueError("the only line of its kind")
+    group.barrier()
+
+
+def test_a_failure_shows_its_traceback_once() -> None:
+    with pytest.raises(ValueError, match="only line") as caught:
+        run_ranks(fails, 2)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count('raise ValueError("the only line of its kind")') == 1
+    assert "rank 0: Aborted" in text
