@@ -17,6 +17,7 @@ from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup
 from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
+from nc10d.base.stored import read_number
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, RendezvousError
@@ -78,7 +79,8 @@ def _create_from_processes(setup: BackendSetup) -> Comm:
         return f"{ranks_text(ranks)} did not come to the group {setup.group_name!r}"
 
     await_ranks(setup.store, keys, report, missing, setup.deadline)
-    members = [int(text) for text in setup.store.multi_get(keys)]
+    texts, last = setup.store.multi_get(keys), MPI.COMM_WORLD.size - 1
+    members = [read_number(*pair, 0, last) for pair in zip(keys, texts, strict=True)]
     return _create(MPI.COMM_WORLD, members, setup.group_name, setup.deadline)
 
 
