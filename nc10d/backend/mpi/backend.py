@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +84,15 @@ def _create_from_processes(setup: BackendSetup) -> Comm:
     return _create(MPI.COMM_WORLD, members, setup.group_name, setup.deadline)
 
 
-def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -> Comm:
+def _create(
+    comm: Comm,
+    members: Sequence[int],
+    name: str,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+) -> Comm:
     """Make the communicator of some ranks of `comm`; only `members` call."""
-    wait_for_members(comm, members, name, deadline)
+    wait_for_members(comm, members, name, deadline, check=check)
     # The tag distinguishes groups that different threads make at the same time.
     with _blocking_calls():
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
@@ -137,7 +143,8 @@ class MpiBackend(Backend):
     ) -> MpiBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         self._group.check()
-        comm = _create(self._group.comm, ranks, name, deadline)
+        # While ranks wait, the group may fail: because others make another call, for example.
+        comm = _create(self._group.comm, ranks, name, deadline, self._group.check_notices)
         return MpiBackend(name, comm, _checked(options))
 
     def abort(self, reason: BaseException) -> None:
