@@ -17,6 +17,7 @@ from nc10d.backend.cpu.memory.arena import PAGE
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, PeerLost, RendezvousError
 from nc10d.group import shrink
+from nc10d.store import HashStore
 from simulation.clock import Simulation
 from simulation.control_ranks import ControlPlane, ControlRank
 from simulation.formation import FakeContext, FakeMapping, memory_of
@@ -40,7 +41,7 @@ class Survivor:
     def go_on(self) -> Any:
         """Shrink; return the new group's name and members."""
         old: Any = SimpleNamespace(
-            name="old", store=None, size=self.size, rank=self.rank, successor=self._successor
+            name="old", store=HashStore(), size=self.size, rank=self.rank, successor=self._successor
         )
         control: Any = self.member.control
         new: Any = shrink._shrink(old, control, self.member.gone, shrink.PATIENCE)
