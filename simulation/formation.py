@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.cpu.membership import formation
-from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.memory.arena import PAGE
+from nc10d.backend.cpu.memory.group_memory import area_bytes
 from nc10d.base.deadline import Deadline
 from nc10d.errors import PeerLost, RendezvousError, StoreError
 from nc10d.init_methods.meeting import meet
@@ -35,7 +36,7 @@ class HostFailures:
     def __init__(self, sim: Simulation, net: Network, size: int) -> None:
         self.sim, self.net = sim, net
         self.actors: list[Actor] = []
-        self.memory = [FakeMapping(2 * at.AREA_LINKS + 4096) for _ in range(size)]
+        self.memory = memory_of(size)
         self.known: list[set[int]] = [set() for _ in range(size)]
 
     def kill(self, rank: int) -> None:
@@ -65,6 +66,12 @@ class FakeMapping:
     def words(self, offset: int, count: int) -> Any:
         """Return `count` words from `offset` in bytes."""
         return self.data[offset : offset + 8 * count].view(np.int64)
+
+
+def memory_of(size: int) -> list[FakeMapping]:
+    """Return the memory of `size` ranks, each with room for the areas of all attempts."""
+    nbytes = (size + 1) ** 2 * PAGE + area_bytes(size, formation.LARGE_SLOT)
+    return [FakeMapping(nbytes) for _ in range(size)]
 
 
 class FakeArena:
@@ -97,9 +104,10 @@ class FakeContext:
         self.infos = [SimpleNamespace(pid=number, host="host") for number in range(size)]
 
     def allocate(self, nbytes: int) -> int:
-        """Return an area's offset: another offset on each rank, so that a mix-up shows."""
+        """Return an area's offset: another offset each time and on each rank; a mix-up shows."""
+        number = self._rank + len(self.near) * self.arena.given
         self.arena.given += 1
-        return 8 * self._rank
+        return PAGE * (number + 1)
 
     def abandon(self, offsets: object, left_word: int, members: int) -> None:
         """Do nothing: the product keeps memory until all members have left."""
@@ -257,7 +265,7 @@ def _check_group(actors: list[Actor], trouble: str, victim: int, begin: float) -
     first = ending(live(actors)[0])
     if trouble == "none":
         require_by(actors, begin + 2 * _MOMENT)
-        expected = f"areas at {[8 * rank for rank in range(len(actors))]}"
+        expected = f"areas at {[PAGE * (rank + 1) for rank in range(len(actors))]}"
         require(actors[0].result == expected, f"a group is not formed right: {first}")
     elif trouble == "killed" and "returned" not in first:
         require("PeerLost" in first, f"a rank was killed, and the others say {first}")

@@ -13,13 +13,14 @@ from typing import Any
 
 from nc10d.backend.cpu.algorithms.group_shape import grouped
 from nc10d.backend.cpu.membership import formation
-from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.memory.arena import PAGE
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, PeerLost, RendezvousError
 from nc10d.group import shrink
+from nc10d.store import HashStore
 from simulation.clock import Simulation
 from simulation.control_ranks import ControlPlane, ControlRank
-from simulation.formation import FakeContext, FakeMapping
+from simulation.formation import FakeContext, FakeMapping, memory_of
 from simulation.laws import ending, live, require, require_by, require_types, sample
 from simulation.network import Network, Weather
 
@@ -40,7 +41,7 @@ class Survivor:
     def go_on(self) -> Any:
         """Shrink; return the new group's name and members."""
         old: Any = SimpleNamespace(
-            name="old", store=None, size=self.size, rank=self.rank, successor=self._successor
+            name="old", store=HashStore(), size=self.size, rank=self.rank, successor=self._successor
         )
         control: Any = self.member.control
         new: Any = shrink._shrink(old, control, self.member.gone, shrink.PATIENCE)
@@ -53,8 +54,8 @@ class Survivor:
         rank = members.index(self.rank)
         spec = formation.GroupSpec(host, name, members, rank, store, until, check)
         areas = formation.form_again(spec, self.member.control)
-        expected = [8 * rank for rank in members]
-        require(areas._offsets == expected, f"areas at {areas._offsets} are not those of {members}")
+        owners = [(offset // PAGE - 1) % self.size for offset in areas._offsets]
+        require(owners == members, f"areas at {areas._offsets} are not those of {members}")
         self._connect(members)
         return SimpleNamespace(name=name, members=members, close=lambda: None)
 
@@ -74,7 +75,7 @@ def shrink_survivors(sim: Simulation) -> None:
     size = random.randint(3, 6)
     hosts = sorted(random.choice("ab") for _ in range(size))
     plane = ControlPlane(sim, net, grouped(hosts))
-    memory = [FakeMapping(2 * at.AREA_LINKS + 4096) for _ in range(size)]
+    memory = memory_of(size)
     for member in plane.ranks:
         body = Survivor(member, memory).go_on
         sim.start(f"rank {member.rank}", body, random.random() * 0.2)

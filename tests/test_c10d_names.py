@@ -162,7 +162,8 @@ def test_a_timeout_can_be_changed() -> None:
 def test_groups_are_counted_and_have_their_backends() -> None:
     def body() -> tuple[int, int]:
         before = dist.get_pg_count()
-        dist.new_group()
+        kept = dist.new_group()
+        assert isinstance(kept, dist.ProcessGroup)
         assert dist.get_backend_impl() is dist.get_default_group().backend("cpu")
         assert dist.get_backend_impl(device="cpu").device_type == "cpu"
         return before, dist.get_pg_count()

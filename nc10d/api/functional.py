@@ -207,13 +207,16 @@ def _own_list(ranks: Sequence[Any]) -> list[int]:
 
 
 def _group_of_ranks(ranks: list[int], tag: str) -> ProcessGroup:
-    description = f"functional {tag}" if tag else ""
-    for group in current_world().groups.values():
-        if group.ranks == tuple(ranks) and (not tag or group.description == description):
-            return group
-    found = new_group(ranks, use_local_synchronization=True, group_desc=description or None)
-    assert isinstance(found, ProcessGroup), "this rank is one of them"
-    return found
+    default, made, key = group_or_default(None), current_world().of_ranks, (tuple(ranks), tag)
+    if key == (default.ranks, ""):
+        return default
+    # Kept: whether a rank still has a group that it has made must not depend on the program.
+    if key not in made:
+        description = f"functional {tag}" if tag else None
+        found = new_group(ranks, use_local_synchronization=True, group_desc=description)
+        assert isinstance(found, ProcessGroup), "this rank is one of them"
+        made[key] = found
+    return made[key]
 
 
 def _op(reduce_op: str | ReduceOp) -> ReduceOp:

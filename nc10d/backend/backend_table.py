@@ -76,6 +76,12 @@ class BackendTable:
             for backend in reversed(made.values()):
                 backend.close()
 
+    def droppable(self) -> bool:
+        """Return whether all backends may be dropped now; see Backend."""
+        return self.failure is not None or all(
+            backend.droppable() for backend in tuple(self._made.values())
+        )
+
     @property
     def inherited(self) -> bool:
         """Whether the backends belong to the process that forked this process."""

@@ -190,6 +190,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
 
+    def droppable(self) -> bool:
+        """Return whether the backend, if dropped now, ends by itself and cuts no operation off.
+
+        False keeps the backend of a dropped group until the default group is destroyed.
+        """
+        return False
+
     @property
     def failure_detector(self) -> FailureDetector | None:
         """This backend as a failure detector, None if it can't detect dead ranks."""

@@ -57,6 +57,10 @@ class FakeBackend(Backend):
         """Refuse all later operations with `reason`; the first reason stays."""
         self._failure = self._failure or reason
 
+    def droppable(self) -> bool:
+        """Return True: nothing is ever in flight."""
+        return True
+
     def close(self) -> None:
         """Refuse all later operations."""
         self._failure = self._failure or GroupClosed("the fake backend is closed")

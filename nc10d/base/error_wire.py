@@ -20,6 +20,7 @@ _FIELDS = ("rank", "host", "pid", "group", "op", "seq", "cause", "waited", "last
 _LONGEST_TEXT = 100
 """The most characters of an attribute."""
 _BITS = 64
+_PLAIN = (str, int, float, type(None))
 
 
 def message_of(reason: object) -> str:
@@ -75,8 +76,9 @@ def decode_error(text: bytes | str) -> DistError:
         found = {name: fields[name] for name in _FIELDS}
         if found["last"] is not None:
             found["last"] = {int(rank): int(seq) for rank, seq in found["last"].items()}
-        if not _is_wire_type(kind):
-            raise LookupError("no such type of error")
+        plain = [message, *(value for name, value in found.items() if name != "last")]
+        if not _is_wire_type(kind) or not all(isinstance(value, _PLAIN) for value in plain):
+            raise LookupError("no such error")
     except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
         return Aborted(f"the group has failed, for a reason that can't be read: {text[:80]!r}")
     if not issubclass(kind, errors.LibraryError):

@@ -11,8 +11,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from nc10d.arrays.dtypes import DType
+from nc10d.base.stored import read_json
 from nc10d.bench.workloads import COLLECTIVES, Call
 from nc10d.group.process_group import ProcessGroup
 
@@ -105,4 +107,10 @@ def _exchange(
     number = store.add(f"bench/rows/{rank}", 1)
     store.set(f"bench/{number}/{rank}", json.dumps(result).encode())
     keys = [f"bench/{number}/{other}" for other in range(group.size)]
-    return [json.loads(text) for text in store.multi_get(keys)]
+    texts = store.multi_get(keys)
+    return [read_json(key, text, _row) for key, text in zip(keys, texts, strict=True)]
+
+
+def _row(value: Any) -> tuple[int, list[float]]:
+    wrong, seconds = value
+    return int(wrong), [float(one) for one in seconds]

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.stored import read_stored, whole
 from nc10d.base.text import digest
 from nc10d.errors import CollectiveMismatch, RendezvousError, StoreError
 from nc10d.store.base import Store
@@ -45,7 +46,7 @@ class GroupCalls:
         self._made += count
         call = call if len(call) <= _LONGEST else f"{call[:_LONGEST]}... ({digest(call)})"
         stored = self._store.compare_set(_key(number), "", f"{self._rank} {call}")
-        rank, _, first = stored.decode(errors="replace").partition(" ")
+        rank, first = read_stored(_key(number), stored, _rank_and_call)
         if first == call:
             return number
         raise CollectiveMismatch(
@@ -53,7 +54,7 @@ class GroupCalls:
             f"rank {rank} called {_shown(first)}, rank {self._rank} called {_shown(call)}. All "
             "ranks make the same calls in the same order, also for groups that they are not in; to "
             f"have the members call alone, they pass {LOCAL} to new_group",
-            rank=int(rank) if rank.isdecimal() else None,
+            rank=rank,
             group=self._name,
             op=call.partition("(")[0],
         )
@@ -83,7 +84,14 @@ class GroupCalls:
         keys[_key(self._made + 1)] = "rank "
         store = self._store
         found = {key: store.get(key) for key in keys if store.check([key])}
-        return [keys[key] + text.decode(errors="replace") for key, text in found.items()]
+        return [
+            f"{keys[key]}{text[:_LONGEST].decode(errors='replace')}" for key, text in found.items()
+        ]
+
+
+def _rank_and_call(text: bytes) -> tuple[int, str]:
+    rank, _, call = text.decode().partition(" ")
+    return whole(int(rank), 0, 1 << 30), call
 
 
 def _shown(call: str) -> str:

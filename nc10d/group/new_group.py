@@ -43,6 +43,10 @@ def new_group(
     default, the group's operations; it, `backend` and `pg_options` (see init_process_group) default
     to the default group's.
 
+    A group lives as long as the program keeps it, or operations of it are in flight. One that is
+    dropped gives its resources back without the other ranks; with NCCL or MPI, which need these,
+    when the default group is destroyed.
+
     If the ranks' calls differ (another list, order, or number of calls before), CollectiveMismatch
     on all ranks, which names two ranks and their lists; the default group has failed then. Calls of
     the members alone without `use_local_synchronization` are such a difference: it shows when the

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from nc10d.arrays.arguments import integer
 from nc10d.backend.base import Shrinkable
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.signal_errors import raised_here
+from nc10d.base.stored import distinct, read_json
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
 from nc10d.group.process_group import ProcessGroup, prefix_store
 from nc10d.group.world import current_world, group_or_default
@@ -141,7 +142,8 @@ class ShrinkAttempt:
         self.number = number
         self.lost: set[int] = set()
         self._control, self._gone = control, gone
-        self._ranks = range(len(control.members))
+        self._size = len(control.members)
+        self._ranks = range(self._size)
 
     def agree(self, until: Deadline) -> list[int]:
         """Return the next group's members, alike on all ranks; waits for silent ones to `until`."""
@@ -151,8 +153,8 @@ class ShrinkAttempt:
             if until.expired():
                 break
         members = [r for r in self._ranks if self._has_called(r) and r not in self._gone()]
-        listed: list[int] = json.loads(self._decide(topic, members, members))["what"]
-        return listed
+        decision = self._decide(topic, members, members)
+        return read_json(topic, decision, lambda text: distinct(text["what"], self._size))
 
     def confirm(self, members: Sequence[int], made: bool, until: Deadline) -> bool:
         """Return whether all members have `made` the group; all members get the same answer."""
@@ -172,7 +174,8 @@ class ShrinkAttempt:
                 break
         complete = all(vote is None for vote in self._votes(members).values())
         lost = None if complete else self._at_fault(members, until)
-        outcome = json.loads(self._decide(topic, members, lost))["what"]
+        decision = self._decide(topic, members, lost)
+        outcome = read_json(topic, decision, lambda text: self._blamed(text["what"]))
         self.lost.update(outcome or ())
         return outcome is None
 
@@ -181,8 +184,12 @@ class ShrinkAttempt:
         # A member that has not voted blames no rank.
         keys = {rank: self._vote_key(rank) for rank in members}
         voted = {rank: key for rank, key in keys.items() if self._control.check([key])}
-        votes = map(json.loads, self._control.multi_get([*voted.values()]))
+        texts = zip(voted.values(), self._control.multi_get([*voted.values()]), strict=True)
+        votes = [read_json(key, text, self._blamed) for key, text in texts]
         return {rank: [] for rank in members} | dict(zip(voted, votes, strict=True))
+
+    def _blamed(self, value: Any) -> list[int] | None:
+        return None if value is None else distinct(value, self._size)
 
     def _at_fault(self, members: Sequence[int], until: Deadline) -> list[int]:
         """Return the members that any vote or this rank blames, and those that did not vote."""
@@ -195,10 +202,11 @@ class ShrinkAttempt:
         blamed = (ranks or () for ranks in self._votes(members).values())
         return sorted(gone.union(silent, *blamed))
 
-    def _decide(self, topic: str, members: Sequence[int], value: object) -> str:
+    def _decide(self, topic: str, members: Sequence[int], value: object) -> bytes:
         """Propose `value` and return the decision; ranks outside `members` may be silent."""
         without = [rank for rank in self._ranks if rank not in members]
-        return self._control.decide(topic, json.dumps({"what": value, "without": without}))
+        proposal = json.dumps({"what": value, "without": without})
+        return self._control.decide(topic, proposal).encode(errors="replace")
 
     def _all_called(self, topic: str) -> bool:
         """Return whether no rank is left to wait for."""

@@ -13,17 +13,19 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group.process_group
 from nc10d.backend.availability import require
+from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
-from nc10d.errors import DistError
+from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup, prefix_store
@@ -37,11 +39,18 @@ DEFAULT_TIMEOUT = 30 * 60.0
 
 
 class World:
-    """A rank's groups: the default group, and all groups by name in the order of creation."""
+    """A rank's groups: the default group, and all groups by name in the order of creation.
+
+    A group that its program has dropped is not in `groups` any more. Its backends end with it, or
+    stay in `dropped` until they can end: operations are in flight, or peers must take part.
+    `of_ranks` are groups that calls have made for lists of ranks, and find again.
+    """
 
     def __init__(self) -> None:
         self.default: ProcessGroup | None = None
-        self.groups: dict[str, ProcessGroup] = {}
+        self.groups: weakref.WeakValueDictionary[str, ProcessGroup] = weakref.WeakValueDictionary()
+        self.of_ranks: dict[tuple[Sequence[int], str], ProcessGroup] = {}
+        self.dropped: list[BackendTable] = []
         self.owned_store: Store | None = None
 
     def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
@@ -55,6 +64,8 @@ class World:
     def keep(self, group: ProcessGroup) -> ProcessGroup:
         """Register a group that is complete."""
         self.groups[group.name] = group
+        self.dropped = [table for table in self.dropped if not table.droppable()]
+        weakref.finalize(group, _drop, weakref.ref(self), group._backends).atexit = False
         if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
             from nc10d.group.flight_recorder import dump_automatically
 
@@ -64,19 +75,30 @@ class World:
     def forget(self, group: ProcessGroup) -> None:
         """Close `group` and remove it."""
         self.groups.pop(group.name, None)
+        self.of_ranks = {key: one for key, one in self.of_ranks.items() if one is not group}
         group.close()
 
     def clear(self) -> None:
         """Close every group, the latest first, then the store if init_process_group made it."""
-        groups = [*self.groups.values()]
+        groups, dropped = [*self.groups.values()], self.dropped
         store, self.owned_store = self.owned_store, None
         self.default = None
         self.groups.clear()
+        self.of_ranks, self.dropped = {}, []
         for group in reversed(groups):
             group.close()
+        for table in reversed(dropped):
+            table.close(GroupClosed("the group has been destroyed"))
         close_store = getattr(store, "close", None)
         if close_store is not None:
             close_store()
+
+
+def _drop(world: weakref.ref[World], table: BackendTable) -> None:
+    """Keep the backends of a group that has been dropped if they can't end yet."""
+    found = world()
+    if found is not None and not table.droppable():
+        found.dropped.append(table)
 
 
 process_world = World()
@@ -86,11 +108,11 @@ _inherited: list[Any] = []
 
 
 def _disown_store() -> None:
-    """Keep the parent's store open in a forked child: closing it could end its connection."""
+    """Keep the parent's store and dropped groups in a forked child: their end would be its own."""
     own = current_world()
     for world in {process_world, own}:
-        _inherited.append(world.owned_store)
-        world.owned_store = None
+        _inherited.extend((world.owned_store, world.dropped))
+        world.owned_store, world.dropped = None, []
     own_worlds.clear()  # the other threads do not exist here, and their idents may be reused
     if own is not process_world:
         own_worlds[get_ident()] = own

@@ -29,6 +29,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.stored import read_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
 from nc10d.store.arrival import refused_text, wait_for_keys
@@ -41,6 +42,7 @@ _FIRST_SLICE, _LONGEST_SLICE = 0.02, 1.0
 _ANSWER_SECONDS = 1.0
 """The time in which a live member answers; without an answer, only marks of the dead are left."""
 _MOST_NAMED = 16
+_MOST_DIGITS, _MOST_CALLS = 20, 1000
 
 
 def meet(
@@ -59,7 +61,7 @@ def meet(
     """
     report = WaitReport(f"rank {rank} of {size}", deadline)
     while True:
-        number = _open_meeting(store)
+        number = _open_meeting(store, deadline)
         visit = Visit(PrefixStore(str(number), store), rank, size, report)
         if visit.come(deadline) and visit.wait(deadline, host_left):
             return number
@@ -69,13 +71,14 @@ class HostLeft(RendezvousError):
     """The process that hosts the store has left it, so no other rank can come there."""
 
 
-def _open_meeting(store: Store) -> int:
+def _open_meeting(store: Store, deadline: Deadline) -> int:
     """Return the number of the open meeting; open the next one if all have ended."""
-    while True:
+    while not deadline.expired():
         ended = store.add("ended", 0)
         if not store.check([f"{ended + 1}/outcome"]):
             return ended + 1
         store.compare_set("ended", str(ended), str(ended + 1))
+    raise RendezvousError("the store's 'ended' names no open meeting")
 
 
 class Visit:
@@ -95,7 +98,7 @@ class Visit:
         """
         store, place = self._store, self._places[self._rank]
         self._wakes, self._calls = store.add("wakes", 0), store.add("calls", 0)
-        size = store.compare_set("size", "", str(self._size)).decode()
+        size = read_text("size", store.compare_set("size", "", str(self._size)), _MOST_DIGITS)
         if size != str(self._size):
             self._dispute(size, deadline)
             return False
@@ -141,9 +144,9 @@ class Visit:
         """Answer calls and consent, if that is due; return the meeting's outcome, "" for none."""
         store = self._store
         if store.check(["outcome"]):
-            return store.get("outcome").decode()
+            return read_text("outcome", store.get("outcome"))
         calls = store.add("calls", 0)
-        for call in range(self._calls + 1, calls + 1):
+        for call in range(max(self._calls, calls - _MOST_CALLS) + 1, calls + 1):
             store.set(f"answer/{call}", str(self._rank))
         self._calls = calls
         full = store.check(self._places)
@@ -179,7 +182,7 @@ class Visit:
         self._wake()
         answer, outcome = f"answer/{call}", _LEFT
         if wait_for_keys(self._store, [answer], deadline.slice(_ANSWER_SECONDS)):
-            member = self._store.get(answer).decode()
+            member = read_text(answer, self._store.get(answer), _MOST_DIGITS)
             outcome = (
                 f"the ranks don't agree on their number: rank {self._rank} was started with a "
                 f"world size of {self._size}, rank {member} with {size} (WORLD_SIZE, or the "
@@ -189,7 +192,7 @@ class Visit:
 
     def _end(self, outcome: str) -> str:
         """End the meeting with `outcome`, unless it has ended; return its outcome."""
-        first = self._store.compare_set("outcome", "", outcome).decode()
+        first = read_text("outcome", self._store.compare_set("outcome", "", outcome))
         self._wake()
         return first
 
@@ -237,7 +240,7 @@ def _check_agreed(outcome: str) -> None:
 
 
 def _process(mark: bytes) -> str:
-    return mark.decode(errors="replace").partition(" ")[2] or "a process that gave up"
+    return mark[:400].decode(errors="replace").partition(" ")[2] or "a process that gave up"
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
 _SLICE_SECONDS = 1.0
 """The longest wait between two looks whether a line about it is due."""
-_COUNT_KEY, _OUTCOME_KEY = "come", "verdict"
+_COUNT_KEY, OUTCOME_KEY = "come", "verdict"
 
 
 class KeyWaiter(Protocol):
@@ -47,7 +47,7 @@ def wait_for_keys(waiter: KeyWaiter, keys: Sequence[str], timeout: float) -> boo
 
 def publish_outcome(store: Store, outcome: str | bytes) -> bytes:
     """Write `outcome` unless another rank has written its own; return the stored outcome."""
-    return store.compare_set(_OUTCOME_KEY, "", outcome)
+    return store.compare_set(OUTCOME_KEY, "", outcome)
 
 
 def arrive(
@@ -66,11 +66,11 @@ def arrive(
     """
     if store.add(_COUNT_KEY, 1) == size:
         return publish_outcome(store, conclude())
-    while not wait_for_keys(store, [_OUTCOME_KEY], deadline.slice(POLL_SECONDS)):
+    while not wait_for_keys(store, [OUTCOME_KEY], deadline.slice(POLL_SECONDS)):
         check()
         if deadline.expired():
             return publish_outcome(store, give_up())
-    return store.get(_OUTCOME_KEY)
+    return store.get(OUTCOME_KEY)
 
 
 def await_ranks(
@@ -103,7 +103,7 @@ def refused_text(store: Store) -> str:
     """Return a clause about a client that the store's server has refused; empty without one."""
     if not store.check([REFUSED]):
         return ""
-    host = store.get(REFUSED).decode(errors="replace")
+    host = store.get(REFUSED)[:200].decode(errors="replace")
     return f"; a process at {host} came with another token than the store's, or none ({FILE})"
 
 

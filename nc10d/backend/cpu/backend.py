@@ -225,6 +225,10 @@ class CpuBackend(Backend):
         """Withdraw what `rest` has published."""
         self._detector.clear()
 
+    def droppable(self) -> bool:
+        """Return whether no operation is in flight: a dropped group leaves without its peers."""
+        return all(channel.oldest() is None for channel in self.group.channels())
+
     def close(self) -> None:
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
         if self.group.health.close():

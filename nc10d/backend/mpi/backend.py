@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup
 from nc10d.backend.mpi.progress_thread import engine
 from nc10d.base.deadline import Deadline
+from nc10d.base.stored import read_number
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, RendezvousError
@@ -78,13 +79,20 @@ def _create_from_processes(setup: BackendSetup) -> Comm:
         return f"{ranks_text(ranks)} did not come to the group {setup.group_name!r}"
 
     await_ranks(setup.store, keys, report, missing, setup.deadline)
-    members = [int(text) for text in setup.store.multi_get(keys)]
+    texts, last = setup.store.multi_get(keys), MPI.COMM_WORLD.size - 1
+    members = [read_number(*pair, 0, last) for pair in zip(keys, texts, strict=True)]
     return _create(MPI.COMM_WORLD, members, setup.group_name, setup.deadline)
 
 
-def _create(comm: Comm, members: Sequence[int], name: str, deadline: Deadline) -> Comm:
+def _create(
+    comm: Comm,
+    members: Sequence[int],
+    name: str,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+) -> Comm:
     """Make the communicator of some ranks of `comm`; only `members` call."""
-    wait_for_members(comm, members, name, deadline)
+    wait_for_members(comm, members, name, deadline, check=check)
     # The tag distinguishes groups that different threads make at the same time.
     with _blocking_calls():
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
@@ -135,7 +143,8 @@ class MpiBackend(Backend):
     ) -> MpiBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         self._group.check()
-        comm = _create(self._group.comm, ranks, name, deadline)
+        # While ranks wait, the group may fail: because others make another call, for example.
+        comm = _create(self._group.comm, ranks, name, deadline, self._group.check_notices)
         return MpiBackend(name, comm, _checked(options))
 
     def abort(self, reason: BaseException) -> None:

@@ -44,14 +44,16 @@ def wait_for_members(
     deadline: Deadline,
     own_text: bytes = b"",
     answer: Callable[[Sequence[bytes]], bytes] = lambda _: b"",
+    check: Callable[[], None] = lambda: None,
 ) -> bytes:
     """Wait until all `members`, ranks of `comm`, have called with `name`; return the answer."""
     # The first member computes it by `answer` from the texts of all, by rank, and sends it to the
     # others, or its error. RendezvousError names the ranks that have not arrived by `deadline`.
+    # `check` is called meanwhile; it may raise to end the wait.
     # Different tags for groups that are formed at the same time.
     tag = largest_tag() - zlib.crc32(name.encode()) % RESERVED_TAGS
     if comm.rank == members[0]:
-        return _collect(comm, members, name, deadline, own_text, answer, tag)
+        return _collect(comm, members, name, deadline, own_text, answer, check, tag)
     _send(comm, own_text, members[0], tag)
     with engine.lock:
         received, request = _receive(comm, members[0], tag)
@@ -60,7 +62,11 @@ def wait_for_members(
     def missing(_: Sequence[bool]) -> str:
         return f"no answer of rank {members[0]} for the group {name!r}"
 
-    if not _wait([request], deadline, lambda done: report.look(partial(missing, done)))[0]:
+    def look(done: Sequence[bool]) -> None:
+        check()
+        report.look(partial(missing, done))
+
+    if not _wait([request], deadline, look)[0]:
         raise RendezvousError(report.timed_out(missing(())))
     text: bytes = received.tobytes().rstrip(b"\0")
     if text.startswith(_REFUSED):
@@ -75,6 +81,7 @@ def _collect(
     deadline: Deadline,
     own_text: bytes,
     answer: Callable[[Sequence[bytes]], bytes],
+    check: Callable[[], None],
     tag: int,
 ) -> bytes:
     others = members[1:]
@@ -86,8 +93,11 @@ def _collect(
         absent = [member for member, here in zip(others, done, strict=True) if not here]
         return f"{ranks_text(absent)} did not come to the group {name!r}"
 
-    requests = [request for _, request in received]
-    arrived = _wait(requests, deadline, lambda done: report.look(partial(missing, done)))
+    def look(done: Sequence[bool]) -> None:
+        check()
+        report.look(partial(missing, done))
+
+    arrived = _wait([request for _, request in received], deadline, look)
     present = [member for member, here in zip(others, arrived, strict=True) if here]
     try:
         if not all(arrived):
@@ -118,17 +128,37 @@ def _receive(comm: Comm, peer: int, tag: int) -> tuple[Any, Request]:
 def _wait(
     requests: Sequence[Request], deadline: Deadline, look: Callable[[Sequence[bool]], None]
 ) -> list[bool]:
-    """Wait until all requests have ended; at the deadline, cancel the others."""
+    """Wait until all requests have ended; at the deadline, or if `look` raises, cancel the rest."""
     # `look` is called with the state of each now and then. Other groups make progress meanwhile: a
     # member may have to finish a call there first.
     done = [False] * len(requests)
+    try:
+        _poll(requests, done, deadline, look)
+    finally:
+        with engine.lock:
+            for place, request in enumerate(requests):
+                if not done[place]:
+                    request.Cancel()
+                    status = MPI.Status()
+                    request.Wait(status)
+                    done[place] = not status.Is_cancelled()
+    return done
+
+
+def _poll(
+    requests: Sequence[Request],
+    done: list[bool],
+    deadline: Deadline,
+    look: Callable[[Sequence[bool]], None],
+) -> None:
+    """Set `done` for each request that has ended, until all have or the deadline has passed."""
     polls = 0
     while True:
         with engine.lock:
             for place, request in enumerate(requests):
                 done[place] = done[place] or bool(request.Test())
         if all(done) or deadline.expired():
-            break
+            return
         engine.advance()
         polls += 1
         if polls < YIELDS:
@@ -136,14 +166,6 @@ def _wait(
         else:
             look(done)
             _no_event.wait(POLL_SECONDS)  # MPI can't wake a thread
-    with engine.lock:
-        for place, request in enumerate(requests):
-            if not done[place]:
-                request.Cancel()
-                status = MPI.Status()
-                request.Wait(status)
-                done[place] = not status.Is_cancelled()
-    return done
 
 
 def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:

@@ -82,6 +82,12 @@ class MpiGroup:
         if self.failure is not None:
             raise copy_to_raise(self.failure) from None  # its context is another call's
 
+    def check_notices(self) -> None:
+        """As `check`, but after reading the notices of other ranks, also in an idle group."""
+        with self._engine.lock:
+            self._handle_notices()
+        self.check()
+
     def _agreed_steps(
         self, work: MpiWork, places: Sequence[int], dependencies: tasks.Dependencies, seq: int
     ) -> Steps:

@@ -265,7 +265,7 @@ if rank == 0:
     except dist.PeerLost as error:
         say(error)
 else:
-    dist.new_group([0, 1])
+    kept = dist.new_group([0, 1])
     say("made")
     hear()
 """

@@ -117,7 +117,7 @@ def garbage(info: RankInfo, open_links: contextlib.ExitStack) -> None:
 
 def no_descriptors(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(info))
-    link.sendall(host_peers._HELLO.pack(1, host_peers._proof(info.secret)))
+    link.sendall(host_peers._HELLO.pack(1, host_peers._proof(info.secret, info)))
 
 
 def reads_the_store(info: RankInfo, open_links: contextlib.ExitStack) -> None:
@@ -142,6 +142,21 @@ def test_strangers_are_turned_away_and_the_ranks_still_find_each_other(
         stranger(info_of(store, 0), open_links)
         second = pool.submit(join, store, 1, 2)
         assert first.result() == second.result() == [100, 101]
+
+
+def test_silent_strangers_delay_nobody_however_many_there_are() -> None:
+    def attempt() -> float:
+        store, start = HashStore(), time.monotonic()
+        with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
+            first = pool.submit(join, store, 0, 2)
+            info = info_of(store, 0)
+            for _ in range(30):
+                open_links.enter_context(call(info))
+            second = pool.submit(join, store, 1, 2)
+            assert first.result() == second.result() == [100, 101]
+        return time.monotonic() - start
+
+    assert soon(1.5, attempt)
 
 
 @pytest.mark.parametrize("places", [1, host_peers._BACKLOG])

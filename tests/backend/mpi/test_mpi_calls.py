@@ -175,6 +175,21 @@ def test_a_group_is_not_made_unless_all_members_arrive(ranks: Ranks) -> None:
     assert "timed out after" in zero
 
 
+def another_split(group: ProcessGroup) -> float:
+    sub = whole_group(group)
+    lists = [[0], [1, 2]] if group.rank == 2 else [[0, 1, 2]]
+    before = time.monotonic()
+    raised(CollectiveMismatch, lambda: sub.split_group(lists))
+    group.barrier()
+    return time.monotonic() - before
+
+
+def test_ranks_that_wait_for_members_learn_at_once_that_others_make_another_group(
+    ranks: Ranks,
+) -> None:
+    assert max(ranks.run(another_split)) < 10.0, "not the group's timeout"
+
+
 def a_rank_leaves(group: ProcessGroup) -> None:
     sub = whole_group(group)
     before = time.monotonic()

@@ -4,23 +4,30 @@ It happens once, when the first group forms. Each rank listens on an abstract Un
 file) and publishes the socket's name in the store. Each pair of ranks exchanges descriptors over a
 connection: the arena, and a pidfd, through which the kernel reports the rank's death. The
 connections then serve as control connections. Both ends must run as the same user, and prove that
-they know the secret in the store and the job's token, if it has any.
+they know the secret in the store and the job's token, if it has any. The proof covers the info that
+a rank has published: a change of it in the store is noticed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
+import math
 import os
 import secrets
+import selectors
 import socket
 import struct
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from nc10d.auth.admission import Admission
 from nc10d.auth.token import job_token
 from nc10d.backend.cpu.bootstrap.rank_info import (
     RankInfo,
+    as_text,
     exchange_infos,
     host_id,
     socket_timeout,
@@ -43,8 +50,7 @@ MAX_RANKS = 64
 # Large, since strangers use it up, too: any user of the host may connect to an abstract socket.
 _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
-_SLICE_SECONDS = 1.0
-"""The longest wait between two looks whether a line about it is due."""
+_MOST_STRANGERS, _SLICE = 256, 0.05
 
 
 def map_peers(
@@ -120,11 +126,11 @@ def _exchange_all(
                 raise ConnectionError(f"another user answers in the place of rank {info.rank}")
             _send(link, mine, info.secret, arena, pidfd)
         waiting = {info.rank for info in near[near.index(mine) + 1 :]}
-        while waiting:
-            peer, link = _accept(listener, mine, infos, waiting, deadline)
-            peers.append(peer)
-            _send(link, mine, infos[peer.number].secret, arena, pidfd)
-            waiting.discard(peer.number)
+        with contextlib.closing(_accepted(listener, mine, infos, waiting, deadline)) as accepted:
+            for peer, link in accepted:
+                peers.append(peer)
+                link.settimeout(socket_timeout(deadline))
+                _send(link, mine, infos[peer.number].secret, arena, pidfd)
         peers.extend(_receive(link, info, mine, deadline) for info, link in called)
     except BaseException as error:
         for peer in peers:
@@ -159,13 +165,13 @@ _HELLO = struct.Struct("<I32s")
 
 
 def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd: int) -> None:
-    hello = _HELLO.pack(mine.rank, _proof(secret))
+    hello = _HELLO.pack(mine.rank, _proof(secret, mine))
     socket.send_fds(link, [hello], [arena.fd, pidfd])
 
 
-def _proof(secret: str) -> bytes:
-    """Return the proof of knowing a rank's secret and the job's token, if it has any."""
-    return hmac.digest(job_token() or b"", secret.encode(), "sha256")
+def _proof(secret: str, sender: RankInfo) -> bytes:
+    """Return the sender's proof of knowing a rank's secret and the job's token, if it has any."""
+    return hmac.digest(job_token() or b"", f"{secret} {as_text(sender)}".encode(), "sha256")
 
 
 def _same_user(link: socket.socket) -> bool:
@@ -174,33 +180,72 @@ def _same_user(link: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def _accept(
+def _accepted(
     listener: socket.socket,
     mine: RankInfo,
     infos: list[RankInfo],
     waiting: set[int],
     deadline: Deadline,
-) -> tuple[HostPeer, socket.socket]:
-    """Return the next rank that sends a valid hello; turn strangers away."""
+) -> Generator[tuple[HostPeer, socket.socket]]:
+    """Yield each of the ranks `waiting` when it has sent a valid hello; turn strangers away.
+
+    All connections are read at once, so silent strangers delay nobody.
+    """
     report = WaitReport(f"rank {mine.rank} of {len(infos)}", deadline)
-    while True:
-        listener.settimeout(min(_SLICE_SECONDS, socket_timeout(deadline)))
+    listener.setblocking(False)
+    unproven = Admission[socket.socket](_MOST_STRANGERS)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+
+        def release(link: socket.socket) -> socket.socket:
+            unproven.remove(link)
+            selector.unregister(link)
+            return link
+
         try:
-            link, _ = listener.accept()
-        except raised_here(TimeoutError) as error:
-            report.look(lambda: _silent(sorted(waiting)))
-            if not deadline.expired():
-                continue
-            raise _no_hello(mine.rank, sorted(waiting)) from error
-        link.settimeout(min(2.0, socket_timeout(deadline)))
-        peer = None
-        try:
-            peer = _read_hello(link, mine, infos, waiting)
+            while waiting:
+                report.look(lambda: _silent(sorted(waiting)))
+                if deadline.expired():
+                    raise _no_hello(mine.rank, sorted(waiting))
+                for key, _ in selector.select(deadline.slice(_SLICE)):
+                    link = key.fileobj
+                    if link is listener:
+                        came = _next_connection(listener)
+                        if came is not None:
+                            selector.register(came, selectors.EVENT_READ)
+                            oldest = unproven.admit(came, time.monotonic())
+                            if oldest is not None:
+                                release(oldest).close()
+                    elif isinstance(link, socket.socket) and link in unproven:
+                        peer = _greeted(release(link), mine, infos, waiting)
+                        if peer is not None:
+                            waiting.discard(peer.number)
+                            yield peer, link
+                for late in unproven.overdue(time.monotonic()):
+                    release(late).close()
         finally:
-            if peer is None:
-                link.close()
-        if peer is not None:
-            return peer, link
+            for late in unproven.overdue(math.inf):
+                late.close()
+
+
+def _next_connection(listener: socket.socket) -> socket.socket | None:
+    try:
+        return listener.accept()[0]
+    except raised_here(BlockingIOError, ConnectionError):  # its caller has gone meanwhile
+        return None
+
+
+def _greeted(
+    link: socket.socket, mine: RankInfo, infos: list[RankInfo], waiting: set[int]
+) -> HostPeer | None:
+    """Return the peer whose hello has arrived; close the connection of anybody else."""
+    peer = None
+    try:
+        peer = _read_hello(link, mine, infos, waiting)
+    finally:
+        if peer is None:
+            link.close()
+    return peer
 
 
 def _read_hello(
@@ -213,8 +258,8 @@ def _read_hello(
     except raised_here(OSError):  # it sends nothing, or has gone already
         return None
     rank, proof = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-    valid = secrets.compare_digest(proof, _proof(mine.secret))
-    if valid and rank in waiting and len(fds) == 2:
+    valid = rank in waiting and secrets.compare_digest(proof, _proof(mine.secret, infos[rank]))
+    if valid and len(fds) == 2:
         return _host_peer(infos[rank], fds, link)
     _refuse(fds, flags if valid else 0)
     return None
@@ -229,7 +274,10 @@ def _refuse(fds: list[int], flags: int) -> None:
 
 
 def _silent(ranks: list[int]) -> str:
-    return f"{ranks_text(ranks)} came, and then did not answer on their host: stopped, or busy"
+    return (
+        f"{ranks_text(ranks)} came, and then did not answer on their host: stopped or busy, or not "
+        f"what the store's ranks/info/{ranks[0]} says"
+    )
 
 
 def _no_hello(rank: int, ranks: list[int]) -> RendezvousError:
@@ -244,12 +292,15 @@ def _receive(link: socket.socket, info: RankInfo, mine: RankInfo, deadline: Dead
         raise _no_hello(mine.rank, [info.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
-    if rank == info.rank and secrets.compare_digest(proof, _proof(mine.secret)):
+    if rank == info.rank and secrets.compare_digest(proof, _proof(mine.secret, info)):
         return _host_peer(info, fds, link)
     _refuse(fds, flags)
     if not whole:
         raise ConnectionError(f"rank {info.rank} closed the connection")
-    raise ConnectionError(f"somebody else answered in the place of rank {info.rank}")
+    raise ConnectionError(
+        f"somebody else answered in the place of rank {info.rank}, or it does not say what the "
+        f"store's ranks/info/{info.rank} says"
+    )
 
 
 def _host_peer(info: RankInfo, fds: list[int], link: socket.socket) -> HostPeer:

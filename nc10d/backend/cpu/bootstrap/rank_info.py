@@ -8,10 +8,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nc10d.base.deadline import Deadline
+from nc10d.base.stored import read_json, whole
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
@@ -71,20 +73,57 @@ def exchange_infos(
 ) -> list[RankInfo]:
     """Publish this rank's info and return the infos of all ranks; blocks until all are there.
 
-    RendezvousError names the ranks that are late, or that run another version of nc10d.
+    RendezvousError names the ranks that are late, or that run another version of nc10d; StoreError
+    names the key of an info that is malformed.
     """
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
-    store.set(keys[info.rank], json.dumps(asdict(info)))
+    store.set(keys[info.rank], as_text(info))
     report = WaitReport(f"rank {info.rank} of {size}", deadline)
     await_ranks(store, keys, report, _not_ready, deadline)
-    plain = [json.loads(text) for text in store.multi_get(keys)]
-    other = [rank for rank, fields in enumerate(plain) if fields.get("version") != info.version]
+    texts = dict(zip(keys, store.multi_get(keys), strict=True))
+    versions = [
+        read_json(key, text, lambda fields: fields["version"]) for key, text in texts.items()
+    ]
+    other = [rank for rank, version in enumerate(versions) if version != info.version]
     if other:
         raise RendezvousError(
             f"{ranks_text(other)}: another version of nc10d than on rank {info.rank}; all must be "
             "alike"
         )
-    return [RankInfo(**fields) for fields in plain]
+    return [
+        read_json(key, text, partial(_checked, rank, info))
+        for rank, (key, text) in enumerate(texts.items())
+    ]
+
+
+def as_text(info: RankInfo) -> str:
+    """Return an info as it is published, and as its rank confirms it to the peers of its host."""
+    return json.dumps(asdict(info))
+
+
+_TEXTS = ("host_id", "host", "socket", "secret", "version", "process")
+_MOST_CORES, _MOST_TEXT, _MOST_SOCKET = 1 << 16, 1000, 100
+
+
+def _checked(rank: int, mine: RankInfo, fields: Any) -> RankInfo:
+    """Return the info of `rank` from its JSON; ValueError or TypeError if it is malformed."""
+    info = RankInfo(**fields)
+    whole(info.rank, rank, rank)
+    whole(info.pid, 1, 1 << 30)
+    for bytes_ in (info.read_from, info.write_from):
+        whole(bytes_, 0, 1 << 62)
+    texts = [getattr(info, name) for name in _TEXTS]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ValueError("not texts")
+    if sum(len(text.encode()) for text in texts) > _MOST_TEXT or len(info.socket) > _MOST_SOCKET:
+        raise ValueError("too long")
+    if not info.cores or {whole(core, 0, _MOST_CORES) for core in info.cores} != {*info.cores}:
+        raise ValueError("no cores")
+    if type(info.quota) is not float or not info.quota >= 1.0:
+        raise ValueError("no quota")
+    if rank == mine.rank and info != mine:
+        raise ValueError("not what this rank has published")
+    return info
 
 
 def _not_ready(ranks: Sequence[int]) -> str:

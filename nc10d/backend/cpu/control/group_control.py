@@ -92,7 +92,7 @@ class GroupControl:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of published keys."""
-        return [self._values[key].encode() for key in keys]
+        return [self._values[key].encode(errors="replace") for key in keys]
 
     # -- consensus -----------------------------------------------------------------------------
 
@@ -226,6 +226,7 @@ def suspects(value: str) -> list[int]:
     # blames.
     try:
         fields = json.loads(value)
-        return list(fields["without"]) if "without" in fields else [fields["fields"]["rank"]]
+        found = fields["without"] if "without" in fields else [fields["fields"]["rank"]]
+        return [rank for rank in found if isinstance(rank, int)]
     except (ValueError, RecursionError, LookupError, TypeError):
         return []

@@ -6,34 +6,46 @@
 
 The first outcome holds for every member. So all ranks raise the same error, and the areas of a
 group that was not formed can be reused at once: no rank maps them.
+
+Any process that reaches the store can write anything there. So an offset is used only if the owner
+has put the group's mark at that place of its arena. The mark is a digest of the group, of the
+area's size, and of a secret in the arena, which came over the owner's own connection.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.memory.arena import MOST_BYTES, PAGE, ArenaMapping
 from nc10d.backend.cpu.memory.group_memory import GroupMemory, area_bytes
 from nc10d.backend.cpu.memory.host_peer import death, mask
+from nc10d.backend.cpu.memory.peer_access import arena_secret
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.transport.connect import EndpointExchange, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here
+from nc10d.base.stored import read_json, whole
 from nc10d.base.text import join_words
 from nc10d.base.wait_report import WaitReport
-from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError
-from nc10d.store.arrival import KeyValueExchange, arrive, await_ranks, publish_outcome
+from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError
+from nc10d.store.arrival import OUTCOME_KEY, KeyValueExchange, arrive, await_ranks, publish_outcome
 from nc10d.store.base import Store
 
 LARGE_SLOT, SMALL_SLOT = 256 * 1024, 32 * 1024
 """Bytes of a slot of a staging buffer. Large arrays take twice the time with small slots."""
 LARGE_STAGING_GROUPS = 32
 """Groups of a rank that get large slots. With this limit 500 groups fit in 64 MiB."""
+
+Area = tuple[int, int]
+"""The offset of a rank's area in its arena, and the bytes of a slot of its staging buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,8 @@ def form(spec: GroupSpec) -> GroupMemory:
     """Allocate this rank's area of a group; return the areas of its host. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
-    for ranks that did not come before the deadline, PeerLost for ranks that have died. What else
-    ends this call here, such as a signal's handler, is raised as it is; the others are told.
+    for ranks that did not come before the deadline, PeerLost for ranks that have died. Another
+    end of this call, as by a signal's handler, is raised as it is, and the others learn of it.
     """
     context, store = spec.context, spec.store
     offset, slot_bytes = _allocate(spec)
@@ -75,13 +87,20 @@ def form(spec: GroupSpec) -> GroupMemory:
             if failure is not None:
                 raise failure  # noqa: B904  (it is no consequence of the store's error)
             raise
-    found = json.loads(outcome)
-    if "offsets" not in found:
+    try:
+        areas = read_json(OUTCOME_KEY, outcome, partial(_areas_in, len(spec.members)))
+        if areas is not None:
+            memory = _map(spec, areas, OUTCOME_KEY)
+    except StoreError:
+        # The other ranks may have formed the group: they learn that this rank has left it.
+        context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.CLOSED
+        raise
+    if areas is None:
+        context.arena.mapping.words(offset + at.AREA_MARK, 1)[0] = 0
         context.arena.free(offset)
         if failure is not None:
             raise failure
         raise error_wire.decode_error(outcome) from None
-    memory = _map(spec, found["offsets"], found["slot_bytes"])
     if failure is not None:
         give_back(context, memory)
         raise failure
@@ -95,10 +114,11 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
     context, size = spec.context, len(spec.members)
     offset, slot_bytes = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
-    exchange.set(keys[spec.rank], f"{offset} {slot_bytes}")
+    exchange.set(keys[spec.rank], json.dumps([offset, slot_bytes]))
     report = _report(spec)
     try:
         await_ranks(exchange, keys, report, partial(_absent, spec), spec.deadline, spec.check)
+        return _map(spec, _read_areas(keys, exchange.multi_get(keys)), keys[spec.rank])
     except BaseException:
         # A peer that knows the offset may still write there, until it has left or died.
         near = context.near
@@ -106,7 +126,6 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
         left_word = context.arena.mapping.base + offset + at.AREA_LEFT
         context.abandon([offset], left_word, mask(others))
         raise
-    return _map(spec, *_parse_areas(exchange.multi_get(keys)))
 
 
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
@@ -116,14 +135,39 @@ def _allocate(spec: GroupSpec) -> tuple[int, int]:
     offset = context.allocate(area_bytes(len(members), slot_bytes))
     context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.OPEN
     context.arena.mapping.words(offset + at.AREA_ACCESS, 1)[0] = context.access(members)
+    mark = _mark(spec, context.arena.mapping, slot_bytes)
+    context.arena.mapping.words(offset + at.AREA_MARK, 1)[0] = mark
     return offset, slot_bytes
 
 
-def _map(spec: GroupSpec, offsets: Sequence[int], slot_bytes: int) -> GroupMemory:
+def _mark(spec: GroupSpec, arena: ArenaMapping, slot_bytes: int) -> int:
+    """Return the mark of an area of the group in a rank's arena, as a positive int64."""
+    text = repr((arena_secret(arena), spec.name, [*spec.members], slot_bytes))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
+
+
+def _map(spec: GroupSpec, areas: Sequence[Area], key: str) -> GroupMemory:
+    """Return the memory of a group; the smallest slot size counts.
+
+    StoreError names `key`, where the areas were found, if a local peer has no such area.
+    """
     context, members = spec.context, spec.members
     near = [number for number, member in enumerate(members) if member in context.near]
     peers = [context.peers[context.near[members[number]]] for number in near]
-    return GroupMemory(peers, near.index(spec.rank), [offsets[n] for n in near], slot_bytes, near)
+    for number, peer in zip(near, peers, strict=True):
+        offset, slot_bytes = areas[number]
+        most = len(peer.mapping.data) - area_bytes(len(members), slot_bytes)
+        marked = offset <= most and peer.mapping.words(offset + at.AREA_MARK, 1)[0] == _mark(
+            spec, peer.mapping, slot_bytes
+        )
+        if not marked:
+            text = member_text(members, number)
+            raise StoreError(
+                f"the store's {key!r} has an area of the group {spec.name!r} at {offset} for "
+                f"{text}, where that rank has none: something else than the ranks has written it"
+            )
+    least = min(slot_bytes for _, slot_bytes in areas)
+    return GroupMemory(peers, near.index(spec.rank), [areas[n][0] for n in near], least, near)
 
 
 def give_back(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
@@ -157,14 +201,13 @@ def _lost(
 
 
 def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
-    """Announce this rank's area, and return the outcome; the smallest slot size counts."""
+    """Announce this rank's area, and return the outcome."""
     store, size = spec.store, len(spec.members)
     keys = [f"area/{rank}" for rank in range(size)]
-    store.set(keys[spec.rank], f"{offset} {slot_bytes}")
+    store.set(keys[spec.rank], json.dumps([offset, slot_bytes]))
 
     def conclude() -> str:
-        offsets, least = _parse_areas(store.multi_get(keys))
-        return json.dumps({"offsets": offsets, "slot_bytes": least})
+        return json.dumps({"areas": _read_areas(keys, store.multi_get(keys))})
 
     report = _report(spec)
 
@@ -187,10 +230,26 @@ def _report(spec: GroupSpec) -> WaitReport:
     return WaitReport(member_text(spec.members, spec.rank), spec.deadline)
 
 
-def _parse_areas(texts: Sequence[bytes]) -> tuple[list[int], int]:
-    """Return the offsets of all areas, and the bytes of the smallest slot."""
-    areas = [text.split() for text in texts]
-    return [int(offset) for offset, _ in areas], min(int(slot_bytes) for _, slot_bytes in areas)
+def _read_areas(keys: Sequence[str], texts: Sequence[bytes]) -> list[Area]:
+    return [read_json(key, text, _area) for key, text in zip(keys, texts, strict=True)]
+
+
+def _area(value: Any) -> Area:
+    """Return an area from its JSON; ValueError or TypeError if it is malformed."""
+    offset, slot_bytes = value
+    if slot_bytes not in (LARGE_SLOT, SMALL_SLOT) or whole(offset, PAGE, MOST_BYTES) % PAGE:
+        raise ValueError("no area")
+    return offset, slot_bytes
+
+
+def _areas_in(size: int, outcome: Any) -> list[Area] | None:
+    """Return the areas of the `size` members in an outcome; None if it is an error."""
+    if "areas" not in outcome:
+        return None
+    areas = [_area(area) for area in outcome["areas"]]
+    if len(areas) != size:
+        raise ValueError(f"areas of {len(areas)} members, not of {size}")
+    return areas
 
 
 def _absent(spec: GroupSpec, ranks: Sequence[int]) -> str:
@@ -222,7 +281,9 @@ def reach(spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange) -> R
         return None
     remote = context.remote_hosts
     assert remote is not None, "there are several hosts"
-    endpoints = EndpointExchange(exchange, remote.address, spec.name, memory.group_rank)
+    # Slot sizes that differ between hosts would make ranks transfer different amounts.
+    terms = f" {memory.slot_bytes}"
+    endpoints = EndpointExchange(exchange, remote.address, spec.name, memory.group_rank, terms)
     peers = hosts.remote_ranks(memory.group_rank)
     sockets = connect(endpoints, peers, PURPOSES, spec.deadline, spec.check)
     return RemoteGroup(remote.poller, sockets, hosts)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.cpu.memory.arena import Arena
+from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
@@ -43,6 +43,11 @@ class AccessProbe:
     def __init__(self, arena: Arena) -> None:
         self._word: Words = np.array([secrets.randbits(62)], np.int64)
         arena.mapping.words(PROBE, 2)[:] = plain.address(self._word), self._word[0]
+
+
+def arena_secret(arena: ArenaMapping) -> int:
+    """Return a number that only the ranks which have mapped this arena know: its probe's value."""
+    return int(arena.words(PROBE, 2)[1])
 
 
 def access_to(peer: HostPeer) -> int:

@@ -24,6 +24,7 @@ AREA_ACCESS = 88  # the rank's access to all members' private memory: 0, READS o
 AREA_WRITABLE = 96
 AREA_WRITABLE_BYTES = 104
 AREA_WRITER = 112
+AREA_MARK = 120  # by which peers know the area as that of their group (formation.py)
 AREA_RECORDS = 128
 RECORD_RING = 16
 TEXT_BYTES, SITE_BYTES = 112, 64

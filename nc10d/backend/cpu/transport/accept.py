@@ -100,12 +100,12 @@ class Acceptor:
         for handshake in self._strangers.overdue(time.monotonic()):
             self._cut_off(handshake)
 
-    def close(self) -> dict[tuple[int, int], socket.socket]:
-        """Close unfinished connections, or all if any is missing; return `made`."""
+    def close(self, *, keep: bool) -> dict[tuple[int, int], socket.socket]:
+        """Return `made`; close unfinished connections, and all if one is missing or not `keep`."""
         # Failed calls and strangers are still registered; finished connections are not.
         unfinished = [key.data.wire for key in self._selector.get_map().values() if key.data]
         # An incomplete set is of no use to the caller, which raises: its sockets must not leak.
-        if self._calling or self._awaited:
+        if not keep or self._calling or self._awaited:
             unfinished += self.made.values()
         for wire in unfinished:
             wire.close()

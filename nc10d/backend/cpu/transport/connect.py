@@ -10,11 +10,13 @@ closed.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nc10d.auth.handshake import Introduction, group_digest
 from nc10d.auth.token import job_token, require_token
@@ -22,6 +24,7 @@ from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here
+from nc10d.base.stored import read_json, whole
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, StoreError
@@ -29,6 +32,7 @@ from nc10d.store.arrival import KeyValueExchange, await_ranks
 
 # Large, since strangers use it up, too: they must not keep a rank from connecting.
 _BACKLOG = 4096
+_SECRET_BYTES = 32
 
 PeerSockets = dict[int, list[socket.socket]]
 """The sockets to each rank of another host, by purpose."""
@@ -38,12 +42,14 @@ PeerSockets = dict[int, list[socket.socket]]
 class EndpointExchange:
     """How a rank of a group publishes its endpoint, and finds the endpoints of the other ranks."""
 
-    # `exchange` carries them, `address` is where `rank` listens, `name` is the group's.
+    # `exchange` carries them, `address` is where `rank` listens, `name` is the group's. `terms` is
+    # a text that both ends of a connection must hold for true.
 
     exchange: KeyValueExchange
     address: str
     name: str
     rank: int
+    terms: str = ""
 
     def key(self, peer: int) -> str:
         """Return the key of a rank's endpoint."""
@@ -76,12 +82,13 @@ def connect(
     RendezvousError if a rank does not come before the deadline, or can't be reached. AuthError if
     the job has no token and other machines can reach this rank's address.
     """
-    name, rank, group = endpoints.name, endpoints.rank, group_digest(endpoints.name)
+    name, rank = endpoints.name, endpoints.rank
+    group = group_digest(name + endpoints.terms)
     require_token(endpoints.address, f"the port of rank {rank}")
     links = [(peer, purpose) for peer in peers for purpose in range(purposes)]
     with _listener(endpoints.address) as listener:
         address, port = listener.getsockname()[:2]
-        mine = Endpoint(address, port, os.urandom(32).hex())
+        mine = Endpoint(address, port, os.urandom(_SECRET_BYTES).hex())
         # Published only once the port is open: a peer connects as soon as it reads this.
         published = json.dumps([mine.address, mine.port, mine.secret])
         endpoints.exchange.set(endpoints.key(rank), published)
@@ -106,6 +113,7 @@ def connect(
             acceptor.turn(0.0)
             check()
 
+        complete = False
         try:
             found = _read_endpoints(endpoints, peers, report, deadline, check_strangers)
             for peer, purpose in links:
@@ -113,6 +121,7 @@ def connect(
                     there, introduction = found[peer], Introduction(rank, peer, purpose, group)
                     acceptor.call((there.address, there.port), there.key(), introduction)
             acceptor.run(check_time)
+            complete = True
         except raised_here(StoreError):  # an OSError as well, but its text already explains it
             raise
         except raised_here(OSError) as error:
@@ -120,7 +129,7 @@ def connect(
             raise RendezvousError(message, rank=rank, group=name) from error
         finally:
             # Also after an error: the port and unfinished sockets must not outlive this call.
-            made = acceptor.close()
+            made = acceptor.close(keep=complete)
     return {peer: [_ready(made[peer, purpose]) for purpose in range(purposes)] for peer in peers}
 
 
@@ -159,8 +168,17 @@ def _read_endpoints(
         return f"{absent} on another host did not come to {endpoints.name!r}"
 
     await_ranks(exchange, keys, report, missing, deadline, check)
-    raw = exchange.multi_get(keys)
-    return {peer: Endpoint(*json.loads(text)) for peer, text in zip(peers, raw, strict=True)}
+    raw = zip(peers, keys, exchange.multi_get(keys), strict=True)
+    return {peer: read_json(key, text, _endpoint) for peer, key, text in raw}
+
+
+def _endpoint(value: Any) -> Endpoint:
+    """Return an endpoint from its JSON; ValueError or TypeError if it is malformed."""
+    address, port, secret = value
+    if not isinstance(address, str) or len(bytes.fromhex(secret)) != _SECRET_BYTES:
+        raise ValueError("no endpoint")
+    ipaddress.ip_address(address)
+    return Endpoint(address, whole(port, 1, (1 << 16) - 1), secret)
 
 
 def _ready(wire: socket.socket) -> socket.socket:

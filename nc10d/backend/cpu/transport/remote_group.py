@@ -114,7 +114,9 @@ class RemoteHosts:
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
         """Make the control connections to all ranks of other hosts; blocks until all are made."""
         peers = self._topology.remote_ranks(self._number)
-        endpoints = EndpointExchange(store, self.address, _CONTROL, self._number)
+        # Ranks that have read other hosts of each other in the store don't connect.
+        terms = f" {self._topology.hosts}"
+        endpoints = EndpointExchange(store, self.address, _CONTROL, self._number, terms)
         sockets = connect(endpoints, peers, 1, deadline, lambda: None)
         return {number: pair[0] for number, pair in sockets.items()}
 
