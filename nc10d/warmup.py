@@ -25,8 +25,9 @@ from nc10d.kernels.cache_dir import distrust, make_folder
 from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
-ENGINE = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "sockets")
-"""Modules of NATIVE with functions to compile; the last two are for jobs of several hosts."""
+_PARTS = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "sockets")
+ENGINE = (*(f"{NATIVE}.{name}" for name in _PARTS), "nc10d.codec.opcodes")
+"""Modules with functions to compile; `tcp_streams` and `sockets` are for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"
 """Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
 LINES = 5
@@ -181,8 +182,8 @@ def _warm_engine() -> None:
 
     interpreter.advance_address()
     for name in ENGINE:
-        importlib.import_module(f"{NATIVE}.{name}")
-        for _, make in cache.every(f"{NATIVE}.{name}"):
+        importlib.import_module(name)
+        for _, make in cache.every(name):
             make()
     slow_steps.prepare()
 

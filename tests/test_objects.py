@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d import CodecError
+from nc10d.codec.messages import OPENING
 from nc10d.testing import Ranks, run_local
 
 SIZE = 3
@@ -375,11 +376,16 @@ def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
     assert three.run(lambda group: all_gather(group, 5)) == [5] * SIZE
 
 
+def opening(*words: int) -> Any:
+    """Return the opening of a message with this kind and these sizes."""
+    return np.resize(np.array(words), OPENING // 8).view(np.uint8)
+
+
 def test_a_forged_envelope_is_an_error_for_all(three: Ranks) -> None:
     def forge(group: Any) -> str:
         places = [None]
         if group.rank == 1:
-            group.broadcast(np.array([1, 2**62, -5]), 1)
+            group.broadcast(opening(1, 2**62, -5), 1)
             return ""
         with pytest.raises(CodecError, match="no message has") as caught:
             dist.broadcast_object_list(places, 1)
@@ -399,7 +405,7 @@ def test_a_rank_without_memory_for_a_message_fails_the_group() -> None:
 def _no_memory(group: Any) -> str:
     """Announce half a terabyte to a rank that may allocate less than that."""
     if group.rank == 1:
-        group.broadcast(np.array([1, 2**39, 0]), 1)
+        group.broadcast(opening(1, 2**39, 0), 1)
         with pytest.raises(dist.Aborted) as aborted:
             group.barrier()
         return str(aborted.value)

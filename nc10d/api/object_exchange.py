@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import numpy as np
 from nc10d.base.deadline import Deadline
 from nc10d.codec import EncodedMessage, Envelope, encode, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
-from nc10d.codec.messages import LARGEST, WORDS
+from nc10d.codec.messages import LARGEST, OPENING
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -40,6 +41,11 @@ class OutgoingObject:
         """Replace the message by a message with the error."""
         self.error = error
         self.message = EncodedMessage.failed(error)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the opening has the whole message."""
+        return self.message.envelope().inline
 
     def check(self) -> None:
         """Raise the error if the object could not be encoded."""
@@ -70,6 +76,24 @@ def pickles(allow_pickle: bool | None, weights_only: bool = False) -> bool:
     if setting not in ("", "0", "1"):
         raise ValueError(f"NC10D_ALLOW_PICKLE must be 0 or 1, got {setting!r}")
     return setting == "1"
+
+
+@dataclass(slots=True)
+class IncomingObject:
+    """A message to receive: its opening and, if that has not all of it, memory for the rest."""
+
+    envelope: Envelope
+    opening: Bytes
+    sender: int
+    flat: Bytes | None = None
+
+
+EMPTY: Bytes = np.empty(0, np.uint8)
+
+
+def all_inline(found: Sequence[IncomingObject]) -> bool:
+    """Return whether no bytes follow the openings, which all ranks of the call have seen."""
+    return all(incoming.envelope.inline for incoming in found)
 
 
 class ObjectCall:
@@ -111,33 +135,41 @@ class ObjectCall:
         """Return the seconds that remain of the call's timeout."""
         return self._deadline.remaining()
 
-    def announce(self, out: OutgoingObject) -> list[Envelope]:
-        """Exchange envelopes: announce this rank's message; return every rank's. Blocks."""
-        table = np.empty((self.group.size, WORDS), np.int64)
-        self.group.all_gather_into_tensor(table, out.message.words(), timeout=self.remaining())
-        return self.envelopes(table)
+    def announce(self, out: OutgoingObject) -> list[IncomingObject]:
+        """Exchange openings: send this rank's; return every rank's message. Blocks."""
+        table = np.empty((self.group.size, OPENING), np.uint8)
+        self.group.all_gather_into_tensor(table, out.message.opening())
+        return self.incoming_all(table)
 
-    def envelopes(self, table: Any, sender: int | None = None) -> list[Envelope]:
-        """Read an envelope for each rank, each from that rank or all from `sender`."""
+    def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
+        """Read an opening for each rank, each from that rank or all from `sender`."""
         return [
-            self.envelope(words, rank if sender is None else sender)
-            for rank, words in enumerate(table)
+            self.incoming(opening, rank if sender is None else sender)
+            for rank, opening in enumerate(table)
         ]
 
-    def envelope(self, words: Any, sender: int) -> Envelope:
-        """Read the envelope of a rank; CodecError that names the rank if it is malformed."""
+    def incoming(self, opening: Bytes, sender: int) -> IncomingObject:
+        """Read the opening of a rank; CodecError that names the rank if it is malformed."""
         try:
-            return Envelope.read(words)
+            return IncomingObject(Envelope.read(opening), opening, sender)
         except CodecError as error:
             raise self._error_from(error, sender) from error
 
     def encoded(self, out: OutgoingObject) -> Bytes:
-        """Return a message's bytes; abort the group if there is no memory for them."""
-        return self._or_abort(out.message.envelope(), out.message.flat)
+        """Return the bytes that follow the opening; abort the group if there is no memory."""
+        envelope = out.message.envelope()
+        return EMPTY if envelope.inline else self._or_abort(envelope, out.message.flat)
 
-    def allocate(self, envelope: Envelope) -> Bytes:
-        """Return memory for a message to receive; abort the group if there is none."""
-        return self._or_abort(envelope, lambda: np.empty(envelope.nbytes, np.uint8))
+    def allocate(self, incoming: IncomingObject) -> Bytes:
+        """Return memory for the bytes that follow an opening, as `encoded`; a group that lacks it
+        is aborted.
+        """
+        envelope = incoming.envelope
+        if envelope.inline:
+            return EMPTY
+        flat = self._or_abort(envelope, lambda: np.empty(envelope.nbytes, np.uint8))
+        incoming.flat = flat
+        return flat
 
     def _or_abort(self, envelope: Envelope, make: Callable[[], Bytes]) -> Bytes:
         try:
@@ -148,19 +180,15 @@ class ObjectCall:
             self.group.abort(Aborted(reason, rank=self.rank, op=self._name))
             raise MemoryError(reason) from error
 
-    def decode(self, envelope: Envelope, flat: Bytes, sender: int) -> Any:
+    def decode(self, incoming: IncomingObject) -> Any:
         """Return the object that a rank has sent; CodecError that names the rank."""
+        envelope, flat = incoming.envelope, incoming.flat
+        if flat is None:
+            flat = envelope.inner(incoming.opening)
         try:
             return envelope.open(flat, allow_pickle=self.allow_pickle, locate=self._locate)
         except CodecError as error:
-            raise self._error_from(error, sender) from error
-
-    def decode_all(self, envelopes: Sequence[Envelope], flats: Sequence[Bytes]) -> list[Any]:
-        """Return the objects that all ranks have sent."""
-        return [
-            self.decode(envelope, flat, rank)
-            for rank, (envelope, flat) in enumerate(zip(envelopes, flats, strict=True))
-        ]
+            raise self._error_from(error, incoming.sender) from error
 
     def _error_from(self, error: CodecError, sender: int) -> CodecError:
         message = f"{self._name}: from rank {sender}: {error}"

@@ -8,7 +8,7 @@ Common to all calls:
   None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1. `weights_only`,
   c10d's from torch 2.14 on, refuses pickles in any case.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
-  the sizes travel, then the bytes.
+  the sizes travel, with objects of up to 1,000 bytes, then the bytes of larger objects.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
   the object, or sees the sizes, raises a CodecError that names the rank. A message that can't be
   decoded is a CodecError on its receiver. In both cases lists are unchanged, and the group stays
@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
-from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, pickles
+from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, all_inline, pickles
 from nc10d.codec import MessageKind
-from nc10d.codec.messages import WORDS
+from nc10d.codec.messages import OPENING
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
@@ -64,16 +64,17 @@ def broadcast_object_list(
         return
     if call.rank == root:
         out = OutgoingObject(list(object_list), call.allow_pickle)
-        call.group.broadcast(out.message.words(), root, timeout=call.remaining())
-        call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
+        call.group.broadcast(out.message.opening(), root)
+        if not out.inline:
+            call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
         out.check()
         return
-    words = np.empty(WORDS, np.int64)
-    call.group.broadcast(words, root, timeout=call.remaining())
-    envelope = call.envelope(words, root)
-    flat = call.allocate(envelope)
-    call.group.broadcast(flat, root, timeout=call.remaining())
-    _fill(object_list, call.decode(envelope, flat, root), root)
+    opening = np.empty(OPENING, np.uint8)
+    call.group.broadcast(opening, root)
+    incoming = call.incoming(opening, root)
+    if not incoming.envelope.inline:
+        call.group.broadcast(call.allocate(incoming), root, timeout=call.remaining())
+    _fill(object_list, call.decode(incoming), root)
 
 
 def all_gather_object(
@@ -95,11 +96,12 @@ def all_gather_object(
         return
     _check_length("object_list", object_list, call.group.size)
     out = OutgoingObject(obj, call.allow_pickle)
-    envelopes = call.announce(out)
-    flats = [call.allocate(envelope) for envelope in envelopes]
-    call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
+    found = call.announce(out)
+    if not all_inline(found):
+        flats = [call.allocate(incoming) for incoming in found]
+        call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
     out.check()
-    object_list[:] = call.decode_all(envelopes, flats)
+    object_list[:] = [call.decode(incoming) for incoming in found]
 
 
 def gather_object(
@@ -123,17 +125,18 @@ def gather_object(
         return
     places = _gather_list(object_gather_list, call.rank == root, call.group.size)
     out = OutgoingObject(obj, call.allow_pickle)
-    envelopes = call.announce(out)
-    flats = None if places is None else [call.allocate(envelope) for envelope in envelopes]
-    call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
+    found = call.announce(out)
+    if not all_inline(found):
+        flats = None if places is None else [call.allocate(incoming) for incoming in found]
+        call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
     out.check()
-    if places is None or flats is None:
-        for rank, envelope in enumerate(envelopes):  # the destination has the reason
-            if envelope.kind is MessageKind.FAILED:
-                message = f"gather_object: rank {rank} could not encode its object"
-                raise CodecError(message, rank=rank)
+    if places is None:
+        for incoming in found:  # the destination has the reason
+            if incoming.envelope.kind is MessageKind.FAILED:
+                message = f"gather_object: rank {incoming.sender} could not encode its object"
+                raise CodecError(message, rank=incoming.sender)
     else:
-        places[:] = call.decode_all(envelopes, flats)
+        places[:] = [call.decode(incoming) for incoming in found]
 
 
 def scatter_object_list(
@@ -160,19 +163,20 @@ def scatter_object_list(
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
-    table = np.empty((call.group.size, WORDS), np.int64)
+    table = np.empty((call.group.size, OPENING), np.uint8)
     out: list[OutgoingObject] = []
     if call.rank == root:
         out = _for_each_rank(scatter_object_input_list, call.group.size, call.allow_pickle)
-        table[:] = [outgoing.message.words() for outgoing in out]
-    call.group.broadcast(table, root, timeout=call.remaining())
-    envelope = call.envelopes(table, root)[call.rank]
-    flat = call.allocate(envelope)
-    flats = [call.encoded(outgoing) for outgoing in out] or None
-    call.group.scatter(flat, flats, root, timeout=call.remaining())
+        table[:] = [outgoing.message.opening() for outgoing in out]
+    call.group.broadcast(table, root)
+    found = call.incoming_all(table, root)
+    mine = found[call.rank]
+    if not all_inline(found):
+        flats = [call.encoded(outgoing) for outgoing in out] or None
+        call.group.scatter(call.allocate(mine), flats, root, timeout=call.remaining())
     for outgoing in out:
         outgoing.check()
-    scatter_object_output_list[0] = call.decode(envelope, flat, root)
+    scatter_object_output_list[0] = call.decode(mine)
 
 
 def send_object_list(
@@ -188,7 +192,8 @@ def send_object_list(
 ) -> None:
     """Send the objects to rank `dst`, which calls recv_object_list with a list of the same length.
 
-    They travel as two messages with tag 0. `use_batch` is accepted as in c10d.
+    They travel with tag 0, as one message if they are small, else as two. `use_batch` is accepted
+    as in c10d.
     """
     call = ObjectCall("send_object_list", group, pickles(allow_pickle, weights_only), device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
@@ -196,8 +201,9 @@ def send_object_list(
     if not call.begin():
         return
     out = OutgoingObject(list(object_list), call.allow_pickle)
-    call.group.send(out.message.words(), peer, timeout=call.remaining())
-    call.group.send(call.encoded(out), peer, timeout=call.remaining())
+    call.group.send(out.message.opening(), peer)
+    if not out.inline:
+        call.group.send(call.encoded(out), peer, timeout=call.remaining())
     out.check()
 
 
@@ -225,13 +231,13 @@ def recv_object_list(
     _check_list("recv_object_list", object_list)
     if not call.begin():
         return -1
-    words = np.empty(WORDS, np.int64)
-    sender = call.group.recv(words, peer, timeout=call.remaining())
+    opening = np.empty(OPENING, np.uint8)
+    sender = call.group.recv(opening, peer)
     assert sender is not None, "no block is open, so the message has come"
-    envelope = call.envelope(words, sender)
-    flat = call.allocate(envelope)
-    call.group.recv(flat, sender, timeout=call.remaining())
-    _fill(object_list, call.decode(envelope, flat, sender), sender)
+    incoming = call.incoming(opening, sender)
+    if not incoming.envelope.inline:
+        call.group.recv(call.allocate(incoming), sender, timeout=call.remaining())
+    _fill(object_list, call.decode(incoming), sender)
     return call.group.global_rank(sender)
 
 

@@ -16,6 +16,7 @@ from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.codec import tags
 from nc10d.codec.decoder import Array
 from nc10d.codec.messages import EncodedMessage, MessageKind
+from nc10d.codec.plain import encode_plain
 from nc10d.codec.standard_types import codec_by_name
 from nc10d.codec.tags import Tag
 from nc10d.codec.type_registry import codec_of
@@ -25,9 +26,16 @@ from nc10d.errors import CodecError
 def encode(value: Any) -> EncodedMessage:
     """Return the message of a value; it refers to the value's arrays and does not copy them.
 
-    CodecError for an unsupported type (the message names it), for an object that contains itself,
-    and for nesting deeper than MAX_DEPTH. A registered type's own function may raise anything.
+    CodecError for an unsupported type (the message names it), for an object with arrays or
+    registered types that contains itself, and for nesting deeper than MAX_DEPTH. A registered
+    type's own function may raise anything.
     """
+    stream = encode_plain(value)
+    return walk(value) if stream is None else EncodedMessage(MessageKind.PLAIN, stream)
+
+
+def walk(value: Any) -> EncodedMessage:
+    """Return the message of a value that need not be plain; errors are as in `encode`."""
     encoder = _Encoder()
     encoder.walk(value)
     return EncodedMessage(MessageKind.CODEC, bytes(encoder.header), encoder.chunks)

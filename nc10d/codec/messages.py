@@ -1,12 +1,13 @@
-"""The message of an object: an envelope of three words, then a flat array of bytes.
+"""The message of an object: an opening of 1 KiB and, if that has not room for all, a flat array.
 
-    words     kind, bytes of header, bytes of payload
+    opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
-The header is small and describes the chunks. The chunks are the user's memory, and are copied once,
-into the flat array. The size of the flat array is rounded up, so that messages of similar objects
-have the same size: a backend prepares a program for each size that it meets.
+A small object travels in one operation, whose size every rank knows. The header is small and
+describes the chunks. The chunks are the user's memory, and are copied once, into the flat array.
+The size of the flat array is rounded up, so that messages of similar objects have the same size: a
+backend prepares a program for each size that it meets.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.base.error_wire import message_of
 from nc10d.codec.decoder import Array, Bytes, Locate, Payload, aligned, decode, rounded
+from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
-WORDS = 3
+OPENING = 1024
+"""The bytes of an opening."""
+_WORDS = struct.Struct("<3q")
+_ROOM = OPENING - _WORDS.size
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 _LONGEST_REASON = 2000
@@ -38,6 +42,7 @@ class MessageKind(enum.IntEnum):
     CODEC = 1
     PICKLE = 2
     FAILED = 3
+    PLAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +54,27 @@ class Envelope:
     payload: int
 
     @classmethod
-    def read(cls, words: Sequence[int]) -> Envelope:
-        """Return the envelope of received words; CodecError if no sender would send them."""
-        kind, header, payload = (int(word) for word in words)
+    def read(cls, opening: Bytes) -> Envelope:
+        """Return the envelope of a received opening; CodecError if no sender would send it."""
+        kind, header, payload = _WORDS.unpack_from(opening.data)
         if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
             raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
-        return cls(MessageKind(kind), header, payload)
+        return cls(_KINDS[kind], header, payload)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the opening has the whole message."""
+        return (aligned(self.header) + self.payload if self.payload else self.header) <= _ROOM
 
     @property
     def nbytes(self) -> int:
         """The size of the flat array."""
         return rounded(aligned(self.header) + self.payload)
 
-    def parts(self, flat: Bytes) -> tuple[memoryview, Payload]:
-        """Return header and payload, both views of `flat`."""
-        start = aligned(self.header)
-        return flat[: self.header].data, Payload(flat[start : start + self.payload])
+    def inner(self, opening: Bytes) -> Bytes:
+        """Return the flat array in an opening that has it; arrays get memory of their own."""
+        flat = opening[_WORDS.size :]
+        return flat.copy() if self.payload else flat
 
     def open(self, flat: Bytes, *, allow_pickle: bool = False, locate: Locate = None) -> Any:
         """Return the object; its arrays are views of `flat` where that wastes little memory.
@@ -72,7 +82,10 @@ class Envelope:
         CodecError for a pickle unless `allow_pickle`, for a sender that could not encode its
         object, and for a malformed message.
         """
-        header, payload = self.parts(flat)
+        if self.kind is MessageKind.PLAIN:
+            return decode_plain(flat[: self.header])
+        start = aligned(self.header)
+        header, payload = flat[: self.header].data, Payload(flat[start : start + self.payload])
         if self.kind is MessageKind.FAILED:
             raise CodecError(bytes(header).decode(errors="replace"))
         if self.kind is MessageKind.CODEC:
@@ -86,7 +99,7 @@ class Envelope:
         return decode_pickled(header, payload)
 
 
-_KINDS = frozenset(int(kind) for kind in MessageKind)
+_KINDS = {int(kind): kind for kind in MessageKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +121,19 @@ class EncodedMessage:
         payload = sum(aligned(chunk.nbytes) for chunk in self.chunks)
         return Envelope(self.kind, len(self.header), payload)
 
-    def words(self) -> npt.NDArray[np.int64]:
-        """Return the envelope as three int64 words."""
-        envelope = self.envelope()
-        return np.array([envelope.kind, envelope.header, envelope.payload], np.int64)
+    def opening(self) -> Bytes:
+        """Return the opening, with the whole message if there is room."""
+        envelope, block = self.envelope(), bytearray(OPENING)
+        _WORDS.pack_into(block, 0, envelope.kind, envelope.header, envelope.payload)
+        opening = np.frombuffer(block, np.uint8)
+        if envelope.inline:
+            start = _WORDS.size
+            if envelope.payload:
+                body = self.flat()[:_ROOM]
+                opening[start : start + body.size] = body
+            else:
+                block[start : start + len(self.header)] = self.header
+        return opening
 
     def flat(self) -> Bytes:
         """Return header and chunks copied into a flat array; gaps are zeros, not old memory."""
