@@ -34,6 +34,12 @@ def register_unowned_view(kind: type, unowned: UnownedView, address: Callable[[A
     `address(x)` returns the address of element 0.
     """
     unowned_views[kind], _addresses[kind] = unowned, address
+    unowned_views[tuple] = _unowned_each
+
+
+def _unowned_each(xs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    views = [x if type(x) is np.ndarray else unowned_view(x) for x in xs]
+    return None if any(view is None for view in views) else tuple(views)
 
 
 def address_finder(x: Any) -> Callable[[Any], int]:
@@ -76,6 +82,16 @@ def unowned_view(x: ops.Array) -> ops.Array | None:
     """Return an unowned view of `x`, or None if there is none."""
     make = unowned_views.get(type(x))
     return None if make is None else make(x)
+
+
+def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
+    """Return unowned views of the arguments of a prepared call, None if an array has no such view.
+
+    Each is an array or a tuple of arrays; y may also be x itself, None, or a tag.
+    """
+    a = unowned_view(x)
+    b = a if y is x else y if y is None or type(y) is int else unowned_view(y)
+    return None if a is None or (b is None and y is not None) else (a, b)
 
 
 def use_unowned_views(op: ops.Op) -> tuple[ops.Array, ...] | None:

@@ -76,9 +76,41 @@ NOTHING = np.empty(0, np.uint8)
 """Stands for the array of a barrier, which has none."""
 
 
+LISTS = "lists"
+"""The `extra` of a call on lists, beside its other arguments."""
+
+
+def settled(arrays: Any) -> Any:
+    """Return an argument as prepared calls take it: a list as a tuple, which cannot change."""
+    return tuple(arrays) if type(arrays) is list else arrays
+
+
+def _gathered(op: ops.AllGather) -> tuple[Any, Any, Any]:
+    out = settled(op.out)
+    return LISTS if type(out) is tuple else None, op.inp, out
+
+
+def _reduced(op: ops.ReduceScatter) -> tuple[Any, Any, Any]:
+    inp = settled(op.inp)
+    return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
+
+
 def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
-    splits = op.in_splits is not None or op.out_splits is not None
-    return None, None if splits else op.inp, op.out
+    inp, out = settled(op.inp), settled(op.out)
+    if type(inp) is tuple:
+        return LISTS, inp, out
+    if op.in_splits is None and op.out_splits is None:
+        return None, inp, out
+    return (_splits(op.in_splits), _splits(op.out_splits)), inp, out
+
+
+def _exchange(extra: Any, x: Any, y: Any) -> ops.AllToAll:
+    in_splits, out_splits = extra if type(extra) is tuple else (None, None)
+    return ops.AllToAll(y, x, out_splits, in_splits)
+
+
+def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(sizes)
 
 
 class CallParts(NamedTuple):
@@ -92,19 +124,27 @@ PARTS: dict[type[Any], CallParts] = {
     ops.AllReduce: CallParts(lambda o: (o.op, o.x, o.x), lambda e, x, y: ops.AllReduce(x, e)),
     ops.Broadcast: CallParts(lambda o: (o.root, o.x, o.x), lambda e, x, y: ops.Broadcast(x, e)),
     ops.Reduce: CallParts(lambda o: ((o.root, o.op), o.x, o.x), lambda e, x, y: ops.Reduce(x, *e)),
-    ops.AllGather: CallParts(lambda o: (None, o.inp, o.out), lambda e, x, y: ops.AllGather(y, x)),
+    ops.AllGather: CallParts(_gathered, lambda e, x, y: ops.AllGather(y, x)),
     ops.ReduceScatter: CallParts(
-        lambda o: (o.op, o.out, o.inp), lambda e, x, y: ops.ReduceScatter(x, y, e)
+        _reduced, lambda e, x, y: ops.ReduceScatter(x, y, e[0] if type(e) is tuple else e)
     ),
-    ops.AllToAll: CallParts(_exchanged, lambda e, x, y: ops.AllToAll(y, x)),
+    ops.AllToAll: CallParts(_exchanged, _exchange),
+    ops.Gather: CallParts(
+        lambda o: ((o.root, o.even), o.inp, settled(o.out)), lambda e, x, y: ops.Gather(y, x, *e)
+    ),
+    ops.Scatter: CallParts(
+        lambda o: ((o.root, o.even), o.out, settled(o.inp)), lambda e, x, y: ops.Scatter(x, y, *e)
+    ),
     ops.Barrier: CallParts(lambda o: (None, NOTHING, NOTHING), lambda e, x, y: ops.Barrier()),
     ops.Send: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Send(x, e, tag)),
     ops.Recv: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Recv(x, e, tag)),
 }
 """By kind of operation.
 
-`extra` is its argument besides arrays: reduction, root, (root, reduction), or peer. x and y are its
-arrays in the order in which cpu/lowering/lower.py numbers them; y is the tag of a message.
+`extra` has its arguments besides arrays: reduction, root, (root, reduction), (root, even), peer,
+split sizes; and LISTS where the same call also has a form without lists. x and y are its arrays in
+the order in which cpu/lowering/lower.py numbers them. Each is an array, a tuple of arrays, or None;
+y is the tag of a message.
 """
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from nc10d import ops
 from nc10d.arrays.arguments import integer
-from nc10d.backend.base import NOTHING, PARTS
+from nc10d.backend.base import LISTS, NOTHING, PARTS, settled
 from nc10d.base.deadline import Timeout
 from nc10d.ops import SUM, Array, Op, ReduceOp
 from nc10d.work import Work
@@ -30,6 +30,11 @@ from nc10d.work import Work
 def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
     """Read an empty sequence as None: c10d's callers use both for "nothing"."""
     return None if items is None or len(items) == 0 else items
+
+
+def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return split sizes as a tuple, None for none or an empty sequence."""
+    return None if sizes is None or len(sizes) == 0 else tuple(sizes)
 
 
 class OpenBatch(Protocol):
@@ -118,7 +123,7 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into `tensor_list[r]` on every rank; sizes may differ by rank."""
-        return self._run(ops.AllGather(tensor_list, tensor), tensor, async_op, timeout)
+        return self._call(ops.AllGather, LISTS, tensor, settled(tensor_list), async_op, timeout)
 
     def all_gather_into_tensor(
         self,
@@ -141,7 +146,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Reduce `input_list[r]` of all ranks into the `output` of rank r, for every rank r."""
-        return self._run(ops.ReduceScatter(output, input_list, op), output, async_op, timeout)
+        extra = (op, LISTS)
+        return self._call(ops.ReduceScatter, extra, output, settled(input_list), async_op, timeout)
 
     def reduce_scatter_tensor(
         self,
@@ -164,8 +170,8 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Send `input_tensor_list[r]` to rank r, into its `output_tensor_list[this rank]`."""
-        op = ops.AllToAll(output_tensor_list, input_tensor_list)
-        return self._run(op, output_tensor_list, async_op, timeout)
+        x, y = settled(input_tensor_list), settled(output_tensor_list)
+        return self._call(ops.AllToAll, LISTS, x, y, async_op, timeout)
 
     def all_to_all_single(
         self,
@@ -182,8 +188,9 @@ class Collectives(Runner):
         """
         if output_split_sizes is None and input_split_sizes is None:
             return self._call(ops.AllToAll, None, input, output, async_op, timeout)
-        op = ops.AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
-        return self._run(op, output, async_op, timeout)
+        splits = _sizes(input_split_sizes), _sizes(output_split_sizes)
+        extra = None if splits == (None, None) else splits
+        return self._call(ops.AllToAll, extra, input, output, async_op, timeout)
 
     def gather(
         self,
@@ -194,8 +201,10 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy rank r's `tensor` into `gather_list[r]` of rank `dst`; other ranks give no list."""
-        dst = integer("gather", "dst", dst)
-        return self._run(ops.Gather(_given(gather_list), tensor, dst), tensor, async_op, timeout)
+        if type(dst) is not int:
+            dst = integer("gather", "dst", dst)
+        y = settled(_given(gather_list))
+        return self._call(ops.Gather, (dst, False), tensor, y, async_op, timeout)
 
     def gather_single(
         self,
@@ -209,9 +218,9 @@ class Collectives(Runner):
 
         `gather_tensor` is None on the other ranks.
         """
-        dst = integer("gather_single", "dst", dst)
-        op = ops.Gather(gather_tensor, tensor, dst, even=True)
-        return self._run(op, tensor, async_op, timeout)
+        if type(dst) is not int:
+            dst = integer("gather_single", "dst", dst)
+        return self._call(ops.Gather, (dst, True), tensor, gather_tensor, async_op, timeout)
 
     def scatter(
         self,
@@ -222,8 +231,10 @@ class Collectives(Runner):
         timeout: Timeout = None,
     ) -> Work | None:
         """Copy `scatter_list[r]` of rank `src` into rank r's `tensor`; other ranks give no list."""
-        src = integer("scatter", "src", src)
-        return self._run(ops.Scatter(tensor, _given(scatter_list), src), tensor, async_op, timeout)
+        if type(src) is not int:
+            src = integer("scatter", "src", src)
+        y = settled(_given(scatter_list))
+        return self._call(ops.Scatter, (src, False), tensor, y, async_op, timeout)
 
     def scatter_single(
         self,
@@ -237,8 +248,9 @@ class Collectives(Runner):
 
         `input` is None on the other ranks.
         """
-        src = integer("scatter_single", "src", src)
-        return self._run(ops.Scatter(output, input, src, even=True), output, async_op, timeout)
+        if type(src) is not int:
+            src = integer("scatter_single", "src", src)
+        return self._call(ops.Scatter, (src, True), output, input, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Block until every rank of the group has made this call."""

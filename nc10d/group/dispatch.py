@@ -17,7 +17,7 @@ import numpy as np
 
 from nc10d import ops
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import map_to_numpy, unowned_view, unowned_views, use_unowned_views
+from nc10d.arrays.interop import lend, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import PARTS, Backend, PreparingBackend
@@ -109,12 +109,12 @@ class Dispatcher(Collectives, PointToPoint):
                 prepared = None
         a, b = x, y
         if prepared is not None and unowned_views and type(x) in unowned_views:
-            a = b = None
-            if not async_op:  # a lent view does not keep its array alive, as a Work would have to
-                a = unowned_views[type(x)](x)
-                b = a if y is x else y if type(y) is int else unowned_view(y)
-            if a is None or b is None:
+            # A lent view does not keep its array alive, as a Work would have to.
+            views = None if async_op else lend(x, y)
+            if views is None:
                 prepared = None
+            else:
+                a, b = views
         if backend is not None and prepared is not None:
             try:
                 if async_op:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
@@ -27,7 +26,7 @@ from nc10d.backend.cpu.lowering.prepared import (
     PreparedCollective,
     PreparedProgram,
 )
-from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
+from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
@@ -160,7 +159,7 @@ class OpLauncher:
         ops = self._checked(ops)
         lowered = self._lower(ops)
         linked = self.programs.linked(lowered)
-        self._remember(ops, linked)
+        self._remember(ops, linked, lowered)
         memory = operands(lowered)
         addresses = np.array(memory.addresses or [0], np.int64)
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
@@ -170,17 +169,15 @@ class OpLauncher:
             )
             assert started, "a program always fits"
 
-    def _remember(self, ops: Sequence[Op], linked: Linked) -> None:
+    def _remember(self, ops: Sequence[Op], linked: Linked, lowered: LoweredOp) -> None:
         if len(ops) > 1:
             self.cache.remember_batch(ops, linked)
             return
         op = ops[0]
-        if type(op) in PARTS:
-            extra, x, y = PARTS[type(op)].split(op)
-            plain = type(x) is np.ndarray and type(y) is np.ndarray
-            if plain and x.flags.carray and y.flags.carray:
-                call = PreparedCollective(self._channel, linked, type(op), extra, x, y)
-                self.cache.remember(op, call)
+        parts = parts_of(op)
+        if parts is not None and not lowered.strided:
+            call = PreparedCollective(self._channel, linked, type(op), parts, lowered)
+            self.cache.remember(op, call)
 
     def _lower(
         self,
@@ -228,7 +225,7 @@ class OpLauncher:
         lowered = self._lower(collectives, dependencies, numbers)
         linked = self.programs.linked(lowered)
         if dependencies is None and len(collectives) == len(ops):
-            self._remember(ops, linked)
+            self._remember(ops, linked, lowered)
         memory = operands(lowered)
         submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)

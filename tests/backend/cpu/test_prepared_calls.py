@@ -98,6 +98,104 @@ def test_another_array_is_not_mistaken_for_the_prepared_array(change: str) -> No
     run_ranks(play, 2)
 
 
+def all_gather(g: Any, x: Any, xs: Any, **how: Any) -> Any:
+    return g.all_gather(xs, x, **how)
+
+
+def gather(g: Any, x: Any, xs: Any, **how: Any) -> Any:
+    return g.gather(x, xs if g.rank == 0 else None, 0, **how)
+
+
+def scatter(g: Any, x: Any, xs: Any, **how: Any) -> Any:
+    return g.scatter(x, xs if g.rank == 1 else None, 1, **how)
+
+
+def reduce_scatter(g: Any, x: Any, xs: Any, **how: Any) -> Any:
+    return g.reduce_scatter(x, xs, **how)
+
+
+def all_to_all(g: Any, x: Any, xs: Any, **how: Any) -> Any:
+    return g.all_to_all(xs, [x, x], **how)
+
+
+LIST_CALLS = [all_gather, gather, scatter, reduce_scatter, all_to_all]
+ARRAYS: dict[str, Callable[[int], Any]] = {
+    "plain": lambda i: np.full(3, float(i)),
+    "uneven": lambda i: np.full(2 + i % 2, float(i)),
+    "other dtype": lambda i: np.full(3, i, np.int16),
+    "strided": lambda i: np.full(6, float(i))[::2],
+    "two dimensions": lambda i: np.full((1, 3), float(i)),
+    "empty": lambda i: np.full(0, float(i)),
+}
+
+
+def result_of(call: Call, group: Any, make: Callable[[int], Any], later: bool) -> list[Any]:
+    """Return all arrays after a call; those of an uneven list are as long as their rank's."""
+    own = 1 if call is all_to_all else group.rank
+    xs = [make(own if call is all_to_all else rank) for rank in range(group.size)]
+    for rank, x in enumerate(xs):
+        x += 10 * group.rank + rank
+    x = make(own) + 5
+    work = call(group, x, xs, async_op=later)
+    if later:
+        work.wait()
+    return [x.tolist(), *(y.tolist() for y in xs)]
+
+
+@pytest.mark.parametrize("call", LIST_CALLS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
+def test_a_call_on_lists_is_the_same_however_often_it_was_made(call: Call, later: bool) -> None:
+    def play(group: Any) -> None:
+        first = {name: result_of(call, group, make, later) for name, make in ARRAYS.items()}
+        for _ in range(3):
+            for name in ("plain", *ARRAYS, "plain", "plain"):
+                assert result_of(call, group, ARRAYS[name], later) == first[name], name
+
+    run_ranks(play, 2)
+
+
+@pytest.mark.parametrize("call", LIST_CALLS, ids=lambda call: call.__name__)
+def test_a_wrong_list_is_refused_although_the_call_is_prepared(call: Call) -> None:
+    def play(group: Any) -> None:
+        uses_list = call not in (gather, scatter) or group.rank == (call is scatter)
+        wrong: list[Callable[[], Any]] = [
+            lambda: [np.zeros(3)],
+            lambda: [np.zeros(3), np.zeros(3), np.zeros(3)],
+            lambda: [np.zeros(3), np.zeros(3, np.float32)],
+            lambda: [np.zeros(3), None],
+            lambda: [np.zeros(3), [0.0, 0.0, 0.0]],
+        ]
+        for _ in range(3):
+            call(group, np.zeros(3), [np.zeros(3), np.zeros(3)])
+        for make in wrong if uses_list else ():
+            with pytest.raises((TypeError, ValueError)):
+                call(group, np.zeros(3), make())
+        if call not in (scatter, reduce_scatter) and uses_list:
+            twice = np.arange(3.0)
+            with pytest.raises(ValueError, match="memory"):
+                call(group, np.zeros(3), [twice, twice])
+            assert (twice == np.arange(3.0)).all()
+        group.barrier()
+
+    run_ranks(play, 2)
+
+
+def frames_of_list_calls(group: Any) -> dict[str, int]:
+    x, xs = np.ones(3), [np.ones(3), np.ones(3)]
+    fewest = {}
+    for call in LIST_CALLS:
+        for _ in range(3):
+            call(group, x, xs)
+        fewest[call.__name__] = min(python_frames(partial(call, group, x, xs)) for _ in range(20))
+    return fewest
+
+
+def test_a_prepared_call_on_lists_takes_few_python_frames() -> None:
+    # The functions above are a frame of their own; a gather's and a scatter's `_given` is another.
+    for found in run_ranks(frames_of_list_calls, 2, "processes"):
+        assert max(found.values()) <= 5, found
+
+
 def test_a_mismatch_of_a_prepared_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # The worker may be at the channel too, and enter the call again before it is stopped.
     monkeypatch.setattr(Context, "need_worker", lambda _: None)

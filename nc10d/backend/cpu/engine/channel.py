@@ -187,12 +187,12 @@ class Channel:
             raise
 
     def submit_prepared(
-        self, prepared: int, x: Any, y: Any, keep: Any, deadline_ns: int
+        self, prepared: int, arrays: int, x: Any, y: Any, keep: Any, deadline_ns: int
     ) -> tuple[int, Submission]:
-        """Submit the prepared call at address `prepared` on the arrays x and y."""
+        """Submit the prepared call at address `prepared`, of this many `arrays`, on x and y."""
         # This thread advances a short call at once. Returns the engine's answer and the submission:
         # DONE, BUSY if the engine has not taken it, or a failure (negative).
-        submission = self._blank(2, keep)
+        submission = self._blank(arrays, keep)
         words = submission.words
         answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
         while answer == at.NEW_SITE:

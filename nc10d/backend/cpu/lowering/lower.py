@@ -233,26 +233,29 @@ def _sized_exchange(
     shared = name != "gather"
     slot = line_down(shape.slot_bytes // shape.size) if shared else shape.slot_bytes
     pitch = slot if shared else 0
-    first = 1 + len(sends.buffers)
+    # The arrays of x come first, see backend.base.PARTS: in a scatter that is what is received.
+    pair = [recvs, sends] if name == "scatter" else [sends, recvs]
+    second = 1 + len(pair[0].buffers)
+    first_out, first_in = (second, 1) if name == "scatter" else (1, second)
 
     def build() -> Program:
         route = exchange.Route(
             # An empty piece is never read or written, but needs some valid place.
-            [user(1 + index if n else 0, offset) for index, offset, n in sends.cuts],
+            [user(first_out + index if n else 0, offset) for index, offset, n in sends.cuts],
             sends.sizes,
-            [user(first + index if n else 0, offset) for index, offset, n in recvs.cuts],
+            [user(first_in + index if n else 0, offset) for index, offset, n in recvs.cuts],
             recvs.sizes,
             slot,
             pitch,
         )
         steps = choose.announced(shape, route)
         call = CallInfo(name, sends.dtype.label, -1, root=root)
-        return Program(call, tuple(steps), first + len(recvs.buffers))
+        return Program(call, tuple(steps), second + len(pair[1].buffers))
 
     key = (name, sends.dtype.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
     sizes = np.array([(sends.sizes[r], recvs.sizes[r]) for r in local_first(shape)], np.int64)
-    outs = tuple(range(first, first + len(recvs.buffers)))
-    return LoweredOp(key, [sizes, *sends.buffers, *recvs.buffers], outs, build)
+    outs = tuple(range(first_in, first_in + len(recvs.buffers)))
+    return LoweredOp(key, [sizes, *pair[0].buffers, *pair[1].buffers], outs, build)
 
 
 _LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {

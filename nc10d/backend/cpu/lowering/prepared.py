@@ -6,7 +6,7 @@ their addresses into words that are laid out once, and runs.
 
 | class | prepared for | `x`, `y` |
 |---|---|---|
-| PreparedCollective | a collective on plain arrays | its two arrays; or its only array twice |
+| PreparedCollective | a collective on plain arrays | as in PARTS: an array, tuple or None each |
 | PreparedMessage | a send to, or a receive from, a given peer | array, tag |
 | PreparedProgram | any collectives, on arrays whose addresses stand in a table | the ops, None |
 """
@@ -23,6 +23,7 @@ import numpy as np
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
+from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.progress import LOOKS
@@ -88,34 +89,47 @@ def _first_run(
 
 
 class PreparedCollective(Prepared):
-    """A collective on plain arrays: its program, and the dtype and sizes of its arrays."""
+    """A collective on plain arrays: its program, and the form, dtype and sizes of its arguments."""
 
-    __slots__ = ("_extra", "_keep", "_kind", "address")
+    __slots__ = ("_arrays", "_extra", "_keep", "_kind", "address")
 
     def __init__(
-        self, channel: Channel, linked: Linked, kind: type[Op], extra: Any, x: Any, y: Any
+        self, channel: Channel, linked: Linked, kind: type[Op], parts: Any, lowered: LoweredOp
     ) -> None:
-        self._kind, self._extra = kind, extra
-        self._keep = (linked, x.dtype)
-        by_rows = kind is AllToAll
-        words: Words = np.array(
-            [
-                channel.address,
-                linked.address,
-                linked.short,
-                id(x.dtype),
-                x.size,
-                y.size,
-                x.nbytes,
-                y.nbytes,
-                len(x) if by_rows else -1,
-                len(y) if by_rows else -1,
-                x is y,
-            ],
-            np.int64,
+        """Prepare a call whose `parts` are as in PARTS; each is a plain array, tuple or None."""
+        self._kind, (self._extra, x, y) = kind, parts
+        given = arrays_in(x) if y is x else arrays_in(x, y)
+        address = prepared_calls.address
+        own = [address(each) for each in lowered.arrays if isinstance(each, np.ndarray)]
+        written = lowered.outs or (0, -1)
+        by_rows = kind is AllToAll and type(x) is np.ndarray
+        table: Words = np.array([*own, *(0 for _ in given)], np.int64)
+        rows: Words = np.array(
+            [(a.size, a.nbytes, a.shape[0] if by_rows and a.shape else -1) for a in given], np.int64
         )
+        fields = {
+            at.K_CHANNEL: channel.address,
+            at.K_PROGRAM: linked.address,
+            at.K_SHORT: linked.short,
+            at.K_DTYPE: id(given[0].dtype),
+            at.K_X: _form(x),
+            at.K_Y: at.SAME if y is x else _form(y),
+            at.K_OWN: len(own),
+            at.K_COUNT: len(given),
+            at.K_WRITTEN: written[0] - len(own),
+            at.K_WRITTEN_END: written[-1] + 1 - len(own),
+            at.K_NONE: id(None),
+            at.K_TUPLE: id(tuple),
+            at.K_ARRAYS: address(table),
+            at.K_ROWS: address(rows),
+        }
+        words: Words = np.zeros(at.K_BYTES // _WORD, np.int64)
+        for offset, value in fields.items():
+            words[offset // _WORD] = value
         super().__init__(channel, words, lambda: prepared_calls.run_prepared)
-        self.address: int = prepared_calls.address(words)
+        self._keep = (linked, given[0].dtype, lowered.arrays[: len(own)], table, rows)
+        self._arrays = len(table)
+        self.address: int = address(words)
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
@@ -130,12 +144,29 @@ class PreparedCollective(Prepared):
         _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
         deadline, ops = Deadline.after(timeout), self.ops(x, y)
         keep, limit = (ops, self), deadline_ns(deadline)
-        answer, submission = self.channel.submit_prepared(self.address, x, y, keep, limit)
+        answer, submission = self.channel.submit_prepared(
+            self.address, self._arrays, x, y, keep, limit
+        )
         if answer == at.BUSY:
             return None
         if answer < 0 and answer != at.ABORTED:
             waiter.health.engine_failed(self.channel, answer)
         return CpuWork(waiter, ops, [(self.channel, submission)], deadline)
+
+
+def arrays_in(*arguments: Any) -> list[Any]:
+    """Return all arrays of arguments, each of which is an array, a tuple of arrays, or None."""
+    found: list[Any] = []
+    for given in arguments:
+        found += given if type(given) is tuple else () if given is None else (given,)
+    return found
+
+
+def _form(argument: Any) -> int:
+    """Return the form of an argument, as K_X has it."""
+    if argument is None:
+        return at.ABSENT
+    return len(argument) if type(argument) is tuple else at.ONE
 
 
 class PreparedMessage(Prepared):

@@ -23,7 +23,12 @@ from nc10d.arrays import intervals
 from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Words
-from nc10d.backend.cpu.lowering.prepared import Prepared, PreparedMessage, PreparedProgram
+from nc10d.backend.cpu.lowering.prepared import (
+    Prepared,
+    PreparedMessage,
+    PreparedProgram,
+    arrays_in,
+)
 from nc10d.backend.cpu.native import prepared_calls
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.ops import AllReduce, AllReduces, AllToAll, Op, Recv, ReduceOp, RepeatedOps, Send
@@ -96,10 +101,10 @@ class PreparedCache:
 
     def remember(self, op: Op, prepared: Prepared) -> None:
         """Add the call of an operation that has passed all checks."""
-        parts = _parts(op)
+        parts = parts_of(op)
         if parts is None:
             return
-        arrays = [x for x in parts[1:] if type(x) is not int]  # an int is a tag
+        arrays = [x for x in arrays_in(*parts[1:]) if type(x) is not int]  # an int is a tag
         if not all(x.flags.carray for x in arrays):  # contiguous, aligned and writable
             return
         calls = self._calls[type(op)]
@@ -111,7 +116,7 @@ class PreparedCache:
             self.latest[type(op)][parts[0]] = prepared
 
     def _find_call(self, op: Op) -> Found | None:
-        parts = _parts(op)
+        parts = parts_of(op)
         if parts is None:
             return None
         try:
@@ -167,27 +172,37 @@ class PreparedCache:
         return batch
 
 
-def _parts(op: Op) -> tuple[Any, Any, Any] | None:
-    """Return (extra, x, y) of PARTS, if x and y are ndarrays, or an ndarray and a valid tag."""
+def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
+    """Return (extra, x, y) of PARTS if a call with them can be prepared, else None.
+
+    x and y must be ndarrays, tuples of them, or None; or an ndarray and a valid tag.
+    """
     both = PARTS.get(type(op))
     if both is None:
         return None
-    parts = extra, x, y = both[0](op)
-    if type(x) is not np.ndarray:
-        return None
-    if type(y) is np.ndarray:
-        return parts
-    # validate() reports a tag that is out of range; a receive from any source is not prepared.
-    tagged = type(y) is int and 0 <= y <= LARGEST_TAG and extra is not None
-    return parts if tagged else None
+    parts = extra, x, y = both.split(op)
+    if type(y) is int:  # validate() reports a tag that is out of range
+        # A receive from any source is not prepared.
+        tagged = type(x) is np.ndarray and 0 <= y <= LARGEST_TAG and extra is not None
+        return parts if tagged else None
+    found = arrays_in(x, y)
+    return parts if found and all(type(each) is np.ndarray for each in found) else None
 
 
 def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
-    if type(op) is AllToAll:  # its arrays are cut along dimension 0
-        return x.dtype, x.shape, y.shape
+    if type(op) is AllToAll and type(x) is np.ndarray:  # its arrays are cut along dimension 0
+        return extra, x.dtype, x.shape, y.shape
     if type(y) is int:
         return extra, x.dtype, x.size
-    return extra, x.dtype, x.size, y.size
+    if type(x) is np.ndarray and type(y) is np.ndarray:
+        return extra, x.dtype, x.size, y.size
+    return extra, arrays_in(x, y)[0].dtype, _sizes(x), _sizes(y)
+
+
+def _sizes(argument: Any) -> Any:
+    if type(argument) is tuple:
+        return tuple([each.size for each in argument])
+    return None if argument is None else argument.size
 
 
 def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:

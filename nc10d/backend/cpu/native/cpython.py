@@ -20,8 +20,10 @@ from nc10d.errors import UnsupportedPlatform
 Array = np.ndarray[Any, np.dtype[Any]]
 TYPE_OFFSET = 8
 """Where every object keeps its type (CPython: count of references, type)."""
-LIST_ITEMS_OFFSET = 24
-"""Where a list keeps the address of its items (CPython: count, type, size, items)."""
+SIZE_OFFSET = 16
+ITEMS_OFFSET = 24
+"""Where a list keeps the address of its items, and a tuple its items (CPython: count, type, size,
+items)."""
 PLAIN_FLAGS = 0x0501
 """C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
 _HEAD_WORDS = 10  # of an ndarray; no build of CPython has a smaller object for one
@@ -52,11 +54,12 @@ def array_offsets(probe: Array) -> tuple[int, int, int, int] | None:
 
 
 def list_is_known(probe: Sequence[object]) -> bool:
-    """Return whether a list keeps its items at LIST_ITEMS_OFFSET."""
+    """Return whether a list or tuple keeps its length and items where they are expected."""
     words = words_at(id(probe), 4)
-    if words[TYPE_OFFSET // 8] != id(list) or words[2] != len(probe):
+    if words[TYPE_OFFSET // 8] != id(type(probe)) or words[SIZE_OFFSET // 8] != len(probe):
         return False  # before its fourth word is taken for an address
-    return words_at(words[LIST_ITEMS_OFFSET // 8], len(probe)) == [id(x) for x in probe]
+    first = id(probe) + ITEMS_OFFSET if type(probe) is tuple else words[ITEMS_OFFSET // 8]
+    return words_at(first, len(probe)) == [id(x) for x in probe]
 
 
 def _find() -> tuple[int, int, int, int]:
@@ -65,7 +68,8 @@ def _find() -> tuple[int, int, int, int]:
     probes: list[Array] = [np.zeros((3, 5, 7)), np.ones((4, 6), np.float32, order="F"), frozen]
     found = {array_offsets(probe) for probe in probes}
     (first, *others) = found
-    if first is None or others or not list_is_known([object(), object(), object()]):
+    some = [object(), object(), object()]
+    if first is None or others or not (list_is_known(some) and list_is_known(tuple(some))):
         raise UnsupportedPlatform(
             f"the cpu backend reads objects of CPython and NumPy, and those of "
             f"{platform.python_implementation()} {platform.python_version()} with NumPy "

@@ -16,7 +16,13 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_run, nc10d_submit
+from nc10d.backend.cpu.native.progress import (
+    nc10d_attend,
+    nc10d_help,
+    nc10d_run_taken,
+    nc10d_submit,
+    nc10d_take,
+)
 from nc10d.kernels.cache import entry_points, make_all, on_demand
 
 SLICE_NS = 50_000_000
@@ -31,7 +37,8 @@ def _run(channel: int, program: int, table: int) -> int:
     after a slice (go on with `drive`) or a failure. After the last two the caller still holds the
     channel.
     """
-    return nc10d_run(channel, program, 0, table, SLICE_NS)
+    answer = nc10d_take(channel)
+    return nc10d_run_taken(channel, program, table, SLICE_NS) if answer == at.DONE else answer
 
 
 @on_demand("int64(int64, int64)")

@@ -116,9 +116,8 @@ LINK_TICKS = 8
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
 ) = range(0, 56 * 8, 8)
-C_OWN_USERS = 56 * 8  # four addresses of a program run in the caller
 RING_SLOTS = 512  # at first
-C_TABLES = C_OWN_USERS + 4 * 8
+C_TABLES = 56 * 8
 # Rows of a word per rank: staging buffers and inline slots of even rounds; the same of odd rounds;
 # staging buffers of even rounds again, so that the other slot is two rows on in any round;
 # counters; and words that stay 0, the base of operands outside shared memory.
@@ -160,20 +159,28 @@ FOLD_BLOCK = 8192
 ) = range(0, 14 * 8, 8)
 DESCRIPTOR_WORDS = 16
 
-# -- a prepared call: its program, and the arrays that it needs ------------------------------
+# -- a prepared call: its program, the form of its arguments x and y, and its table ---------------
 (
     K_CHANNEL,  # that runs it
     K_PROGRAM,
     K_SHORT,  # 1 if the launching thread should advance it at once
-    K_DTYPE,  # address of the dtype object of both
-    K_X_COUNT,  # elements
-    K_Y_COUNT,
-    K_X_BYTES,
-    K_Y_BYTES,
-    K_X_LENGTH,  # of dimension 0 if that matters, else -1
-    K_Y_LENGTH,
-    K_ONE,  # 1 if x and y must be the same array, 0 if they must be two
-) = range(0, 11 * 8, 8)
+    K_DTYPE,  # address of the dtype object of all its arrays
+    K_X,  # the form of x: ONE array, the length of a tuple of arrays, or ABSENT (None)
+    K_Y,  # the form of y, or SAME as x
+    K_OWN,  # how many arrays belong to the program itself; they come first
+    K_COUNT,  # how many arrays x and y have together
+    K_WRITTEN,  # numbers of the first array that is written, and of the first after those
+    K_WRITTEN_END,
+    K_NONE,  # addresses of None and of the type tuple
+    K_TUPLE,
+    K_ARRAYS,  # address of the table of arrays
+    K_ROWS,  # and of the rows, one for each array of x and y
+) = range(0, 14 * 8, 8)
+K_BYTES = 14 * 8
+SAME, ABSENT, ONE = -2, -1, 0
+# A row: elements, bytes, and the length of dimension 0 if that matters, else -1.
+ROW_COUNT, ROW_BYTES, ROW_LENGTH = 0, 8, 16
+PREPARED_ROW = 24
 
 # -- the rank block: shared by all channels of a rank --------------------------------------------
 (

@@ -1,4 +1,4 @@
-"""Prepared calls: check that two arrays fit a call made before, and run or submit it.
+"""Prepared calls: check that arguments fit a call made before, and run or submit it.
 
 A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. The
 entries accept any Python objects and check all else. BUSY means that nothing has happened: the
@@ -12,7 +12,14 @@ from numba import njit, types
 from nc10d.backend.cpu.native import cpython
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
-from nc10d.backend.cpu.native.progress import LOOKS, nc10d_run, nc10d_submit, nc10d_submit_here
+from nc10d.backend.cpu.native.progress import (
+    LOOKS,
+    nc10d_run_taken,
+    nc10d_submit,
+    nc10d_submit_here,
+    nc10d_take,
+)
+from nc10d.backend.cpu.native.waiting import nc10d_unlock
 from nc10d.kernels.cache import entry_points, on_demand
 
 SLICE_NS = 50_000_000
@@ -52,17 +59,69 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_fits(prepared: int, x: int, y: int) -> bool:
-    """Return whether two objects (or the same twice) fit a prepared call and don't overlap."""
-    kind, dtype = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), load(prepared + at.K_DTYPE)
-    if not nc10d_is(x, kind, dtype, load(prepared + at.K_X_COUNT), load(prepared + at.K_X_LENGTH)):
+def nc10d_place(prepared: int, users: int, number: int, array: int) -> bool:
+    """Put the address of array `number` into the table `users`; False if it does not fit its row.
+
+    It must be a plain array of the call's dtype, and of the row's count and length.
+    """
+    kind, row = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), nc10d_row(prepared, number)
+    count, length = load(row + at.ROW_COUNT), load(row + at.ROW_LENGTH)
+    if not nc10d_is(array, kind, load(prepared + at.K_DTYPE), count, length):
         return False
-    if x == y or load(prepared + at.K_ONE) != 0:
-        return x == y and load(prepared + at.K_ONE) != 0
-    if not nc10d_is(y, kind, dtype, load(prepared + at.K_Y_COUNT), load(prepared + at.K_Y_LENGTH)):
+    store(users + 8 * (load(prepared + at.K_OWN) + number), load(array + cpython.DATA_OFFSET))
+    return True
+
+
+@njit(nogil=True)
+def nc10d_row(prepared: int, number: int) -> int:
+    """Return the address of the row of array `number` of a prepared call."""
+    return load(prepared + at.K_ROWS) + at.PREPARED_ROW * number
+
+
+@njit(nogil=True)
+def nc10d_read(prepared: int, users: int, argument: int, form: int, number: int) -> int:
+    """Put the arrays of an argument into a table, from `number` on.
+
+    Returns the number that follows its last array, or -1 if the argument is not of this form.
+    """
+    if form == at.ONE:
+        return number + 1 if nc10d_place(prepared, users, number, argument) else -1
+    if form == at.ABSENT:
+        return number if argument == load(prepared + at.K_NONE) else -1
+    if load(argument + cpython.TYPE_OFFSET) != load(prepared + at.K_TUPLE):
+        return -1
+    if load(argument + cpython.SIZE_OFFSET) != form:
+        return -1
+    for i in range(form):
+        array = load(argument + cpython.ITEMS_OFFSET + 8 * i)
+        if not nc10d_place(prepared, users, number + i, array):
+            return -1
+    return number + form
+
+
+@njit(nogil=True)
+def nc10d_apart(prepared: int, users: int) -> bool:
+    """Return whether no array that the call writes overlaps another of the table."""
+    first = users + 8 * load(prepared + at.K_OWN)
+    for i in range(load(prepared + at.K_WRITTEN), load(prepared + at.K_WRITTEN_END)):
+        a, a_bytes = load(first + 8 * i), load(nc10d_row(prepared, i) + at.ROW_BYTES)
+        for j in range(load(prepared + at.K_COUNT)):
+            b, b_bytes = load(first + 8 * j), load(nc10d_row(prepared, j) + at.ROW_BYTES)
+            if i != j and a < b + b_bytes and b < a + a_bytes:
+                return False
+    return True
+
+
+@njit(nogil=True)
+def nc10d_fits(prepared: int, users: int, x: int, y: int) -> bool:
+    """Fill a table with the arrays of two arguments; False if they do not fit the prepared call."""
+    number = nc10d_read(prepared, users, x, load(prepared + at.K_X), 0)
+    if number < 0:
         return False
-    a, b = load(x + cpython.DATA_OFFSET), load(y + cpython.DATA_OFFSET)
-    return a + load(prepared + at.K_X_BYTES) <= b or b + load(prepared + at.K_Y_BYTES) <= a
+    form = load(prepared + at.K_Y)
+    if form == at.SAME:
+        return x == y
+    return nc10d_read(prepared, users, y, form, number) >= 0 and nc10d_apart(prepared, users)
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
@@ -70,34 +129,39 @@ def _run_prepared(words: object, x: object, y: object) -> int:
     """Run a prepared call in this thread; x and y are any objects.
 
     `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
-    entry_points.py; BUSY also if x and y do not fit (the same array twice, or two without overlap).
+    entry_points.py; BUSY also if x and y do not fit, or overlap.
     """
     prepared = load(as_int(words) + cpython.DATA_OFFSET)
-    if not nc10d_fits(prepared, as_int(x), as_int(y)):
+    channel, users = load(prepared + at.K_CHANNEL), load(prepared + at.K_ARRAYS)
+    answer = nc10d_take(channel)
+    if answer != at.DONE:
+        return answer
+    # The lock of the channel guards the table, too.
+    if not nc10d_fits(prepared, users, as_int(x), as_int(y)):
+        nc10d_unlock(channel)
         return at.BUSY
-    a, b = load(as_int(x) + cpython.DATA_OFFSET), load(as_int(y) + cpython.DATA_OFFSET)
-    return nc10d_run(load(prepared + at.K_CHANNEL), load(prepared + at.K_PROGRAM), a, b, SLICE_NS)
+    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
 
 
 @on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
 def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
     """Fill in a descriptor and submit it; `deadline` is in ns.
 
-    `words` is a zeroed array for the descriptor and two addresses; `prepared` is the address of the
+    `words` is a zeroed array for the descriptor and all addresses; `prepared` is the address of the
     block that `run_prepared` gets as an array. This thread first advances a short program. Returns
     DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or a
     failure of the channel.
     """
-    if not nc10d_fits(prepared, as_int(x), as_int(y)):
-        return at.BUSY
-    channel = load(prepared + at.K_CHANNEL)
     descriptor = load(as_int(words) + cpython.DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    if not nc10d_fits(prepared, users, as_int(x), as_int(y)):
+        return at.BUSY
+    for i in range(load(prepared + at.K_OWN)):
+        store(users + 8 * i, load(load(prepared + at.K_ARRAYS) + 8 * i))
+    channel = load(prepared + at.K_CHANNEL)
     store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, deadline)
-    store(users, load(as_int(x) + cpython.DATA_OFFSET))
-    store(users + 8, load(as_int(y) + cpython.DATA_OFFSET))
     if load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
@@ -118,7 +182,7 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     `kind` is the id of the ndarray type. Returns -1, or the index of the first object of the list
     that is no plain ndarray.
     """
-    items = load(as_int(arrays) + cpython.LIST_ITEMS_OFFSET)
+    items = load(as_int(arrays) + cpython.ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)
         if not nc10d_plain(array, kind):
@@ -133,7 +197,7 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
 @on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     """Return 1 if all arrays of a list are as `read_arrays` has put in the table, else 0."""
-    items = load(as_int(arrays) + cpython.LIST_ITEMS_OFFSET)
+    items = load(as_int(arrays) + cpython.ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)
         row = table + 8 * i

@@ -71,11 +71,10 @@ def nc10d_aborted(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
-    """Run a program in this thread if the channel is free; see `run` in entry_points.py.
+def nc10d_take(channel: int) -> int:
+    """Take the lock of a channel that is free, to run a program in this thread.
 
-    Its arrays are x and y or, if x is 0, those of the table at y. After any answer but DONE, BUSY
-    and NEW_SITE the caller still holds the lock.
+    Returns DONE, BUSY if the channel has other work, or NEW_SITE; the lock is held after DONE.
     """
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
@@ -90,12 +89,16 @@ def nc10d_run(channel: int, program: int, x: int, y: int, slice_ns: int) -> int:
         waiting.nc10d_unlock(channel)
         return at.BUSY
     store(channel + at.C_SITE, site)
-    if x == 0:
-        nc10d_begin(channel, program, y)
-    else:
-        store(channel + at.C_OWN_USERS, x)
-        store(channel + at.C_OWN_USERS + 8, y)
-        nc10d_begin(channel, program, channel + at.C_OWN_USERS)
+    return at.DONE
+
+
+@njit(nogil=True)
+def nc10d_run_taken(channel: int, program: int, users: int, slice_ns: int) -> int:
+    """Run a program on the arrays of the table at `users`; the caller has taken the channel.
+
+    After any answer but DONE the caller still holds the lock.
+    """
+    nc10d_begin(channel, program, users)
     answer = waiting.nc10d_drive(channel, slice_ns)
     if answer == at.DONE:
         nc10d_log_end(channel, atomics.nc10d_now())
