@@ -64,6 +64,10 @@ class End:
         """Return the number of the end, or -1 if it is closed."""
         return -1 if self._closed else self._number
 
+    def getpeername(self) -> tuple[str, int]:
+        """Return the name of the process at the other end, in the place of its address."""
+        return self.peer.owner, self.peer._number
+
     def readable(self) -> bool:
         """Return whether recv would return or raise at once."""
         return bool(self._inbox) or bool(self._over)

@@ -79,7 +79,8 @@ def test_no_package_has_a_name_and_a_module_of_that_name() -> None:
         package = ".".join(("nc10d", *folder.relative_to(root).parts))
         if folder.name in ("torch", "mpi"):  # they import what need not be there
             continue
-        modules = {path.stem for path in [*folder.glob("*.py"), *folder.glob("*/")]}
+        modules = {path.stem for path in folder.glob("*.py")}
+        modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
         found = importlib.import_module(package)
         both = modules & {*getattr(found, "__all__", ())}
         assert all(isinstance(getattr(found, name), ModuleType) for name in both), package

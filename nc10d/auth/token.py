@@ -133,7 +133,7 @@ def reachable(host: str) -> bool:
     """Return whether `host`, an address or a name, may be reachable from other machines."""
     try:
         return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except raised_here(ValueError):
         pass
     try:
         found = resolve(host, 0)

@@ -21,7 +21,7 @@ def dns_seconds() -> float:
     text = os.environ.get(VARIABLE) or DEFAULT_SECONDS
     try:
         limit = float(text)
-    except ValueError:
+    except raised_here(ValueError):
         limit = math.nan
     if not limit >= 0:
         raise ValueError(f"{VARIABLE} is a number of seconds, not {text!r}")

@@ -128,7 +128,7 @@ def _number(environment: Environment, *names: str) -> int:
 def _parse_int(name: str, text: str) -> int:
     try:
         return int(text)
-    except ValueError:
+    except raised_here(ValueError):
         raise RendezvousError(f"{name}={text!r} is not a number") from None
 
 

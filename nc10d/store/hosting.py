@@ -294,7 +294,7 @@ def _resolve(host: str, port: int) -> Address:
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except raised_here(ValueError):
         return False
 
 

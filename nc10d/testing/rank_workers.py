@@ -199,11 +199,8 @@ def serve(
             task = tasks()
             if task is STOP:
                 break
-            _call("resume")
             function, arguments = task
-            result = function(world.get_default_group(), *arguments)
-            report((True, result))
-            _call("rest")
+            report((True, function(world.get_default_group(), *arguments)))
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
@@ -211,13 +208,6 @@ def serve(
             report((False, error))
     if world.current_world().default is not None:
         world.destroy_process_group()
-
-
-def _call(name: str) -> None:
-    """Call a method of the default group's backend for the CPU, if that has it."""
-    group = world.current_world().default
-    backend = None if group is None else group._ready.get("cpu")
-    getattr(backend, name, lambda: None)()
 
 
 def _abort_groups(error: BaseException) -> None:

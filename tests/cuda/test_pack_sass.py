@@ -118,7 +118,7 @@ def test_dtypes_without_a_kernel_are_refused() -> None:
 
 @pytest.mark.skipif(bool(HERE), reason="the compilers are here")
 def test_without_compilers_an_error_names_the_packages_to_install() -> None:
-    with pytest.raises(UnsupportedPlatform, match=r"nc10d\[cu12\]"):
+    with pytest.raises(UnsupportedPlatform, match=r"\[cu12\]"):
         kernel_ptx(F32, F32, False, (9, 0))
 
 

@@ -37,7 +37,7 @@ def promised(name: str, n: int) -> str:
         "pauses": rf"{n} s, (?P<ranks>\d+) ranks: goes on (?P=ranks)x",
         "interrupts": f"KeyboardInterrupt {n * (waits + 1)}x",
         "mismatches": f"clear {16 * n}",
-        "stores": f"StoreTimeout {4 * n}x, StoreError {n}x",
+        "stores": f"ConnectTimeout {3 * n}x, DistNetworkError {n}x, StoreTimeout {n}x",
         "networks": f"{2 * n} of {2 * n} name the lost rank|not played: network namespaces .*",
         "ends": f"exit code 3 {n}x",
         "forks": f"ForkedGroupError in the child {n}x, the parents go on {n}x",

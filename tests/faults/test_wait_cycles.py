@@ -24,8 +24,13 @@ from nc10d.testing.ranks import Ranks
 Script = Callable[[list[Any]], object]  # a rank's calls, given the world and its other groups
 
 
+KEPT: list[Any] = []
+"""Groups of a play: a rank that drops a group leaves it, and its peers are told that instead."""
+
+
 def groups_of(group: Any, others: list[list[int]]) -> list[Any]:
     made = [group, *(dist.new_group(ranks) for ranks in others)]
+    KEPT.extend(made)
     group.barrier()
     return made
 

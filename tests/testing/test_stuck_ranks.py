@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch, PeerLost
+from nc10d.errors import CollectiveMismatch
 from nc10d.testing import Ranks, run_ranks
 
 SOON = 10.0
@@ -29,32 +32,18 @@ def other_order(group: Any) -> None:
     (pair if group.rank else group).barrier()
 
 
-@pytest.mark.parametrize("function", [receives_first, other_order])
-def test_threads_that_wait_in_a_circle_are_told_so(function: Any) -> None:
+def play_a_circle(function: Any) -> None:
     start = time.monotonic()
     with pytest.raises(CollectiveMismatch, match=r"in a circle .*test_stuck_ranks\.py:\d+"):
         run_ranks(function, 2, timeout=60.0)
     assert time.monotonic() - start < SOON
 
 
-def one_returns(group: Any, message: bool) -> int:
-    if group.rank == 1:
-        return 1
-    x = np.ones(2)
-    if message:
-        group.recv(x, 1)
-    else:
-        group.all_reduce(x)
-    return 0
-
-
-@pytest.mark.parametrize("message", [False, True])
-def test_a_rank_that_has_returned_counts_as_left(message: bool) -> None:
-    start = time.monotonic()
-    expected = r"rank 0 waits in .*test_stuck_ranks\.py:\d+, for rank 1; rank 1 has returned"
-    with pytest.raises(PeerLost, match=expected):
-        run_ranks(one_returns, 2, "threads", [message] * 2, timeout=60.0)
-    assert time.monotonic() - start < SOON
+@pytest.mark.parametrize("function", ["receives_first", "other_order"])
+def test_threads_that_wait_in_a_circle_are_told_so(function: str) -> None:
+    # In a process of its own: each unknown thread (pytest-xdist has some) could end the wait.
+    script = f"import test_stuck_ranks as t; t.play_a_circle(t.{function})"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
 
 
 def returns_late(group: Any, late: int) -> float:

@@ -217,14 +217,6 @@ class CpuBackend(Backend):
         control = self.group.control
         return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
-    def rest(self) -> None:
-        """Publish that this thread, the rank's only one, makes no call before all ranks rest."""
-        self._detector.rest()
-
-    def resume(self) -> None:
-        """Withdraw what `rest` has published."""
-        self._detector.clear()
-
     def droppable(self) -> bool:
         """Return whether no operation is in flight: a dropped group leaves without its peers."""
         return all(channel.oldest() is None for channel in self.group.channels())

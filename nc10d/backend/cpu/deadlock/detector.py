@@ -37,7 +37,6 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.call_site import called, here
-from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
@@ -87,15 +86,6 @@ class DeadlockDetector:
             self._slot.publish(notice)
             self._published = notice
         return self._look(stable)
-
-    def rest(self) -> None:
-        """Publish that this rank makes no call before all other ranks rest, until `clear`."""
-        if self._alone():
-            others = {info.rank for info in self._context.infos} - {self._context.number}
-            needs = tuple(Need(_REST, 1, -1, other, _REST) for other in sorted(others))
-            text = f"rank {self._context.number} {RETURNED}"
-            self._owner = get_ident()
-            self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def clear(self) -> None:
         """Withdraw this thread's notice, if there is any: its wait has ended."""
@@ -151,7 +141,7 @@ class DeadlockDetector:
 
     def _progress(self) -> tuple[ProgressState, ...]:
         groups = filter(None, [reference() for reference in self._groups])
-        return (_AT_WORK, *(state for group in groups for state in _states(group)))
+        return tuple(state for group in groups for state in _states(group))
 
 
 def idles(frame: FrameType) -> bool:
@@ -172,11 +162,6 @@ def idles(frame: FrameType) -> bool:
 def _key(group: str, link: tuple[int, int] | None = None) -> int:
     digest = hashlib.blake2b(f"{group}\0{link}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-_REST = _key("rest")
-_AT_WORK = ProgressState(_REST, 0, False)
-"""The state of every rank that does not rest: it is in every notice."""
 
 
 def _link_key(group: Group, channel: Channel) -> int:

@@ -190,11 +190,11 @@ def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
 
 
 def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
-    if type(op) is AllToAll and type(x) is np.ndarray:  # its arrays are cut along dimension 0
-        return extra, x.dtype, x.shape, y.shape
     if type(y) is int:
         return extra, x.dtype, x.size
     if type(x) is np.ndarray and type(y) is np.ndarray:
+        if type(op) is AllToAll:  # its arrays are cut along dimension 0
+            return extra, x.dtype, x.shape, y.shape
         return extra, x.dtype, x.size, y.size
     return extra, arrays_in(x, y)[0].dtype, _sizes(x), _sizes(y)
 
