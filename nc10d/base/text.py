@@ -6,6 +6,9 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+RETURNED = "has returned from its function"
+"""The end of the text about a rank of the test kit that makes no call until all have returned."""
+
 
 def digest(text: str) -> str:
     """Return 16 letters that differ for different texts, the same in every process."""

@@ -9,6 +9,7 @@ error other than a DistError aborts its groups, so that no other rank waits for 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -194,13 +195,16 @@ def serve(
     except BaseException as error:  # noqa: BLE001  (the owner handles any error)
         report((False, error))
         return
-    while True:
+    for finished in itertools.count():
         try:
             task = tasks()
             if task is STOP:
                 break
+            _call("resume", finished)
             function, arguments = task
-            report((True, function(world.get_default_group(), *arguments)))
+            result = function(world.get_default_group(), *arguments)
+            report((True, result))
+            _call("rest", finished + 1)
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
@@ -208,6 +212,13 @@ def serve(
             report((False, error))
     if world.current_world().default is not None:
         world.destroy_process_group()
+
+
+def _call(name: str, finished: int) -> None:
+    """Call a method of the default group's backend for the CPU, if that has it."""
+    group = world.current_world().default
+    backend = None if group is None else group._ready.get("cpu")
+    getattr(backend, name, lambda _: None)(finished)
 
 
 def _abort_groups(error: BaseException) -> None:

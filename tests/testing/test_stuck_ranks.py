@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch
+from nc10d.errors import CollectiveMismatch, PeerLost
 from nc10d.testing import Ranks, run_ranks
 
 SOON = 10.0
@@ -39,11 +39,43 @@ def play_a_circle(function: Any) -> None:
     assert time.monotonic() - start < SOON
 
 
+def in_own_process(call: str) -> None:
+    """Run a call of this module in a process without pytest-xdist.
+
+    That has threads which could make a call, and so end a wait, for all that the engine knows.
+    """
+    script = f"import test_stuck_ranks; test_stuck_ranks.{call}"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
+
+
 @pytest.mark.parametrize("function", ["receives_first", "other_order"])
 def test_threads_that_wait_in_a_circle_are_told_so(function: str) -> None:
-    # In a process of its own: each unknown thread (pytest-xdist has some) could end the wait.
-    script = f"import test_stuck_ranks as t; t.play_a_circle(t.{function})"
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
+    in_own_process(f"play_a_circle(test_stuck_ranks.{function})")
+
+
+def one_returns(group: Any, message: bool) -> int:
+    if group.rank == 1:
+        return 1
+    x = np.ones(2)
+    if message:
+        group.recv(x, 1)
+    else:
+        group.all_reduce(x)
+    return 0
+
+
+def play_a_return(kind: Any, message: bool) -> None:
+    start = time.monotonic()
+    expected = r"rank 0 waits in .*test_stuck_ranks\.py:\d+, for rank 1; rank 1 has returned"
+    with pytest.raises(PeerLost, match=expected):
+        run_ranks(one_returns, 2, kind, [message] * 2, timeout=60.0)
+    assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("message", [False, True])
+def test_a_rank_that_has_returned_counts_as_left(kind: str, message: bool) -> None:
+    in_own_process(f"play_a_return({kind!r}, {message})")
 
 
 def returns_late(group: Any, late: int) -> float:
@@ -59,6 +91,26 @@ def test_ranks_that_return_one_after_the_other_run_again() -> None:
     with Ranks(3, timeout=20.0) as ranks:
         for late in range(3):
             assert ranks.run(returns_late, [late] * 3) == [3.0] * 3
+
+
+class Slow:
+    """An argument that reaches its rank late."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (1.0,)
+
+
+def reduces(group: Any, _: Any) -> float:
+    x = np.ones(1)
+    group.all_reduce(x)
+    return float(x[0])
+
+
+def test_a_rank_that_begins_its_next_task_late_has_not_returned() -> None:
+    with Ranks(3, "processes", timeout=20.0) as ranks:
+        for _ in range(2):
+            assert ranks.run(reduces, [None, None, None]) == [3.0] * 3
+            assert ranks.run(reduces, [None, Slow(), None]) == [3.0] * 3
 
 
 def fails(group: Any) -> None:

@@ -217,6 +217,17 @@ class CpuBackend(Backend):
         control = self.group.control
         return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
+    def rest(self, finished: int) -> None:
+        """Publish that this thread, the rank's only one, makes no call before all ranks rest.
+
+        `finished` is how many tasks all ranks have finished when they all rest.
+        """
+        self._detector.rest(finished)
+
+    def resume(self, finished: int) -> None:
+        """Withdraw what `rest` has published: this rank begins a task after so many."""
+        self._detector.resume(finished)
+
     def droppable(self) -> bool:
         """Return whether no operation is in flight: a dropped group leaves without its peers."""
         return all(channel.oldest() is None for channel in self.group.channels())

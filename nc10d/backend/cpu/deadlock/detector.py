@@ -37,6 +37,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base.call_site import called, here
+from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
@@ -58,6 +59,7 @@ class DeadlockDetector:
         self._published: WaitNotice | None = None
         self._owner = 0
         """The thread that has published the notice; 0 if there is none."""
+        self._finished = 0  # tasks of the test kit; see `rest`
         self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
 
@@ -86,6 +88,24 @@ class DeadlockDetector:
             self._slot.publish(notice)
             self._published = notice
         return self._look(stable)
+
+    def rest(self, finished: int) -> None:
+        """Publish that this rank makes no call before all others have `finished` as many tasks."""
+        self._finished = finished
+        if self._alone():
+            others = {info.rank for info in self._context.infos} - {self._context.number}
+            needs = tuple(Need(_TASKS, finished, -1, other, _TASKS) for other in sorted(others))
+            text = f"rank {self._context.number} {RETURNED}"
+            self._owner = get_ident()
+            self._slot.publish(WaitNotice(text, needs, self._progress()))
+
+    def resume(self, finished: int) -> None:
+        """Withdraw the notice of `rest`: this rank begins a task after so many.
+
+        A rank that still rests after as many is none to give up: it takes its next task later.
+        """
+        self.clear()
+        self._finished = finished
 
     def clear(self) -> None:
         """Withdraw this thread's notice, if there is any: its wait has ended."""
@@ -141,7 +161,8 @@ class DeadlockDetector:
 
     def _progress(self) -> tuple[ProgressState, ...]:
         groups = filter(None, [reference() for reference in self._groups])
-        return tuple(state for group in groups for state in _states(group))
+        tasks = ProgressState(_TASKS, self._finished, False)
+        return (tasks, *(state for group in groups for state in _states(group)))
 
 
 def idles(frame: FrameType) -> bool:
@@ -162,6 +183,10 @@ def idles(frame: FrameType) -> bool:
 def _key(group: str, link: tuple[int, int] | None = None) -> int:
     digest = hashlib.blake2b(f"{group}\0{link}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+_TASKS = _key("tasks")
+"""The key of a rank's progress in the tasks of the test kit."""
 
 
 def _link_key(group: Group, channel: Channel) -> int:

@@ -24,6 +24,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nc10d.base.text import RETURNED
+
 _HEAD = struct.Struct("<3H")
 _NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
@@ -142,9 +144,14 @@ def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:
     first = ranks.index(min(ranks))
     turned = [*ranks[first:], *ranks[:first]]
     pairs = zip(turned, [*turned[1:], turned[0]], strict=True)
-    links = [f"{words[rank]}, for rank {other}" for rank, other in pairs]
+    links = [
+        words[rank] if words[rank].endswith(RETURNED) else f"{words[rank]}, for rank {other}"
+        for rank, other in pairs
+    ]
     if len(links) > MOST_DESCRIBED:
         links[MOST_DESCRIBED:] = [f"and so on, by {len(links) - MOST_DESCRIBED} more ranks"]
+    if any(link.endswith(RETURNED) for link in links):
+        return f"a rank waits for a rank that makes no call any more: {'; '.join(links)}"
     return (
         f"ranks wait for each other in a circle (ranks of the job): {'; '.join(links)}. Make calls "
         "of several groups, and messages, in one order on all ranks"

@@ -34,6 +34,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import RETURNED
 from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed, PeerLost
 from nc10d.ops import Op
 
@@ -104,6 +105,8 @@ class Health:
     def deadlock_error(self, channel: Channel, text: str) -> DistError:
         """Return the error of a deadlock, in which this rank waits in a channel."""
         rank, (seq, op) = self._blocked_on(channel), self._text.waiting_call(channel)
+        if RETURNED in text:
+            return PeerLost(text, rank=rank, op=op, seq=seq, cause="it has returned")
         return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
