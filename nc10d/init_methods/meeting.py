@@ -61,7 +61,7 @@ def meet(
     """
     report = WaitReport(f"rank {rank} of {size}", deadline)
     while True:
-        number = _open_meeting(store, deadline)
+        number = _open_meeting(store)
         visit = Visit(PrefixStore(str(number), store), rank, size, report)
         if visit.come(deadline) and visit.wait(deadline, host_left):
             return number
@@ -71,14 +71,16 @@ class HostLeft(RendezvousError):
     """The process that hosts the store has left it, so no other rank can come there."""
 
 
-def _open_meeting(store: Store, deadline: Deadline) -> int:
+def _open_meeting(store: Store) -> int:
     """Return the number of the open meeting; open the next one if all have ended."""
-    while not deadline.expired():
-        ended = store.add("ended", 0)
+    before = None
+    while (ended := store.add("ended", 0)) != before:
         if not store.check([f"{ended + 1}/outcome"]):
             return ended + 1
+        # If another rank is faster, the number has grown as well.
         store.compare_set("ended", str(ended), str(ended + 1))
-    raise RendezvousError("the store's 'ended' names no open meeting")
+        before = ended
+    raise RendezvousError(f"the store's 'ended' stays {ended}, whatever is written there")
 
 
 class Visit:

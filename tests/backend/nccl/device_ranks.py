@@ -93,7 +93,7 @@ def waiting_with_a_timeout_blocks_and_fails_in_the_caller_alone(group: ProcessGr
         after(group, "gave up")
     work = group.all_reduce(x, async_op=True)
     if group.rank == 0:
-        with pytest.raises(CollectiveTimeout, match="all_reduce: .* goes on"):
+        with pytest.raises(CollectiveTimeout, match=r"all_reduce: .* goes on"):
             work.wait(0.05)
         once(group, "gave up")
     assert work.wait(LONG) is True
