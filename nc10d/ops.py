@@ -4,9 +4,10 @@ A collective is a small slotted object. The API makes it, the group launches it,
 it; tracing, fingerprints, coalescing and tests all look at the same object. Arrays are carried
 as the user gave them; a backend resolves them to memory once, when it runs the operation.
 
-An `Arrays` field is either a flat array (equal chunks, rank after rank) or a list with an array
-for each rank (sizes may differ). `root` and `peer` are ranks in the group. `even` is True on every
-rank of a Gather or Scatter whose root has a flat array, also on ranks that have no such array.
+An `Arrays` field is either a flat array (equal chunks, rank after rank) or a list or tuple with an
+array for each rank (sizes may differ). `root` and `peer` are ranks in the group. `even` is True on
+every rank of a Gather or Scatter whose root has a flat array, also on ranks that have no such
+array.
 """
 
 from __future__ import annotations

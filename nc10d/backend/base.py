@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -97,11 +98,14 @@ def _reduced(op: ops.ReduceScatter) -> tuple[Any, Any, Any]:
 
 def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
     inp, out = settled(op.inp), settled(op.out)
-    if type(inp) is tuple:
-        return LISTS, inp, out
     if op.in_splits is None and op.out_splits is None:
-        return None, inp, out
-    return (_splits(op.in_splits), _splits(op.out_splits)), inp, out
+        return LISTS if type(inp) is tuple else None, inp, out
+    if type(inp) is tuple:  # the checks refuse it
+        return None, None, None
+    try:
+        return (_splits(op.in_splits), _splits(op.out_splits)), inp, out
+    except TypeError:  # no ints: the checks say what is wrong
+        return None, None, None
 
 
 def _exchange(extra: Any, x: Any, y: Any) -> ops.AllToAll:
@@ -110,7 +114,8 @@ def _exchange(extra: Any, x: Any, y: Any) -> ops.AllToAll:
 
 
 def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if sizes is None else tuple(sizes)
+    # Plain ints, since 1.0 equals 1 as a key.
+    return None if sizes is None else tuple(map(index, sizes))
 
 
 class CallParts(NamedTuple):

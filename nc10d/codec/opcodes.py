@@ -1,169 +1,180 @@
-"""Check that a pickle builds plain objects and can do nothing else; see nc10d.codec.plain."""
+"""Check that a pickle builds plain objects and can do nothing else; see nc10d.codec.plain.
+
+`check` follows the unpickler's stack and memo. An item has a kind, a depth, and a weight: how many
+parts a hash of it visits. The first three rows of `rows` are the stack, the last three the memo.
+"""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from nc10d.codec.tags import MAX_DEPTH
 from nc10d.kernels.cache import entry_points, on_demand
 
-_MOST_HASHED = 1 << 24
-"""Parts of keys and members of sets, in all; more would take a noticeable time to hash."""
+ROWS = 6
+_HEAVIEST = 1 << 24
+"""The weight of all keys and members of sets: beyond, hashing them takes a noticeable time."""
 _LEAF, _TUPLE, _LIST, _DICT, _SET, _MARK = range(6)
-"""The kinds of items on the unpickler's stack; a frozenset counts as a tuple."""
+"""The kinds of items; a frozenset counts as a tuple."""
+_REFUSE, _SKIP, _PUSH, _GET, _KEEP, _BUILD, _FILL, _END = range(8)
+"""The effects of opcodes. `_BUILD` makes a tuple of items, `_FILL` puts items into a container."""
 
-# Opcodes by the form of their argument; see the module pickletools of Python.
-_COUNTED_1 = tuple(pickle.SHORT_BINUNICODE + pickle.SHORT_BINBYTES + pickle.LONG1)
-_COUNTED_4 = tuple(pickle.BINUNICODE + pickle.BINBYTES + pickle.LONG4)
-_COUNTED_8 = tuple(pickle.BINUNICODE8 + pickle.BINBYTES8 + pickle.BYTEARRAY8)
-_BYTES_1 = tuple(pickle.PROTO + pickle.BININT1 + pickle.BINGET)
-_BYTES_2 = tuple(pickle.BININT2)
-_BYTES_4 = tuple(pickle.BININT + pickle.LONG_BINGET)
-_BYTES_8 = tuple(pickle.BINFLOAT + pickle.FRAME)
-# Opcodes by their effect.
-_NOTHING = tuple(pickle.PROTO + pickle.FRAME)
-_LEAVES = (
-    *_COUNTED_1,
-    *_COUNTED_4,
-    *_COUNTED_8,
-    *_BYTES_2,
-    *tuple(pickle.NONE + pickle.NEWTRUE + pickle.NEWFALSE),
-    *tuple(pickle.BININT + pickle.BININT1 + pickle.BINFLOAT + pickle.EMPTY_TUPLE),
+
+def _table(*entries: tuple[int, Iterable[bytes]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a value for each opcode, 0 for those that no entry names."""
+    table = np.zeros(256, np.int64)
+    for value, codes in entries:
+        table[list(b"".join(codes))] = value
+    return table
+
+
+# The module pickletools of Python describes the opcodes.
+_SIZED = (
+    *(pickle.SHORT_BINUNICODE, pickle.SHORT_BINBYTES, pickle.LONG1, pickle.BINUNICODE),
+    *(pickle.BINBYTES, pickle.LONG4, pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8),
 )
-_TUPLES = tuple(pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3)
-_FROM_MARK = tuple(pickle.TUPLE + pickle.FROZENSET)
-_GETS = tuple(pickle.BINGET + pickle.LONG_BINGET)
-_EMPTY_LIST, _EMPTY_DICT = pickle.EMPTY_LIST[0], pickle.EMPTY_DICT[0]
-_EMPTY_SET = pickle.EMPTY_SET[0]
-_MARKS, _MEMOIZE, _STOP = pickle.MARK[0], pickle.MEMOIZE[0], pickle.STOP[0]
-_APPEND, _APPENDS = pickle.APPEND[0], pickle.APPENDS[0]
-_SETITEM, _SETITEMS, _ADDITEMS = pickle.SETITEM[0], pickle.SETITEMS[0], pickle.ADDITEMS[0]
-_FRAME, _FROZEN = pickle.FRAME[0], pickle.FROZENSET[0]
+_SHORT = *_SIZED[:3], pickle.PROTO, pickle.BININT1, pickle.BINGET
+_ARGUMENT = _table(
+    (1, _SHORT),
+    (2, [pickle.BININT2]),
+    (4, [*_SIZED[3:6], pickle.BININT, pickle.LONG_BINGET]),
+    (8, [*_SIZED[6:], pickle.BINFLOAT, pickle.FRAME]),
+)
+"""The bytes of an opcode's argument."""
+_HAS_CONTENT = _table((1, _SIZED))
+"""Whether the argument is a number of bytes that follow."""
+_READ = _table((1, [*_SIZED, pickle.BINGET, pickle.LONG_BINGET, pickle.FRAME]))
+"""Whether the argument matters here."""
+_NUMBERS = pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.BINFLOAT
+_CONSTANTS = pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.EMPTY_TUPLE
+_KIND = _table(
+    (_LIST, [pickle.EMPTY_LIST]),
+    (_DICT, [pickle.EMPTY_DICT]),
+    (_SET, [pickle.EMPTY_SET]),
+    (_MARK, [pickle.MARK]),
+)
+"""The kind of the item that an opcode pushes."""
+_CONTAINER = _table(
+    (_LIST, [pickle.APPEND, pickle.APPENDS]),
+    (_DICT, [pickle.SETITEM, pickle.SETITEMS]),
+    (_SET, [pickle.ADDITEMS]),
+)
+"""The kind of the container that an opcode fills."""
+_TAKES = _table(
+    (1, [pickle.TUPLE1, pickle.APPEND]), (2, [pickle.TUPLE2, pickle.SETITEM]), (3, [pickle.TUPLE3])
+)
+"""How many items an opcode takes from the stack; 0: all down to a mark, and the mark."""
+_EFFECT = _table(
+    (_SKIP, [pickle.PROTO, pickle.FRAME]),
+    (_PUSH, [*_SIZED, *_NUMBERS, *_CONSTANTS, pickle.EMPTY_LIST, pickle.EMPTY_DICT]),
+    (_PUSH, [pickle.EMPTY_SET, pickle.MARK]),
+    (_GET, [pickle.BINGET, pickle.LONG_BINGET]),
+    (_KEEP, [pickle.MEMOIZE]),
+    (_BUILD, [pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE, pickle.FROZENSET]),
+    (_FILL, [pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS]),
+    (_END, [pickle.STOP]),
+)
+_FROZENSET = pickle.FROZENSET[0]
+
+
+@njit(nogil=True)
+def nc10d_number(stream: Any, at: int, width: int) -> Any:
+    """Return a little-endian number of up to 8 bytes; negative beyond an int64."""
+    number: Any = np.int64(0)
+    for i in range(width):
+        number |= np.int64(stream[at + i]) << (8 * i)
+    return number
+
+
+@njit(nogil=True)
+def nc10d_first(rows: Any, top: int, takes: int) -> int:
+    """Return the place of the first item that an opcode takes, -1 if there are not so many."""
+    first = top - takes
+    if takes == 0:
+        while first > 0 and rows[0, first - 1] != _MARK:
+            first -= 1
+        return first if first > 0 else -1
+    for i in range(max(first, 0), top):
+        if rows[0, i] == _MARK:
+            return -1
+    return first
+
+
+@njit(nogil=True)
+def nc10d_weigh(rows: Any, first: int, top: int, step: int) -> Any:
+    """Return the weight of each `step`-th item from `first` on, at most _HEAVIEST."""
+    weight: Any = np.int64(0)
+    for i in range(first, top, step):
+        weight = min(weight + rows[2, i], _HEAVIEST)
+    return weight
+
+
+@njit(nogil=True)
+def nc10d_take(code: int, rows: Any, top: int) -> Any:
+    """Carry out an opcode that takes items; return the new top and the weight of what is hashed.
+
+    The top is -1 if the unpickler would fail, or would call a method of something else.
+    """
+    takes = _TAKES[code]
+    first = nc10d_first(rows, top, takes)
+    below = first - 1 if takes else first - 2  # the item under what is taken, mark included
+    depth = 1
+    for i in range(max(first, 0), top):
+        depth = max(depth, rows[1, i] + 1)
+    if first < 0 or depth > MAX_DEPTH:
+        return -1, 0
+    if _EFFECT[code] == _BUILD:
+        weight = 1 + nc10d_weigh(rows, first, top, 1)
+        rows[0, below + 1], rows[1, below + 1], rows[2, below + 1] = _TUPLE, depth, weight
+        return below + 2, weight if code == _FROZENSET else 0
+    kind = _CONTAINER[code]
+    if below < 0 or rows[0, below] != kind or (kind == _DICT and (top - first) % 2 != 0):
+        return -1, 0
+    rows[1, below] = max(rows[1, below], depth)
+    step = 2 if kind == _DICT else 1
+    return below + 1, 0 if kind == _LIST else nc10d_weigh(rows, first, top, step)
 
 
 @on_demand("boolean(Array(uint8, 1, 'C', readonly=True), int64[:, ::1])")
 def _check(stream: Any, rows: Any) -> bool:
-    """Walk over the opcodes. `rows` is a stack and a memo, with room for an item of each byte.
-
-    The first three rows are kind and depth of the stack's items, and the parts that a hash of each
-    visits; the last three are the same of the memo's items.
-    """
-    size, at, top, kept, hashed = stream.size, 0, 0, 0, 0
-    while at < size:
-        code = stream[at]
-        at += 1
-        counted = 1 if code in _COUNTED_1 else 4 if code in _COUNTED_4 else 8
-        if counted == 8 and code not in _COUNTED_8:
-            counted = 0
-        width = counted
-        if code in _BYTES_1:
-            width = 1
-        elif code in _BYTES_2:
-            width = 2
-        elif code in _BYTES_4:
-            width = 4
-        elif code in _BYTES_8:
-            width = 8
-        if width > size - at:
+    """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
+    size, at, top, kept = stream.size, 0, 0, 0
+    hashed: Any = np.int64(0)
+    while at < size and hashed < _HEAVIEST:
+        code, at = stream[at], at + 1
+        effect, width = _EFFECT[code], _ARGUMENT[code]
+        if effect == _REFUSE or width > size - at:
             return False
-        number: Any = np.int64(0)
-        if counted or code in _GETS or code == _FRAME:
-            for i in range(width):
-                number |= np.int64(stream[at + i]) << (8 * i)
+        number = nc10d_number(stream, at, width if _READ[code] else 0)
         at += width
-        if counted:
-            if number < 0 or number > size - at:
-                return False
-            at += number
-
-        if code in _NOTHING:
-            if number < 0 or number > size - at:  # the frame is cut
-                return False
-            continue
-        if code == _STOP:
+        if number < 0 or (effect != _GET and number > size - at):  # bytes that are not there
+            return False
+        at += number if _HAS_CONTENT[code] else 0
+        if effect == _END:
             return at == size and top == 1 and rows[0, 0] != _MARK
-        if code == _MEMOIZE:
+        if effect == _PUSH:
+            rows[0, top], rows[1, top], rows[2, top] = _KIND[code], 0, 1
+            top += 1
+        elif effect == _GET:
+            if number >= kept:
+                return False
+            rows[:3, top] = rows[3:, number]
+            top += 1
+        elif effect == _KEEP:
             if top == 0 or rows[0, top - 1] == _MARK:
                 return False
-            for row in range(3):
-                rows[3 + row, kept] = rows[row, top - 1]
+            rows[3:, kept] = rows[:3, top - 1]
             kept += 1
-            continue
-
-        kind, depth, parts = _LEAF, 0, 1
-        if code in _GETS:
-            if number < 0 or number >= kept:
+        elif effect != _SKIP:
+            top, weight = nc10d_take(code, rows, top)
+            if top < 0:
                 return False
-            kind, depth, parts = rows[3, number], rows[4, number], rows[5, number]
-        elif code == _MARKS:
-            kind = _MARK
-        elif code == _EMPTY_LIST:
-            kind = _LIST
-        elif code == _EMPTY_DICT:
-            kind = _DICT
-        elif code == _EMPTY_SET:
-            kind = _SET
-        elif code not in _LEAVES:
-            # -- an opcode that takes items from the stack: those from `first` on
-            first = top
-            if code in _TUPLES:
-                first = top - (code - _TUPLES[0] + 1)
-            elif code == _APPEND:
-                first = top - 1
-            elif code == _SETITEM:
-                first = top - 2
-            else:
-                while first > 0 and rows[0, first - 1] != _MARK:
-                    first -= 1
-                first = first if first > 0 else -1
-            if first < 0:
-                return False
-            target = first - 1  # the mark, or the value that gets an item
-            inner = 0
-            for i in range(first, top):
-                if rows[0, i] == _MARK:
-                    return False
-                inner = max(inner, rows[1, i])
-                parts += rows[2, i]
-            parts = min(parts, _MOST_HASHED)
-            if inner >= MAX_DEPTH:
-                return False
-            if code in _TUPLES or code in _FROM_MARK:
-                kind, depth = _TUPLE, inner + 1
-                if code == _FROZEN:
-                    hashed += parts
-                top = first if code in _TUPLES else target
-            else:
-                if code in (_APPENDS, _SETITEMS, _ADDITEMS):
-                    target -= 1
-                if target < 0:
-                    return False
-                wanted = _DICT
-                if code in (_APPEND, _APPENDS):
-                    wanted = _LIST
-                elif code == _ADDITEMS:
-                    wanted = _SET
-                elif code not in (_SETITEM, _SETITEMS):
-                    return False  # none of a plain object's
-                if rows[0, target] != wanted or (wanted == _DICT and (top - first) % 2):
-                    return False
-                if wanted == _SET:
-                    hashed += parts
-                if wanted == _DICT:
-                    for i in range(first, top, 2):
-                        hashed += rows[2, i]
-                rows[1, target] = max(rows[1, target], inner + 1)
-                top = target + 1
-                if hashed >= _MOST_HASHED:
-                    return False
-                continue
-            if hashed >= _MOST_HASHED:
-                return False
-        rows[0, top], rows[1, top], rows[2, top] = kind, depth, parts
-        top += 1
+            hashed += weight
     return False
 
 

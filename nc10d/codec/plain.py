@@ -52,11 +52,16 @@ class _Pickler(pickle.Pickler):
         raise _NotPlain
 
 
+def _refuse(_: pickle.PickleBuffer) -> None:
+    # A PickleBuffer would arrive as bytes.
+    raise _NotPlain
+
+
 def encode_plain(value: Any) -> bytes | None:
     """Return the stream of a plain object, None for any other object."""
     file = _Writes()
     try:
-        _Pickler(file, _PROTOCOL).dump(value)
+        _Pickler(file, _PROTOCOL, buffer_callback=_refuse).dump(value)
     except (_NotPlain, RuntimeError):  # too deep, or another thread changes the object
         return None
     stream = file.parts[0] if len(file.parts) == 1 else b"".join(file.parts)
@@ -76,4 +81,4 @@ def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
 
 def is_plain(stream: npt.NDArray[np.uint8]) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else."""
-    return bool(opcodes.check(stream, np.empty((6, stream.size + 1), np.int64)))
+    return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))

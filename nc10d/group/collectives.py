@@ -32,11 +32,6 @@ def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
     return None if items is None or len(items) == 0 else items
 
 
-def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return split sizes as a tuple, None for none or an empty sequence."""
-    return None if sizes is None or len(sizes) == 0 else tuple(sizes)
-
-
 class OpenBatch(Protocol):
     """A coalescing block as its group sees it: it takes operations."""
 
@@ -188,9 +183,11 @@ class Collectives(Runner):
         """
         if output_split_sizes is None and input_split_sizes is None:
             return self._call(ops.AllToAll, None, input, output, async_op, timeout)
-        splits = _sizes(input_split_sizes), _sizes(output_split_sizes)
-        extra = None if splits == (None, None) else splits
-        return self._call(ops.AllToAll, extra, input, output, async_op, timeout)
+        op = ops.AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
+        extra, x, y = PARTS[ops.AllToAll].split(op)
+        if x is None:
+            return self._run(op, output, async_op, timeout)
+        return self._call(ops.AllToAll, extra, x, y, async_op, timeout)
 
     def gather(
         self,

@@ -83,7 +83,18 @@ class Touchy(dict[str, int]):
 
 @pytest.mark.parametrize(
     "value",
-    [1j, np.zeros(3), np.float64(1), OrderedDict(a=1), Touchy(a=1), int, len, Ellipsis, range(3)],
+    [
+        1j,
+        np.zeros(3),
+        np.float64(1),
+        pickle.PickleBuffer(b"x"),
+        OrderedDict(a=1),
+        Touchy(a=1),
+        int,
+        len,
+        Ellipsis,
+        range(3),
+    ],
     ids=str,
 )
 def test_an_object_with_another_type_in_it_is_not_plain_and_is_not_touched(value: Any) -> None:

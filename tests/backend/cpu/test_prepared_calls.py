@@ -180,6 +180,19 @@ def test_a_wrong_list_is_refused_although_the_call_is_prepared(call: Call) -> No
     run_ranks(play, 2)
 
 
+def test_split_sizes_that_are_no_ints_are_refused_although_the_call_is_prepared() -> None:
+    def play(group: Any) -> None:
+        x, y = np.ones(2), np.zeros(2)
+        for _ in range(3):
+            group.all_to_all_single(y, x, [1, 1], [1, 1])
+        group.all_to_all_single(y, x, np.array([1, 1]), [np.int64(1), np.int64(1)])
+        for wrong in ([1.0, 1.0], ["1", "1"]):
+            with pytest.raises(TypeError, match="split_sizes"):
+                group.all_to_all_single(y, x, wrong, [1, 1])
+
+    run_ranks(play, 2)
+
+
 def frames_of_list_calls(group: Any) -> dict[str, int]:
     x, xs = np.ones(3), [np.ones(3), np.ones(3)]
     fewest = {}
