@@ -39,8 +39,9 @@ Scenario = Callable[[C10dLibrary, int], Result]
 
 
 def counted(words: Iterable[str]) -> str:
-    """Return the words with their counts, the most frequent first."""
-    return ", ".join(f"{word} {number}x" for word, number in Counter(words).most_common())
+    """Return the words with their counts, the most frequent first, then by the alphabet."""
+    found = sorted(Counter(words).items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{word} {number}x" for word, number in found)
 
 
 def outcome_of(library: C10dLibrary, call: Callable[[], object], due: float) -> Report:

@@ -25,5 +25,5 @@ def test_a_store_dies_under_its_client_however_late_that_comes(
 ) -> None:
     monkeypatch.setattr(stores, "TIMEOUT", 0.2)
     assert stores.unanswered(Slow(), 1).words == (
-        "ConnectTimeout 3x, StoreTimeout 1x, DistNetworkError 1x"
+        "ConnectTimeout 3x, DistNetworkError 1x, StoreTimeout 1x"
     )
