@@ -95,7 +95,7 @@ class Touchy(dict[str, int]):
         Ellipsis,
         range(3),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_an_object_with_another_type_in_it_is_not_plain_and_is_not_touched(value: Any) -> None:
     for whole in (value, [[value]], {"a": (1, value)}):
