@@ -8,6 +8,7 @@ copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's 
 torch.compile compiles may make all calls; they stay uncompiled.
 """
 
+from nc10d.base import torch_entry
 from nc10d.torch import compiling, tensors, torch_calls
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.sampler import DistributedSampler
@@ -18,3 +19,4 @@ __all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm"]
 tensors.register()
 torch_calls.register()
 compiling.mark_public_calls()
+torch_entry.register()
