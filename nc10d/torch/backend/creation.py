@@ -23,8 +23,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, meet_in
-from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.stores import TorchStore
 
 assert nc10d.torch, "tensors are arrays from here on"

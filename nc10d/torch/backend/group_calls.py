@@ -8,11 +8,8 @@ stand for a list of one, as in torch's own bindings.
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from sys import getrefcount
 from typing import Any
 
 import torch
@@ -21,82 +18,23 @@ from torch._C import _distributed_c10d as c10d
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.backend.base import LISTS, NOTHING
-from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
-from nc10d.ops import Op
-from nc10d.torch.backend.torch_errors import torch_error
+from nc10d.torch.backend.launching import UNSET, TorchLauncher
 from nc10d.torch.backend.reductions import BY_NUMBER, reduction
+from nc10d.torch.backend.torch_errors import raising_torch_errors
 from nc10d.torch.backend.works import TorchWork
-from nc10d.work import Work
 
 Tensor = torch.Tensor
-_UNSET = timedelta(milliseconds=-1)
-_ON_NO_LIST = frozenset({ops.AllReduce, ops.Broadcast, ops.Reduce})
-_MOST_SLIM = 256
-_HELD_HERE = 3
-"""References to a Work that only the deque of its group holds, as sys.getrefcount counts them."""
 
 
-class TorchCalls:
+class TorchCalls(TorchLauncher):
     """A torch group's calls on the group of nc10d below it."""
 
-    nc10d_group: ProcessGroup
-
     def _open(self, group: ProcessGroup, world: World) -> None:
-        self.nc10d_group = group
-        self._world = world
+        super()._open(group, world)
         self._blocks: list[CoalescingManager] = []
-        # torch's C++ code may hold the C++ part of a Work alone, whose methods are the base's once
-        # the Python part is gone.
-        self._works: deque[TorchWork] = deque()
-        self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
-
-    # -- launching -------------------------------------------------------------------------------
-
-    def _run(
-        self, kind: type[Op], extra: Any, x: Any, y: Any, opts: Any, outputs: list[Tensor]
-    ) -> TorchWork | None:
-        """Run an operation, of parts as in nc10d.backend.base.PARTS."""
-        timeout = opts.timeout
-        try:
-            work = self.nc10d_group._call(
-                kind, extra, x, y, opts.asyncOp, None if timeout == _UNSET else timeout
-            )
-        except DistError as error:
-            raise torch_error(error) from error
-        return None if work is None else self._kept(work, outputs)
-
-    def _kept(self, work: Work, outputs: list[Tensor]) -> TorchWork:
-        """Return a Work for torch, and keep it alive."""
-        kept = TorchWork(work, outputs)
-        works = self._works
-        while works and works[0].is_completed():
-            ended = works.popleft()
-            if getrefcount(ended) <= _HELD_HERE - 1:
-                ended.slim()
-            self._slim.append(ended)
-        works.append(kept)
-        return kept
-
-    @contextlib.contextmanager
-    def _block(self, opts: Any, outputs: list[Tensor]) -> Iterator[list[TorchWork]]:
-        """Launch the calls on nc10d's group in the with-block together; yields a list for the Work.
-
-        Inside a block of _start_coalescing, they join it.
-        """
-        found: list[TorchWork] = []
-        group = self.nc10d_group
-        try:
-            if group.in_batch():
-                yield found
-                return
-            with group.coalescing_manager(async_ops=opts.asyncOp) as manager:
-                yield found
-        except DistError as error:
-            raise torch_error(error) from error
-        found.extend(self._kept(work, outputs) for work in manager.works)
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -257,11 +195,9 @@ class TorchCalls:
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has come; after the timeout, name the missing ranks."""
-        limit = None if timeout is None or timeout == _UNSET else timeout
-        try:
+        limit = None if timeout is None or timeout == UNSET else timeout
+        with raising_torch_errors():
             monitored_barrier(self.nc10d_group, limit, wait_all_ranks)
-        except DistError as error:
-            raise torch_error(error) from error
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -280,18 +216,6 @@ class TorchCalls:
         (x,) = _single(tensors)
         return self._message(ops.Recv, None, x, tag)
 
-    def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
-        group = self.nc10d_group
-        try:
-            if kind is ops.Send:
-                work = group.isend(x, peer, tag)  # type: ignore[arg-type]
-            else:
-                work = group.irecv(x, peer, tag)
-        except DistError as error:
-            raise torch_error(error) from error
-        assert work is not None, "the group has this rank"
-        return self._kept(work, [x])
-
     # -- blocks ----------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -303,10 +227,8 @@ class TorchCalls:
     def _end_coalescing(self, device: Any = None) -> TorchWork | None:
         """Launch the calls since _start_coalescing; None if there were none."""
         block = self._blocks.pop()
-        try:
+        with raising_torch_errors():
             block.__exit__(None, None, None)
-        except DistError as error:
-            raise torch_error(error) from error
         return self._kept(block.works[0], []) if block.works else None
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing

@@ -27,6 +27,8 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
         """Return "nc10d"."""
         return NAME
 
+    _backend_name = getBackendName
+
     def setGroupDesc(self, description: str) -> None:
         """Take torch's description of the group."""
         self._description = self.nc10d_group.description = description

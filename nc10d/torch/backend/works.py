@@ -21,7 +21,7 @@ from nc10d.errors import DistError
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.work import Work
 
-_NEVER = timedelta(0)
+NEVER = timedelta(0)
 """What torch passes for no timeout."""
 
 
@@ -38,7 +38,7 @@ class TorchWork(dist._Work):
         assert self.work is not None, "a slim Work is seen by torch's C++ code alone"
         return self.work
 
-    def wait(self, timeout: timedelta = _NEVER) -> bool:
+    def wait(self, timeout: timedelta = NEVER) -> bool:
         """Block until the operation has ended; see nc10d.work.Work.wait."""
         if self.work is None:
             return True
