@@ -158,7 +158,8 @@ def as_own_store(store: Any) -> Store:
             return _ADAPTERS[kind](store)
     if type(store).__module__.startswith("torch."):
         raise TypeError(f"{type(store).__name__} is a store of torch's: `import nc10d.torch` first")
-    return store
+    duck: Store = store  # a user's class with a store's methods
+    return duck
 
 
 def encode_key(key: str) -> bytes:
