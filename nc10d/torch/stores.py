@@ -22,6 +22,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import (
     DistNetworkError,
     NotANumberError,
@@ -51,7 +52,7 @@ def as_store(store: Store) -> dist.Store:
     """
     if isinstance(store, dist.Store):
         return store
-    if isinstance(store, StoreFromTorch):
+    if isinstance(store, TorchStore):
         return store.underlying
     if not isinstance(store, Store):
         raise TypeError(f"as_store takes a store of nc10d, got {type(store).__name__}")
@@ -60,7 +61,7 @@ def as_store(store: Store) -> dist.Store:
 
 def as_own_store(store: dist.Store) -> Store:
     """Return torch's `store` as a store of nc10d; undoes as_store."""
-    return store.underlying if isinstance(store, StoreForTorch) else StoreFromTorch(store)
+    return store.underlying if isinstance(store, StoreForTorch) else TorchStore(store)
 
 
 @contextmanager
@@ -68,13 +69,13 @@ def _torchs_errors() -> Iterator[None]:
     """Raise torch's error in place of nc10d's, with nc10d's as its cause."""
     try:
         yield
-    except QueueEmptyError as error:
+    except raised_here(QueueEmptyError) as error:
         raise dist.QueueEmptyError(str(error)) from error
-    except DistNetworkError as error:
+    except raised_here(DistNetworkError) as error:
         raise dist.DistNetworkError(str(error)) from error
-    except NotANumberError:
+    except raised_here(NotANumberError):
         raise  # a ValueError in torch, too
-    except StoreError as error:
+    except raised_here(StoreError) as error:
         raise dist.DistStoreError(str(error)) from error
 
 
@@ -196,7 +197,7 @@ class StoreForTorch(dist.Store):
         self.underlying.close()
 
 
-class StoreFromTorch(Store):
+class TorchStore(Store):
     """A store of torch's as nc10d's; errors are nc10d's and name the keys.
 
     A call that waits asks again and again, so Ctrl-C ends it and other threads may use the store
@@ -214,7 +215,7 @@ class StoreFromTorch(Store):
         encode_keys(keys)  # TypeError or ValueError for a key that is none
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except raised_here(RuntimeError, ValueError) as error:
             named = ", ".join(map(repr, keys))
             text = f"{self!r}, keys {named}: {str(error).partition(chr(10))[0]}"
             kind = _own_kind(error, text)
@@ -305,7 +306,7 @@ class StoreFromTorch(Store):
         def pop() -> bool:
             try:
                 popped.append(self.queue_pop(key, False))
-            except QueueEmptyError:
+            except raised_here(QueueEmptyError):
                 return False
             return True
 
@@ -324,8 +325,8 @@ class StoreFromTorch(Store):
         with self._own_errors(key):
             self.underlying.barrier(key, world_size, _timedelta(limit))
 
-    def clone(self) -> StoreFromTorch:
-        return StoreFromTorch(self.underlying.clone())
+    def clone(self) -> TorchStore:
+        return TorchStore(self.underlying.clone())
 
 
 def _own_kind(error: Exception, text: str) -> type[StoreError] | None:

@@ -20,7 +20,7 @@ import nc10d
 import nc10d.torch
 from nc10d.errors import NotANumberError, QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
-from nc10d.torch.stores import StoreForTorch, StoreFromTorch, as_own_store
+from nc10d.torch.stores import StoreForTorch, TorchStore, as_own_store
 
 QUICK = timedelta(milliseconds=100)
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def torch_tcp_store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-class CppBetween(StoreFromTorch):
+class CppBetween(TorchStore):
     """A store behind an adapter, torch's C++ PrefixStore, and an adapter back."""
 
     def __init__(self, below: Store) -> None:
@@ -42,17 +42,17 @@ class CppBetween(StoreFromTorch):
 
 
 MAKERS: dict[str, Callable[[], Store]] = {
-    "torch hash": lambda: StoreFromTorch(dist.HashStore()),
-    "both adapters": lambda: StoreFromTorch(StoreForTorch(HashStore())),
+    "torch hash": lambda: TorchStore(dist.HashStore()),
+    "both adapters": lambda: TorchStore(StoreForTorch(HashStore())),
     "C++ between": lambda: CppBetween(HashStore()),
-    "torch tcp": lambda: StoreFromTorch(torch_tcp_store()),
+    "torch tcp": lambda: TorchStore(torch_tcp_store()),
 }
 
 
 @pytest.fixture(params=MAKERS)
 def fresh(request: pytest.FixtureRequest) -> laws.MakeStore:
     """Return a function that makes an empty store at each call."""
-    served = StoreFromTorch(torch_tcp_store()) if request.param == "torch tcp" else None
+    served = TorchStore(torch_tcp_store()) if request.param == "torch tcp" else None
 
     @contextlib.contextmanager
     def make() -> Iterator[Store]:
@@ -92,7 +92,7 @@ def test_a_call_that_times_out_names_its_keys(store: Store, blocked: str) -> Non
 
 
 def test_a_queue_in_torchs_store_is_a_queue() -> None:
-    store = StoreFromTorch(torch_tcp_store())
+    store = TorchStore(torch_tcp_store())
     with ThreadPoolExecutor(1) as pool:
         popped = pool.submit(store.queue_pop, "q")
         store.queue_push("q", b"\xff")
@@ -107,7 +107,7 @@ def test_a_queue_in_torchs_store_is_a_queue() -> None:
 
 def test_adding_to_text_in_torchs_store_is_an_error() -> None:
     for theirs, kind in ((dist.HashStore(), NotANumberError), (torch_tcp_store(), StoreError)):
-        store = StoreFromTorch(theirs)
+        store = TorchStore(theirs)
         store.set("text", "abc")
         with pytest.raises(kind):
             store.add("text", 1)
