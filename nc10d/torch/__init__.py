@@ -9,6 +9,7 @@ torch.compile compiles may make all calls; they stay uncompiled. `as_store` make
 into one of torch's, and nc10d's groups take torch's stores.
 """
 
+from nc10d.base import torch_entry
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.sampler import DistributedSampler
@@ -21,3 +22,4 @@ tensors.register()
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()
+torch_entry.register()
