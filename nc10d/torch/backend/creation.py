@@ -25,7 +25,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, meet_in
 from nc10d.torch.backend.python_group import PythonGroup
 from nc10d.torch.backend.torch_errors import torch_error
-from nc10d.torch.stores import TorchStore
+from nc10d.torch.stores import as_own_store
 
 assert nc10d.torch, "tensors are arrays from here on"
 
@@ -93,6 +93,6 @@ def _meet(
 ) -> ProcessGroup:
     """Return a group whose ranks meet in the store that torch has for it."""
     rank, size, name = setup.group_rank, setup.group_size, setup.group_id
-    keys = meet_in(TorchStore(setup.store), name, config, rank, size, deadline, limit)
+    keys = meet_in(as_own_store(setup.store), name, config, rank, size, deadline, limit)
     ranks = members or range(size)
     return ProcessGroup(name, ranks, rank, keys, limit, config, options=options)
