@@ -23,6 +23,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, meet_in
+from nc10d.torch.backend import torch_functions
+from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.backend.python_group import PythonGroup
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.stores import as_own_store
@@ -62,6 +64,7 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
     else:
         name = _unused_name(parent, setup.group_id)
         group = parent.child(name, members, limit, config, options)
+    torch_functions.install()
     torch_world.add(group, deadline)
     close_at_exit(torch_world)
     return group
@@ -69,8 +72,8 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
 
 def _parent() -> ProcessGroup | None:
     """Return the group of nc10d below torch's default group, if it has one."""
-    default = dist.group.WORLD
-    return getattr(default, "nc10d_group", None)
+    calls = calls_of(dist.group.WORLD)
+    return None if calls is None else calls.nc10d_group
 
 
 def _unused_name(parent: ProcessGroup, name: str) -> str:
