@@ -15,6 +15,9 @@ from nc10d.torch.backend.group_calls import TorchCalls
 SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python."""
 
+# The wrapper of debug level DETAIL keeps the C++ part alone, whose methods are the base's.
+_alive: set[PythonBackend] = set()
+
 
 class PythonBackend(TorchCalls, c10d.Backend):
     """A backend of a torch group, whose calls run on a group of nc10d."""
@@ -22,6 +25,12 @@ class PythonBackend(TorchCalls, c10d.Backend):
     def __init__(self, group: ProcessGroup, world: World) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
+        _alive.add(self)
+
+    def shutdown(self) -> None:
+        """Close the group; operations in flight fail."""
+        super().shutdown()
+        _alive.discard(self)
 
     def name(self) -> str:
         """Return "nc10d"."""
