@@ -8,5 +8,6 @@
 | `works` | torch's Work and Future for an operation of nc10d |
 | `reductions`, `torch_errors`, `sparse` | torch's ReduceOp, errors and sparse tensors |
 | `groups` | from a torch group to the group of nc10d |
+| `side_by_side` | both default groups at once; a torch group on a group of nc10d |
 | `torch_functions` | functions of torch that refuse all backends but its own |
 """

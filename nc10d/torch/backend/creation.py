@@ -22,10 +22,12 @@ from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import World, close_at_exit, meet_in
+from nc10d.group.world import World, close_at_exit, current_world, meet_in
 from nc10d.torch.backend import torch_functions
 from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.side_by_side import Adopted
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.stores import as_own_store
 
@@ -43,10 +45,13 @@ def create(setup: Any, options: Any) -> Any:
     the group, which go to nc10d's backends.
     """
     try:
-        group = _make(setup, options)
+        adopted = isinstance(options, Adopted)
+        group = options.group if adopted else _make(setup, options)
     except DistError as error:
         raise torch_error(error) from error
-    return PythonGroup(group, torch_world)
+    torch_functions.install()
+    kind = PythonBackend if SUPPORTED else PythonGroup
+    return kind(group, current_world() if adopted else torch_world)
 
 
 def _make(setup: Any, options: Any) -> ProcessGroup:
@@ -64,7 +69,6 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
     else:
         name = _unused_name(parent, setup.group_id)
         group = parent.child(name, members, limit, config, options)
-    torch_functions.install()
     torch_world.add(group, deadline)
     close_at_exit(torch_world)
     return group

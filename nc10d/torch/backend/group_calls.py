@@ -21,7 +21,7 @@ from nc10d.backend.base import LISTS, NOTHING
 from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import World
+from nc10d.group.world import World, current_world
 from nc10d.torch.backend.launching import UNSET, TorchLauncher
 from nc10d.torch.backend.reductions import BY_NUMBER, reduction
 from nc10d.torch.backend.sparse import sparse_all_reduce
@@ -262,6 +262,9 @@ class TorchCalls(TorchLauncher):
         """Close the group; operations in flight fail."""
         self._works.clear()
         self._slim.clear()
+        own = current_world()
+        if own.default is self.nc10d_group:  # nc10d's default group is torch's
+            own.clear()
         self._world.forget(self.nc10d_group)
 
     def set_timeout(self, timeout: timedelta) -> None:
