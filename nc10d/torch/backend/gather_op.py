@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from nc10d.torch.backend.group_calls import TorchCalls
+
+c10d: Any = torch._C._distributed_c10d
 
 _OPERATOR = "_allgather_base_"
 

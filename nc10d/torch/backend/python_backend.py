@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
+import torch
 
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.torch_entry import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
+
+c10d: Any = torch._C._distributed_c10d
 
 SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python."""
