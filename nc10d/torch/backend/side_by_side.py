@@ -54,16 +54,21 @@ def as_torch_group(group: ProcessGroup | None = None) -> Any:
     found = group_or_default(group)
     if not isinstance(found, ProcessGroup):
         raise ValueError("as_torch_group: this rank is not in the group")
-    limit, adopted = _delta(found.timeout), Adopted(found)
-    if found is not current_world().default:
-        ranks = [*found.ranks]
-        return dist.new_group(
-            ranks, limit, NAME, adopted, use_local_synchronization=True, sort_ranks=False
-        )
-    place = {"rank": found.rank(), "world_size": found.size()}
-    store = as_store(found.store)
-    dist.init_process_group(NAME, store=store, timeout=limit, pg_options=adopted, **place)
+    return on_default(found) if found is current_world().default else on_members(found)
+
+
+def on_default(group: ProcessGroup) -> Any:
+    """Make torch.distributed's default group on `group`, and return it."""
+    place = {"rank": group.rank(), "world_size": group.size()}
+    options: dict[str, Any] = {"timeout": _delta(group.timeout), "pg_options": Adopted(group)}
+    dist.init_process_group(NAME, store=as_store(group.store), **options, **place)
     return dist.group.WORLD
+
+
+def on_members(group: ProcessGroup) -> Any:
+    """Return a torch group on `group`, whose members are ranks of torch's default group."""
+    options = {"use_local_synchronization": True, "sort_ranks": False}
+    return dist.new_group([*group.ranks], _delta(group.timeout), NAME, Adopted(group), **options)
 
 
 def _delta(limit: float) -> timedelta:
