@@ -175,7 +175,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _signals(text: str) -> tuple[int, ...]:
-    names = [name.strip().upper() for name in text.split(",") if name.strip()]
+    names = [
+        f"SIG{word.strip().upper().removeprefix('SIG')}" for word in text.split(",") if word.strip()
+    ]
     unknown = [name for name in names if name not in signal.Signals.__members__]
     if unknown:
         raise ValueError(f"--signals-to-handle: no signal is called {', '.join(unknown)}")
