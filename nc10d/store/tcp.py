@@ -55,10 +55,10 @@ class TCPStore(Store):
     is a client, as torch's. `server` is "process" (the default: a busy owner does not delay the
     server, which ends once the owner and all clients have gone) or "thread". `limits` are the
     server's bounds (docs/security.md); torch's server ends a client that sends a value above 8 MiB.
-    Once the owner has closed the store or has died, the port is free, and clients
-    that are connected are served further. A client on the server's host uses a Unix socket, unless
+    Once the owner has closed the store or has died, the port is free, and clients that are
+    connected are served further. A client on the server's host uses a Unix socket, unless
     NC10D_STORE_TCP is set. StoreError if the address is in use, and StoreTimeout if it cannot be
-    reached in time. A host name that is not known is asked for during 5 seconds, or
+    reached in time. A host name that is not known is asked for again for 5 seconds, or
     NC10D_DNS_TIMEOUT.
 
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
