@@ -12,11 +12,20 @@ into one of torch's, and nc10d's groups take torch's stores.
 from nc10d.base import torch_entry
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.ddp import DistributedDataParallel
+from nc10d.torch.in_backward import apply_optimizer_in_backward
+from nc10d.torch.mixed_precision import MixedPrecision
 from nc10d.torch.sampler import DistributedSampler
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm", "as_store"]
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "MixedPrecision",
+    "SyncBatchNorm",
+    "apply_optimizer_in_backward",
+    "as_store",
+]
 
 tensors.register()
 stores.register()
