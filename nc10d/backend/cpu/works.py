@@ -131,10 +131,6 @@ class CpuWork(Work):
         """The deadline of the operations."""
         return self._deadline
 
-    def parts(self) -> Sequence[Part]:
-        """Return the submissions, with their channels."""
-        return self._parts
-
     def _poll(self) -> None:
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
