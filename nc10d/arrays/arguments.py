@@ -14,7 +14,7 @@ from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.dtypes import check_reduce
-from nc10d.ops import ReduceOp
+from nc10d.ops import Recv, ReduceOp, Send
 
 LARGEST_TAG = 2**63 - 1
 
@@ -85,10 +85,41 @@ def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
         raise ValueError(f"{call}: {name} must be another rank, got this rank, {rank}")
 
 
-def check_tag(call: str, tag: Any) -> None:
+def check_tag(call: str, tag: Any, name: str = "tag") -> None:
     """Raise ValueError unless `tag` is from 0 to 2**63 - 1."""
-    if not 0 <= integer(call, "tag", tag) <= LARGEST_TAG:
-        raise ValueError(f"{call}: tag must be 0 or more, and below 2**63, got {tag}")
+    if not 0 <= integer(call, name, tag) <= LARGEST_TAG:
+        raise ValueError(f"{call}: {name} must be 0 or more, and below 2**63, got {tag}")
+
+
+def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
+    """Check the arguments of sendrecv, whose arrays must not share memory.
+
+    Its ranks are other ranks, or both this rank; then the arrays must be alike, and the tags equal.
+    """
+    call = "sendrecv"
+    check_tag(call, send.tag)
+    check_tag(call, recv.tag, "recv_tag")
+    x = array(call, "tensor", send.x, written=False)
+    y = array(call, "output", recv.x, written=True)
+    if send.peer == recv.peer == rank:
+        check_same_type([x, y])
+        check_count(y, x.buffer.count, f"as many as {x.name}")
+        if send.tag != recv.tag:
+            tags = f"{send.tag} and {recv.tag}"
+            raise ValueError(f"{call}: a rank that sends to itself gives one tag, got {tags}")
+    else:
+        check_peer(call, "dst", send.peer, rank, size)
+        if recv.peer is not None:
+            check_peer(call, "src", recv.peer, rank, size)
+    check_disjoint([x, y])
+
+
+def check_probe(src: Any, tag: Any, rank: int, size: int) -> None:
+    """Check the arguments of a probe; None stands for any source, and any tag."""
+    if src is not None:
+        check_peer("probe", "src", src, rank, size)
+    if tag is not None:
+        check_tag("probe", tag)
 
 
 def integer(call: str, name: str, value: Any) -> int:

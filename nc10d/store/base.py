@@ -9,8 +9,9 @@ the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from nc10d.base.deadline import Timeout, seconds
 
@@ -139,6 +140,30 @@ class Store:
 
     def close(self) -> None:
         """Release this store's resources; idempotent. The keys stay visible to others."""
+
+
+_ADAPTERS: dict[type, Callable[[Any], Store]] = {}
+
+
+def register_store_type(kind: type, adapt: Callable[[Any], Store]) -> None:
+    """Let `adapt` make stores of `kind`, another library's, into stores of nc10d."""
+    _ADAPTERS[kind] = adapt
+
+
+def as_own_store(store: Any) -> Store:
+    """Return `store` as a store of nc10d, by an adapter if another library made it.
+
+    TypeError for a store of torch's without `import nc10d.torch`.
+    """
+    if isinstance(store, Store):
+        return store
+    for kind in type(store).__mro__:
+        if kind in _ADAPTERS:
+            return _ADAPTERS[kind](store)
+    if type(store).__module__.startswith("torch."):
+        raise TypeError(f"{type(store).__name__} is a store of torch's: `import nc10d.torch` first")
+    duck: Store = store  # a user's class with a store's methods
+    return duck
 
 
 def encode_key(key: str) -> bytes:

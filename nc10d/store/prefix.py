@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.base.deadline import Timeout
-from nc10d.store.base import Store, Value, encode_value, not_text_error
+from nc10d.store.base import Store, Value, as_own_store, encode_value, not_text_error
 
 
 class PrefixedKey(str):
@@ -32,7 +32,7 @@ class PrefixStore(Store):
         if store is None:
             raise ValueError("PrefixStore needs a store, not None")
         self._prefix = prefix + "/"
-        self._store = store
+        self._store = as_own_store(store)
         self._closes = closes
 
     @property

@@ -5,16 +5,21 @@
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
 copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
 `DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d. A function that
-torch.compile compiles may make all calls; they stay uncompiled.
+torch.compile compiles may make all calls; they stay uncompiled. `as_store` makes a store of nc10d
+into one of torch's, and nc10d's groups take torch's stores.
 """
 
-from nc10d.torch import compiling, tensors, torch_calls
+from nc10d.base import torch_entry
+from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.sampler import DistributedSampler
+from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm"]
+__all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm", "as_store"]
 
 tensors.register()
+stores.register()
 torch_calls.register()
 compiling.mark_public_calls()
+torch_entry.register()

@@ -22,6 +22,7 @@ import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
@@ -32,6 +33,7 @@ from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.compiling import in_python
 from nc10d.torch.tensor_bucket import on_tensors
+from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
 
@@ -82,6 +84,8 @@ class DistributedDataParallel(TorchDDP):
         forward_sync_buffers: bool | None = None,
     ) -> None:
         Module.__init__(self)
+        self._join_config = JoinConfig()
+        self._uneven: UnevenInputs | None = None
         self._contents = Contents(module)
         trained = self._contents.trained()
         self._placement = placement(self._contents.parameters(), device_ids, output_device)
@@ -172,13 +176,33 @@ class DistributedDataParallel(TorchDDP):
 
     @in_python
     def _before(self, recording: bool, reducing: bool) -> None:
+        uneven = self._uneven if self._join_config.enable else None
         if recording:
-            gradients = self._gradients
             self._contents.check_trained()
-            gradients.prepare(reducing)
             self.reducer.prepare_for_forward()
+        if uneven is not None:
+            uneven.begin(EVALUATES + recording + reducing)
+        self._synchronise(recording, reducing, uneven)
+
+    def _synchronise(
+        self, recording: bool, reducing: bool, uneven: UnevenInputs | None = None
+    ) -> None:
+        """Make the collectives before a forward pass, also for a pass of the other ranks."""
+        if recording:
+            self._gradients.prepare(reducing)
         if self.will_sync_module_buffers():
-            same_everywhere(self.process_group, self._contents.buffers())
+            src = 0 if uneven is None else uneven.source()
+            same_everywhere(self.process_group, self._contents.buffers(), src)
+        if uneven is not None and reducing:
+            uneven.count()
+
+    def _shadow(self, state: int, uneven: UnevenInputs) -> None:
+        """Make the collectives of a forward and a backward pass of the other ranks."""
+        reducing = state == REDUCES
+        self._synchronise(state >= RECORDS, reducing, uneven)
+        self.require_forward_param_sync = reducing
+        if reducing:
+            self.reducer.shadow_pass()
 
     @in_python
     def _after(self, reducing: bool, output: Any) -> None:
@@ -203,6 +227,41 @@ class DistributedDataParallel(TorchDDP):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a Join block of this module alone, for ranks with different numbers of batches.
+
+        A rank that has joined counts as a rank with zero gradients; without
+        `divide_by_initial_world_size` it does not count, and the sum is divided by the number of
+        ranks that have a batch. At the end of the block every rank has the parameters and buffers
+        of the last rank that had a batch. See `nc10d.Join`.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> UnevenInputs:
+        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True)."""
+        self._uneven = UnevenInputs(self, kwargs.get("divide_by_initial_world_size", True))
+        return self._uneven
+
+    @property
+    def join_device(self) -> torch.device:
+        """The module's device."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The module's group."""
+        return self.process_group
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce the buckets; once, before the first backward pass.
@@ -245,7 +304,7 @@ class DistributedDataParallel(TorchDDP):
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
         omitted = {"process_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
-        return {**kept, "_parts": None}
+        return {**kept, "_parts": None, "_uneven": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)
@@ -278,6 +337,7 @@ class _Missing:
 
 
 _without_torchs(DistributedDataParallel)
+Joinable.register(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 
 

@@ -187,8 +187,8 @@ def _require_no_step(name: str, x: torch.Tensor) -> None:
         )
 
 
-def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Broadcast `tensors` from rank 0, coalesced into a submission per kind of device.
+def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor], src: int = 0) -> None:
+    """Broadcast `tensors` from rank `src`, coalesced into a submission per kind of device.
 
     Blocks for tensors on the CPU. ValueError, on every rank, if elements of a tensor share memory.
     """
@@ -197,11 +197,11 @@ def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) ->
         with getattr(group, "coalescing_manager", nullcontext)():
             for x in whole:
                 if x.device.type == kind:
-                    group.broadcast(x, 0)
+                    group.broadcast(x, src)
 
 
 def _own(name: str, x: torch.Tensor) -> torch.Tensor:
-    # Rank 0 only reads the tensor and would not notice the problem; it would wait for the others.
+    # The source only reads the tensor and would not notice the problem, but wait for the others.
     if any(step == 0 and side > 1 for step, side in zip(x.stride(), x.shape, strict=True)):
         raise ValueError(f"elements of {name} share memory (an expanded tensor): clone it")
     return x

@@ -24,12 +24,13 @@ from nc10d.backend.cpu.lowering.prepared import (
     SOON,
     Prepared,
     PreparedCollective,
+    PreparedMessage,
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
@@ -136,6 +137,71 @@ class OpLauncher:
                     work = work or prepared.submit(self._waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
+
+    def exchange(
+        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
+        latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
+        if None not in latest and self._exchange_soon(*latest, x, tag, y, take, timeout):
+            return True
+        found = self.cache.find_messages((Send(x, dst, tag), Recv(y, src, take)))
+        if found is None:
+            return False
+        pair = found[0][0], found[1][0]
+        # Other sizes than those of the latest messages may be short, too.
+        if pair == latest or not self._exchange_soon(*pair, x, tag, y, take, timeout):
+            self._exchange_long(found, timeout)
+        return True
+
+    def _exchange_soon(
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Exchange by two PreparedMessages, if the send is short and can end at once. Blocks.
+
+        False: nothing has happened.
+        """
+        if not send.short:
+            return False
+        run = prepared_exchange.run_exchange
+        try:
+            while (answer := run(send.words, receive.words, x, y, tag, take)) == at.NEW_SITE:
+                call_sites.learn()
+            if answer == at.BUSY:
+                return False
+            if send.in_flight:
+                send.channel.reap()
+            if answer == prepared_exchange.SENT:
+                answer = at.BUSY
+            done = not (answer or receive.in_flight) or self.finish(
+                receive, answer, y, take, timeout
+            )
+        except BaseException:
+            self.abandon(receive, y, take)
+            raise
+        if not done:
+            self.launch((Recv(y, receive.peer, take),), timeout, False)
+        return True
+
+    def _exchange_long(
+        self, found: Sequence[tuple[PreparedMessage, Any, int]], timeout: float
+    ) -> None:
+        """Submit a send and a receive, and advance both links in this thread. Blocks."""
+        (send, x, tag), (receive, y, take) = found
+        ops = *send.ops(x, tag), *receive.ops(y, take)
+        try:
+            works = [
+                call.submit(self._waiter, array, mark, timeout, here=not call.bulky)
+                or self._submit((op,), timeout)
+                for (call, array, mark), op in zip(found, ops, strict=True)
+            ]
+            self._waiter.advance_together(works)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._waiter.interrupted(ops)
+            raise
+        for work in works:
+            self._waiter.wait_work(work)
 
     # -- new calls -------------------------------------------------------------------------------
 

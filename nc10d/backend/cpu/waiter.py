@@ -15,7 +15,7 @@ from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure.error_text import describe
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import AnySourceReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
@@ -98,6 +98,31 @@ class Waiter:
         if cycle is not None:
             self.health.report_deadlock(channel, cycle)
         return cycle is not None
+
+    def advance_together(self, works: Sequence[Work]) -> None:
+        """Advance a send and a receive in this thread as long as either makes progress; blocks.
+
+        Both may still be pending afterwards; the worker goes on with them.
+        """
+        parts = [part for work in works if isinstance(work, CpuWork) for part in work.parts()]
+        if len(parts) == len(works) == 2:
+            addresses = [
+                address for channel, sub in parts for address in (channel.address, sub.address)
+            ]
+            before: list[int] = []
+            answer = 0
+            while answer in (0, at.UNMATCHED):
+                answer = prepared_exchange.wait_both(*addresses, SLICE_NS // 2)
+                ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+                if answer == at.UNMATCHED:
+                    receive_unexpected(self.group.links, parts[1][0])
+                elif ticks == before or self.health.failure() is not None:
+                    break
+                before = ticks
+            if answer < 0 and answer != at.ABORTED:
+                failing = (c for c, _ in parts if c.get(at.C_BROKEN) == at.FAILING)
+                self.health.engine_failed(next(failing, parts[0][0]), answer)
+        self.need_worker()
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""

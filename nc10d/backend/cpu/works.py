@@ -104,6 +104,10 @@ class CpuWork(Work):
         self._after, self._sender = after, sender
         self.deadline = deadline
 
+    def parts(self) -> Sequence[Part]:
+        """Return the submissions, with their channels."""
+        return self._parts
+
     def _poll(self) -> None:
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
