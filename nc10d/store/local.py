@@ -48,8 +48,8 @@ class LocalStore(Store):
         limit = self._seconds if timeout is None else seconds(timeout)
         found = self._until(ready, Deadline.after(limit))
         if found is None:
-            told = f"timeout after {in_seconds(limit)}: waited in vain"
-            raise StoreTimeout(f"{self._name()}{keys_text(keys)}: {told}")
+            text = f"timeout after {in_seconds(limit)}: waited in vain"
+            raise StoreTimeout(f"{self._name()}{keys_text(keys)}: {text}")
         return found
 
     def has_extended_api(self) -> bool:

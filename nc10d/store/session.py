@@ -203,8 +203,8 @@ class StoreSession:
             connection.close()
 
     def _timeout_error(self, limit: float, keys: Sequence[str], why: str) -> StoreTimeout:
-        told = f"timeout after {in_seconds(limit)}: {why}"
-        return StoreTimeout(f"{self.name}{keys_text(keys)}: {told}")
+        text = f"timeout after {in_seconds(limit)}: {why}"
+        return StoreTimeout(f"{self.name}{keys_text(keys)}: {text}")
 
     def after_fork(self) -> None:
         """In a forked child, close its copy of the parent's connection."""

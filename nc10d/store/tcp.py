@@ -137,9 +137,9 @@ class TCPStore(Store):
             report.look(partial("{} of {} clients have come".format, count, world_size))
             if time.monotonic() >= deadline:
                 # The words that torch's callers look for.
-                told = f"Timed out after {self._seconds:g} seconds waiting for clients"
+                text = f"Timed out after {self._seconds:g} seconds waiting for clients"
                 joined = f"{count}/{world_size} clients joined{refused_text(self)}"
-                raise StoreTimeout(f"store {self.address}: {told}. {joined}.")
+                raise StoreTimeout(f"store {self.address}: {text}. {joined}.")
             # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)

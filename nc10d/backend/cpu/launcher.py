@@ -202,10 +202,10 @@ class OpLauncher:
                     call_sites.learn()
         except BaseException:
             # The engine may have begun: then its descriptors must stay where they are.
-            self._waiter.interrupted(ops)
+            self.waiter.interrupted(ops)
             raise
         if answer not in (at.FINISHED, at.BUSY):
-            self._waiter.go_on_together(parts, ops, deadline, answer)
+            self.waiter.go_on_together(parts, ops, deadline, answer)
         for channel, submission in parts:
             channel.forget(submission)
         return answer != at.BUSY
