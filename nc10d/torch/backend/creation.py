@@ -23,7 +23,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
-from nc10d.torch.backend import torch_functions
+from nc10d.torch.backend import gather_op, torch_functions
 from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
@@ -50,8 +50,11 @@ def create(setup: Any, options: Any) -> Any:
     except DistError as error:
         raise torch_error(error) from error
     torch_functions.install()
-    kind = PythonBackend if SUPPORTED else PythonGroup
-    return kind(group, current_world() if adopted else torch_world)
+    world = current_world() if adopted else torch_world
+    if SUPPORTED:
+        return PythonBackend(group, world)
+    gather_op.install()
+    return PythonGroup(group, world)
 
 
 def _make(setup: Any, options: Any) -> ProcessGroup:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
+from torch import Tensor
 
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
@@ -28,7 +28,7 @@ from nc10d.torch.backend.sparse import sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
 from nc10d.torch.backend.works import TorchWork, ended_work
 
-Tensor = torch.Tensor
+c10d: Any = torch._C._distributed_c10d
 
 
 class TorchCalls(TorchLauncher):

@@ -8,7 +8,7 @@ from datetime import timedelta
 from sys import getrefcount
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.autograd import profiler
 
 from nc10d import ops
@@ -22,7 +22,6 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
 from nc10d.torch.backend.works import TorchWork
 from nc10d.work import Work
 
-Tensor = torch.Tensor
 UNSET = timedelta(milliseconds=-1)
 """The timeout of torch's options that stands for the group's."""
 _MOST_SLIM = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
+import torch
 
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.torch_entry import NAME
@@ -12,8 +12,13 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
 
+c10d: Any = torch._C._distributed_c10d
+
 SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python."""
+
+# The wrapper of debug level DETAIL keeps the C++ part alone, whose methods are the base's.
+_alive: set[PythonBackend] = set()
 
 
 class PythonBackend(TorchCalls, c10d.Backend):
@@ -22,6 +27,12 @@ class PythonBackend(TorchCalls, c10d.Backend):
     def __init__(self, group: ProcessGroup, world: World) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
+        _alive.add(self)
+
+    def shutdown(self) -> None:
+        """Close the group; operations in flight fail."""
+        super().shutdown()
+        _alive.discard(self)
 
     def name(self) -> str:
         """Return "nc10d"."""

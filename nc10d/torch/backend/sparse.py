@@ -32,7 +32,7 @@ def sparse_all_reduce(group: ProcessGroup, x: torch.Tensor, op: ReduceOp) -> Non
     if not x.is_cpu:
         group.all_gather(values, own.values().contiguous())
     total = torch.sparse_coo_tensor(
-        torch.cat(indices, 1).to(x.device), torch.cat(values), own.shape
+        torch.cat(indices, 1).to(x.device), torch.cat(values), own.shape, check_invariants=True
     ).coalesce()
     with torch.no_grad():
         x.copy_(total / group.size() if op is AVG else total)

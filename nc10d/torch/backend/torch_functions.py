@@ -12,11 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
 
 from nc10d.torch.backend.groups import calls_of
-
-Group = dist.ProcessGroup
 
 
 def install() -> None:
