@@ -13,9 +13,10 @@ default group of both, `group_of` gives the group of nc10d below a torch group, 
 the torch group on one of nc10d's.
 """
 
+from nc10d.api import join
 from nc10d.base import torch_entry
 from nc10d.torch import compiling, stores, tensors, torch_calls
-from nc10d.torch.backend.groups import group_of
+from nc10d.torch.backend.groups import calls_of, group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.in_backward import apply_optimizer_in_backward
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 tensors.register()
+join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group", None))
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()

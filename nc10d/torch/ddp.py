@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
+from nc10d.api.queries import is_initialized
 from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
@@ -31,6 +33,7 @@ from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
+from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.tensor_bucket import on_tensors
@@ -41,11 +44,12 @@ from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 class DistributedDataParallel(TorchDDP):
     """Trains `module` on all ranks of a group, each with data of its own.
 
-    `process_group` is an nc10d group (None: the default group), or `device_mesh` is a mesh with a
-    single dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at
-    most 1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which
-    its output does not depend. With `static_graph`, the first pass determines them for all passes.
-    With `gradient_as_bucket_view`, gradients are views of the buckets.
+    `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
+    the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
+    dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most
+    1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which its
+    output does not depend. With `static_graph`, the first pass determines them for all passes. With
+    `gradient_as_bucket_view`, gradients are views of the buckets.
 
     With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
     `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
@@ -77,7 +81,7 @@ class DistributedDataParallel(TorchDDP):
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        process_group: ProcessGroup | None = None,
+        process_group: Any = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
@@ -373,22 +377,29 @@ Joinable.register(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 
 
-def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
+def _group(group: Any, mesh: Any) -> ProcessGroup:
     chosen = _chosen(group, mesh)
-    if not isinstance(chosen, Collectives):
-        raise TypeError(f"process_group must be a group of nc10d's, got {type(chosen)}")
-    return chosen
+    if isinstance(chosen, Collectives):
+        return chosen
+    below = calls_of(chosen)
+    if below is None:
+        raise TypeError(
+            "process_group must be a group of nc10d's, or of torch.distributed with the backend "
+            f"'nc10d', got {type(chosen)}"
+        )
+    return below.nc10d_group
 
 
-def _chosen(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
+def _chosen(group: Any, mesh: Any) -> Any:
     if mesh is None:
+        if group is None and not is_initialized() and calls_of(dist.group.WORLD) is not None:
+            return dist.group.WORLD
         return get_default_group() if group is None else group
     if group is not None:
         raise ValueError("give either process_group or device_mesh")
     if mesh.ndim != 1:
         raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
-    only: ProcessGroup = mesh.get_group()
-    return only
+    return mesh.get_group()
 
 
 def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:

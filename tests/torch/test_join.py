@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as distributed
 from torch import nn
 
 import nc10d as dist
 from nc10d.api.join import EarlyTermination
 from nc10d.testing import run_local
-from nc10d.torch import DistributedDataParallel, SyncBatchNorm
+from nc10d.torch import DistributedDataParallel, SyncBatchNorm, group_of
 
 SIZE = 3
 
@@ -234,3 +235,28 @@ def test_a_module_whose_layers_communicate_needs_early_termination(throw):
 
     expected = (2, EarlyTermination) if throw else (0, ValueError)
     assert run_local(run, SIZE) == [expected] * SIZE
+
+
+class OnTorchsGroup(Sums):
+    @property
+    def join_process_group(self):
+        return distributed.group.WORLD
+
+
+def test_a_group_of_torch_distributed_takes_part_in_joins_and_ddp():
+    def run(rank, store):
+        distributed.init_process_group("nc10d", store=store, rank=rank, world_size=1)
+        try:
+            summing = OnTorchsGroup(group_of(distributed.group.WORLD))
+            with dist.Join([summing]):
+                summing(3)
+            model = DistributedDataParallel(model_of("plain"))
+            assert model.process_group is group_of(distributed.group.WORLD)
+            model(data_of(0, 0)).sum().backward()
+            with pytest.raises(TypeError, match="with the backend 'nc10d'"):
+                DistributedDataParallel(model_of("plain"), process_group=object())
+            return summing.sums
+        finally:
+            distributed.destroy_process_group()
+
+    assert run(0, distributed.HashStore()) == [3.0]
