@@ -4,6 +4,7 @@
     python tools/torch_suite.py --ranks 4 --backend gloo   # gloo's own count
     python tools/torch_suite.py --ranks 2 --ddp            # nc10d's DistributedDataParallel, too
     python tools/torch_suite.py --ranks 2 all_reduce       # tests with these letters in their names
+    python tools/torch_suite.py --ranks 4 --more           # and tests that only MPI has to pass
 
 torch decides at import which tests a backend runs, so its module is imported under gloo's name.
 Afterwards its tests make groups of the given backend. Ranks are forked from this process, which
@@ -15,6 +16,7 @@ code is the number of tests that failed, or 1 if fewer passed than --least.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -25,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# By backend: tests that are not run, and why. docs/torch.md shows this table.
+# Tests that are not run with nc10d, and why. docs/torch.md shows this table.
 SKIPPED: dict[str, str] = {}
 # With nc10d's DistributedDataParallel in the place of torch's.
 SKIPPED_WITH_DDP: dict[str, str] = {}
@@ -144,6 +146,26 @@ def replace_ddp() -> None:
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
 
+def run_more(cases: type[unittest.TestCase], ranks: int) -> None:
+    """Let tests run that torch keeps for MPI: all_to_all, and groups inside a world of 4."""
+    for name in unittest.TestLoader().getTestCaseNames(cases):
+        test = getattr(cases, name)
+        if getattr(test, "__unittest_skip_why__", "").startswith("Only MPI supports"):
+            test.__unittest_skip__ = False
+    if ranks >= 4:
+        os.environ["BACKEND"] = "mpi"  # skip_if_small_worldsize asks the environment at run time
+
+
+def skip_for_devices(cases: type[unittest.TestCase]) -> None:
+    """Skip tests for GPUs before ranks are started, which would find none."""
+    for name in unittest.TestLoader().getTestCaseNames(cases):
+        outer = getattr(getattr(cases, name), "__code__", None)
+        kind = outer.co_qualname.partition(".")[0] if outer else ""
+        allowed = inspect.getclosurevars(getattr(cases, name)).nonlocals.get("allow_cpu", False)
+        if kind in ("skip_if_no_gpu", "skip_if_lt_x_gpu") and not allowed:
+            setattr(cases, name, unittest.skip("a test for GPUs")(getattr(cases, name)))
+
+
 def load(cases: type[unittest.TestCase], words: Sequence[str]) -> unittest.TestSuite:
     """Return the tests whose names hold one of `words`; without words, all."""
     names = unittest.TestLoader().getTestCaseNames(cases)
@@ -158,6 +180,7 @@ def main() -> int:
     parser.add_argument("--backend", default="nc10d")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ddp", action="store_true", help="with nc10d's DDP in place of torch's")
+    parser.add_argument("--more", action="store_true", help="also what torch keeps for MPI")
     parser.add_argument("--limit", type=int, default=120, help="seconds for a test")
     parser.add_argument("--least", type=int, default=0, help="how many tests have to pass")
     parser.add_argument("--json", type=Path, help="where to write the outcome of every test")
@@ -166,6 +189,12 @@ def main() -> int:
     outcome = Outcome()
     began = time.monotonic()
     cases = suite_class(given.backend, given.ranks, given.ddp)
+    import torch
+
+    if not torch.cuda.is_available():
+        skip_for_devices(cases)
+    if given.more:
+        run_more(cases, given.ranks)
     skipped = SKIPPED | (SKIPPED_WITH_DDP if given.ddp else {}) if given.backend == "nc10d" else {}
     for name, reason in skipped.items():
         setattr(cases, name, unittest.skip(reason)(getattr(cases, name)))
@@ -173,8 +202,6 @@ def main() -> int:
     count = Counter(line["outcome"] for line in outcome.lines)
     if given.json:
         given.json.write_text(json.dumps(outcome.lines, indent=1))
-    import torch
-
     print(
         f"torch {torch.__version__}, {given.backend}{', DDP of nc10d' * given.ddp}, "
         f"{given.ranks} ranks: {count['passed']} of {count['passed'] + count['failed']} passed, "
