@@ -27,20 +27,33 @@ class Adopted:
 
 
 def init_process_group(
-    backend: str = NAME, timeout: Timeout = None, pg_options: Any = None, **options: Any
+    init_method: str | None = None,
+    timeout: Timeout = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    pg_options: Any = None,
+    device_id: Any = None,
 ) -> None:
     """Make torch.distributed's default group on nc10d, and nc10d's default group: the same one.
 
-    `options` are those of torch.distributed.init_process_group: init_method, rank, world_size,
-    store, device_id. `timeout` is in seconds or a timedelta. Blocks and raises as torch's function
-    does; ValueError if nc10d has a default group already: as_torch_group makes its torch group.
+    The arguments are those of torch.distributed.init_process_group; `timeout` may be in seconds,
+    and `store` a store of nc10d. Blocks and raises as torch's function does; ValueError if nc10d
+    has a default group already: as_torch_group makes its torch group.
     """
     world = current_world()
     if world.default is not None:
         raise ValueError("nc10d has a default group: nc10d.torch.as_torch_group() gives it torch's")
-    if timeout is not None:
-        options["timeout"] = _delta(seconds(timeout))
-    dist.init_process_group(backend, pg_options=pg_options, **options)
+    dist.init_process_group(
+        NAME,
+        init_method,
+        None if timeout is None else _delta(seconds(timeout)),
+        world_size,
+        rank,
+        store if store is None else as_store(store),
+        pg_options=pg_options,
+        device_id=device_id,
+    )
     world.default = world.keep(group_of())
     close_at_exit()
 

@@ -45,6 +45,12 @@ if not child:
         os._exit(3)
 assert os.waitpid(child, 0)[1] >> 8 == 3
 dist.barrier()
+if rank == 0:
+    dist.shrink_group([1])
+    dist.all_reduce(x)
+    assert dist.get_world_size() == 1
+    dist.destroy_process_group()
+    nc10d.torch.init_process_group(f"file://{folder}/alone", rank=0, world_size=1)
 sys.exit(5)
 """
 
