@@ -17,7 +17,7 @@ import numpy as np
 from nc10d import ops
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, GroupClosed
-from nc10d.ops import Op
+from nc10d.ops import MessageInfo, Op
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -166,9 +166,27 @@ class PreparedCall(Protocol):
     words: Any
     in_flight: Any
 
+    def start(
+        self,
+        waiter: Any,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        given: tuple[Any, ...] | None = None,
+    ) -> Work | None:
+        """Start the call and return its Work; None if it does not fit now: nothing has happened.
+
+        `waiter` is the PreparingBackend's. `here`: this thread is about to wait for the Work. x and
+        y may be views; `given` are then the caller's own arrays, and what keeps their memory.
+        """
+
 
 class PreparingBackend(Protocol):
     """The ability to prepare calls, so that the next such call skips all checks."""
+
+    waiter: Any
+    """What the calls' Works wait through."""
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
@@ -183,11 +201,16 @@ class PreparingBackend(Protocol):
     def abandon(self, prepared: Any, x: Any, y: Any) -> None:
         """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
 
-    def start(self, prepared: Any, x: Any, y: Any, timeout: float) -> Work | None:
-        """Submit a prepared call and return its Work; None: nothing has happened."""
-
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages, sends first, if all are prepared; None: nothing has happened."""
+
+    def exchange(
+        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Send x to `dst` with `tag` while receiving y from `src` with the tag `take`; blocks.
+
+        False: they are not prepared, and nothing has happened.
+        """
 
 
 class Backend(Protocol):
@@ -261,6 +284,15 @@ class Backend(Protocol):
     def preparing(self) -> PreparingBackend | None:
         """This backend as the source of prepared calls, None if it prepares none."""
         return None
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message from a rank (None: any) with a tag (None: any); see `recv`.
+
+        Blocks until it has come, or returns None at `deadline`. A message that a receive waits for
+        already is not counted. ValueError if the backend can't look at messages.
+        """
+        message = f"probe: backend {self.name!r} can't see messages before they are received"
+        raise ValueError(f"{message}; send their sizes first")
 
     def allocate(self, nbytes: int) -> Any:
         """Return registered memory as an array of bytes, None if the backend registers none."""

@@ -108,6 +108,13 @@ class Promise:
             self._run(callback)
         return first
 
+    def _finish_waiting(self, result: Any) -> None:
+        """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
+        with _transition:
+            if self._state == PENDING:
+                self._result, self._ended = result, perf_counter()
+                self._state = DONE
+
     def _attach(self, callback: Callable[[Any], object]) -> None:
         with _transition:
             pending = self._state == PENDING
@@ -119,6 +126,12 @@ class Promise:
             self._run(callback)
         elif not watched:
             self._watch()
+
+    def _detach(self, callback: Callable[[Any], object]) -> None:
+        """Remove a callback that was attached and has not run; it may be running now."""
+        with _transition:
+            if self._callbacks and callback in self._callbacks:
+                self._callbacks.remove(callback)
 
     def _run(self, callback: Callable[[Any], object]) -> None:
         try:

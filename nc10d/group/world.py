@@ -29,7 +29,7 @@ from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup, prefix_store
-from nc10d.ops import OP_NAMES, Array, Op, Recv
+from nc10d.ops import OP_NAMES, Array, MessageInfo, Op, Recv, Send
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -170,6 +170,17 @@ class NonMember(Collectives, PointToPoint):
     ) -> None:
         """Warn, and return None: no message has come."""
         self._call(Recv, src, tensor, tag, False, timeout)
+
+    def _exchange_new(self, send: Send, recv: Recv, timeout: Timeout) -> None:
+        warn_non_member("sendrecv", 4)
+
+    def _probe(self, src: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        warn_non_member("probe", 5)
+        return None
+
+    def probe(self, src: int | None = None, tag: int | None = None, timeout: Timeout = None) -> Any:
+        """Warn, and return None: no message will come."""
+        warn_non_member("probe", 3)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):

@@ -79,7 +79,11 @@ class Store:
         raise self._lacks("compare_set")
 
     def append(self, key: str, value: Value) -> None:
-        """Append to the value under `key`; a missing key counts as empty."""
+        """Append to the value under `key`; a missing key counts as empty.
+
+        By compare_set alone, as in torch: of two callers that append the same value at the same
+        time, one may have no effect.
+        """
         tail = encode_value(value)
         while True:
             before = self.compare_set(key, b"", b"")  # the value; an empty one if there was none
@@ -168,8 +172,10 @@ def encode_key(key: str) -> bytes:
         raise not_text_error(key)
     name = key.encode("utf-8", "surrogateescape")
     if len(name) > MOST_KEY:
+        shown = getattr(key, "given", key)[:40]
         raise ValueError(
-            f"a key has at most {MOST_KEY} bytes in UTF-8, not {len(name)}: {key[:40]!r}..."
+            f"a key has at most {MOST_KEY} bytes in UTF-8, the prefixes of its stores included, "
+            f"not {len(name)}: {shown!r}..."
         )
     return name
 

@@ -10,6 +10,16 @@ from nc10d.base.deadline import Timeout
 from nc10d.store.base import Store, Value, as_own_store, encode_value, not_text_error
 
 
+class PrefixedKey(str):
+    """A key behind the prefixes of its stores; errors show it as it was `given`, by its repr."""
+
+    __slots__ = ("given",)
+    given: str
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+
 class PrefixStore(Store):
     """A view of `store` that puts `prefix/` before every key.
 
@@ -51,9 +61,11 @@ class PrefixStore(Store):
 
     def _full(self, key: str) -> str:
         try:
-            return self._prefix + key
+            full = PrefixedKey(self._prefix + key)
         except TypeError:
             raise not_text_error(key) from None
+        full.given = getattr(key, "given", key)
+        return full
 
     def _all(self, keys: Sequence[str]) -> list[str]:
         if isinstance(keys, str | bytes):

@@ -18,6 +18,8 @@ from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.backend.groups import group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
+from nc10d.torch.in_backward import apply_optimizer_in_backward
+from nc10d.torch.mixed_precision import MixedPrecision
 from nc10d.torch.sampler import DistributedSampler
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
@@ -25,7 +27,9 @@ from nc10d.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "DistributedDataParallel",
     "DistributedSampler",
+    "MixedPrecision",
     "SyncBatchNorm",
+    "apply_optimizer_in_backward",
     "as_store",
     "as_torch_group",
     "group_of",

@@ -27,20 +27,33 @@ class Adopted:
 
 
 def init_process_group(
-    backend: str = NAME, timeout: Timeout = None, pg_options: Any = None, **options: Any
+    init_method: str | None = None,
+    timeout: Timeout = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    pg_options: Any = None,
+    device_id: Any = None,
 ) -> None:
     """Make torch.distributed's default group on nc10d, and nc10d's default group: the same one.
 
-    `options` are those of torch.distributed.init_process_group: init_method, rank, world_size,
-    store, device_id. `timeout` is in seconds or a timedelta. Blocks and raises as torch's function
-    does; ValueError if nc10d has a default group already: as_torch_group makes its torch group.
+    The arguments are those of torch.distributed.init_process_group; `timeout` may be in seconds,
+    and `store` a store of nc10d. Blocks and raises as torch's function does; ValueError if nc10d
+    has a default group already: as_torch_group makes its torch group.
     """
     world = current_world()
     if world.default is not None:
         raise ValueError("nc10d has a default group: nc10d.torch.as_torch_group() gives it torch's")
-    if timeout is not None:
-        options["timeout"] = _delta(seconds(timeout))
-    dist.init_process_group(backend, pg_options=pg_options, **options)
+    dist.init_process_group(
+        NAME,
+        init_method,
+        None if timeout is None else _delta(seconds(timeout)),
+        world_size,
+        rank,
+        store if store is None else as_store(store),
+        pg_options=pg_options,
+        device_id=device_id,
+    )
     world.default = world.keep(group_of())
     close_at_exit()
 
@@ -54,16 +67,21 @@ def as_torch_group(group: ProcessGroup | None = None) -> Any:
     found = group_or_default(group)
     if not isinstance(found, ProcessGroup):
         raise ValueError("as_torch_group: this rank is not in the group")
-    limit, adopted = _delta(found.timeout), Adopted(found)
-    if found is not current_world().default:
-        ranks = [*found.ranks]
-        return dist.new_group(
-            ranks, limit, NAME, adopted, use_local_synchronization=True, sort_ranks=False
-        )
-    place = {"rank": found.rank(), "world_size": found.size()}
-    store = as_store(found.store)
-    dist.init_process_group(NAME, store=store, timeout=limit, pg_options=adopted, **place)
+    return on_default(found) if found is current_world().default else on_members(found)
+
+
+def on_default(group: ProcessGroup) -> Any:
+    """Make torch.distributed's default group on `group`, and return it."""
+    place = {"rank": group.rank(), "world_size": group.size()}
+    options: dict[str, Any] = {"timeout": _delta(group.timeout), "pg_options": Adopted(group)}
+    dist.init_process_group(NAME, store=as_store(group.store), **options, **place)
     return dist.group.WORLD
+
+
+def on_members(group: ProcessGroup) -> Any:
+    """Return a torch group on `group`, whose members are ranks of torch's default group."""
+    options = {"use_local_synchronization": True, "sort_ranks": False}
+    return dist.new_group([*group.ranks], _delta(group.timeout), NAME, Adopted(group), **options)
 
 
 def _delta(limit: float) -> timedelta:

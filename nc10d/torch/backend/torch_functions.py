@@ -15,15 +15,19 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
 
+from nc10d.group.shrink import shrink_group
+from nc10d.group.world import current_world
 from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.side_by_side import on_default, on_members
+from nc10d.torch.backend.torch_errors import raising_torch_errors
 
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
-    for own in (_monitored_barrier, _set_pg_timeout, _split_group):
+    for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
         name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
-        theirs = getattr(c10d, name)
-        if not hasattr(theirs, "nc10d"):
+        theirs = getattr(c10d, name, None)
+        if theirs is not None and not hasattr(theirs, "nc10d"):
             wrapper = _passing_on(own, theirs)
             for module in (c10d, dist):
                 if getattr(module, name, None) is theirs:
@@ -82,3 +86,26 @@ def _split_group(
         use_local_synchronization=True,
         group_desc=group_desc,
     )
+
+
+def _shrink_group(
+    ranks_to_exclude: Sequence[int] | None = None,
+    group: Group | None = None,
+    shrink_flags: int = 0,
+    pg_options: Any = None,
+) -> Any:
+    calls = calls_of(group or dist.group.WORLD)
+    if calls is None:
+        return NotImplemented
+    old, world = calls.nc10d_group, current_world()
+    whole = group is None or group is dist.group.WORLD
+    default = world.default
+    # The ranks of a default group's successor are numbered anew, as torch numbers them.
+    world.default = old if whole else default
+    try:
+        with raising_torch_errors():
+            new = shrink_group([*(ranks_to_exclude or ())], old)
+    finally:
+        world.default = world.default if default is old else default
+    dist.destroy_process_group(None if whole else group)
+    return on_default(new) if whole else on_members(new)
