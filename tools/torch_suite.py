@@ -131,7 +131,10 @@ def replace_gloo(theirs: Any, backend: str) -> None:
 
 
 def replace_ddp() -> None:
-    """Put nc10d's DistributedDataParallel, on the groups below torch's, in the place of torch's."""
+    """Put nc10d's DistributedDataParallel, on the groups below torch's, in the place of torch's.
+
+    It is pickled with nc10d's default group, so both libraries have the same default group.
+    """
     import torch
 
     import nc10d.torch
@@ -142,6 +145,19 @@ def replace_ddp() -> None:
             group = nc10d.torch.group_of(group)
             super().__init__(module, *arguments, process_group=group, **options)
 
+    # Pickle finds the class by its name.
+    DistributedDataParallel.__qualname__ = DistributedDataParallel.__name__
+    globals()[DistributedDataParallel.__name__] = DistributedDataParallel
+    theirs = torch.distributed.init_process_group
+
+    def init_both(**options: Any) -> None:
+        torch.distributed.init_process_group = theirs
+        try:
+            nc10d.torch.init_process_group(**options)
+        finally:
+            torch.distributed.init_process_group = init_both
+
+    torch.distributed.init_process_group = init_both
     torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
