@@ -51,9 +51,16 @@ if TYPE_CHECKING:
     from nc10d.api.calls import reduce_scatter_tensor as reduce_scatter_tensor
     from nc10d.api.calls import scatter as scatter
     from nc10d.api.calls import scatter_single as scatter_single
+    from nc10d.api.join import Join as Join
+    from nc10d.api.join import Joinable as Joinable
+    from nc10d.api.join import JoinHook as JoinHook
     from nc10d.api.mesh import DeviceMesh as DeviceMesh
     from nc10d.api.mesh import init_device_mesh as init_device_mesh
     from nc10d.api.monitored_barrier import monitored_barrier as monitored_barrier
+    from nc10d.api.mpi_calls import iprobe as iprobe
+    from nc10d.api.mpi_calls import probe as probe
+    from nc10d.api.mpi_calls import sendrecv as sendrecv
+    from nc10d.api.mpi_calls import sendrecv_replace as sendrecv_replace
     from nc10d.api.objects import all_gather_object as all_gather_object
     from nc10d.api.objects import broadcast_object_list as broadcast_object_list
     from nc10d.api.objects import gather_object as gather_object
@@ -145,6 +152,7 @@ if TYPE_CHECKING:
     from nc10d.ops import MIN as MIN
     from nc10d.ops import PRODUCT as PRODUCT
     from nc10d.ops import SUM as SUM
+    from nc10d.ops import MessageInfo as MessageInfo
     from nc10d.ops import ReduceOp as ReduceOp
     from nc10d.ops import premul_sum as premul_sum
     from nc10d.reducer.gradients import SparseGradient as SparseGradient
@@ -163,6 +171,8 @@ if TYPE_CHECKING:
     from nc10d.work import Work as Work
     from nc10d.work import collect_all as collect_all
     from nc10d.work import wait_all as wait_all
+    from nc10d.work import wait_any as wait_any
+    from nc10d.work import wait_some as wait_some
 
 _NAMES = {
     "api.calls": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
@@ -186,11 +196,13 @@ _NAMES = {
         RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
     "group.process_group": "ProcessGroup",
+    "api.join": "Join JoinHook Joinable",
     "api.mesh": "DeviceMesh init_device_mesh",
     "api.monitored_barrier": "monitored_barrier",
+    "api.mpi_calls": "iprobe probe sendrecv sendrecv_replace",
     "api.objects": """all_gather_object broadcast_object_list gather_object recv_object_list
         scatter_object_list send_object_list""",
-    "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM ReduceOp premul_sum",
+    "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM MessageInfo ReduceOp premul_sum",
     "api.batch_p2p": "P2POp batch_isend_irecv irecv isend recv send",
     "api.queries": """_coalescing_manager coalescing_manager default_pg_timeout
         default_timeout get_backend get_backend_config get_backend_impl get_global_rank
@@ -207,7 +219,7 @@ _NAMES = {
     "store": "FileStore HashStore PrefixStore Store TCPStore",
     "group.shrink": "shrink_group",
     "group.new_group": "new_group new_subgroups new_subgroups_by_enumeration split_group",
-    "work": "Future Work collect_all wait_all",
+    "work": "Future Work collect_all wait_all wait_any wait_some",
     "group.world": """GroupMember abort_process_group destroy_process_group get_default_group
         init_process_group""",
 }

@@ -16,7 +16,7 @@ import enum
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 from weakref import WeakValueDictionary
 
 Array = Any
@@ -206,6 +206,17 @@ class Recv:
 @dataclass(slots=True, eq=False)
 class Barrier:
     """No rank leaves before every rank has come."""
+
+
+class MessageInfo(NamedTuple):
+    """A message that has come and is not received yet: its sender, its tag, and its bytes.
+
+    `src` is the sender's rank: in the group from a group's method, else the global rank.
+    """
+
+    src: int
+    tag: int
+    nbytes: int
 
 
 Op = (

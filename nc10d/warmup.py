@@ -25,7 +25,8 @@ from nc10d.kernels.cache_dir import distrust, make_folder
 from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
-_PARTS = ("entry_points", "ring", "prepared_calls", "prepared_messages", "tcp_streams", "sockets")
+_PREPARED = ("prepared_calls", "prepared_messages", "prepared_exchange")
+_PARTS = ("entry_points", "ring", *_PREPARED, "tcp_streams", "sockets")
 ENGINE = (*(f"{NATIVE}.{name}" for name in _PARTS), "nc10d.codec.opcodes")
 """Modules with functions to compile; `tcp_streams` and `sockets` are for jobs of several hosts."""
 LOOP = "nc10d.backend.nccl.bindings.native"

@@ -8,6 +8,7 @@ gets an event only when a thread needs it.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
@@ -15,7 +16,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout
-from nc10d.base.promise import DONE, PENDING, Promise
+from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise
+from nc10d.base.text import in_seconds
+from nc10d.errors import CollectiveTimeout
 from nc10d.ops import OP_NAMES, Op
 
 T = TypeVar("T")
@@ -233,3 +236,83 @@ def wait_all(futures: Sequence[Future[S]], timeout: Timeout = None) -> list[S]:
     return [
         future.wait(None if deadline.at == math.inf else deadline.remaining()) for future in futures
     ]
+
+
+def wait_any(works: Sequence[Promise | None], timeout: Timeout = None) -> int | None:
+    """Block until any of `works` has ended; return its index, the lowest if several have.
+
+    A None in the list is skipped, so a loop sets `works[index] = None` and goes on; the result is
+    None when only Nones are left. Raises the error of that Work if it failed. With `timeout`
+    (seconds or timedelta), CollectiveTimeout in this caller alone if none has ended by then. The
+    end of an operation on a device is awaited on the host. Futures may stand in the list, too.
+    """
+    ended = _some_ended(works, timeout, "wait_any")
+    if not ended:
+        return None
+    _raise_failure(works[ended[0]])
+    return ended[0]
+
+
+def wait_some(works: Sequence[Promise | None], timeout: Timeout = None) -> list[int]:
+    """Block until any of `works` has ended; return the indices of all that have ended by then.
+
+    As wait_any; the list is empty when only Nones are left. Raises the error of the first that
+    failed, if any did.
+    """
+    ended = _some_ended(works, timeout, "wait_some")
+    for index in ended:
+        _raise_failure(works[index])
+    return ended
+
+
+POLLING = 0.001
+"""Seconds for which wait_any looks at its Works again and again, yielding the core; then it sleeps
+until a notifier wakes it."""
+
+
+def _some_ended(works: Sequence[Promise | None], timeout: Timeout, call: str) -> list[int]:
+    """Return the indices of the works that have ended; block until there is any."""
+    deadline = NEVER if timeout is None else Deadline.after(timeout)
+    ended = _ended(works)
+    pending = [work for work in works if work is not None]
+    if ended or not pending:
+        return ended
+    for work in pending:
+        work._require_unattended(f"{call} of what")
+    until = Deadline.after(POLLING)
+    while not (ended or until.expired() or deadline.expired()):
+        os.sched_yield()
+        ended = _ended(works)
+    if not ended:
+        _wait_for_one(pending, deadline)
+        ended = _ended(works)
+    if not ended:
+        what = f"{call} of {len(pending)}"
+        message = f"{what}: none has ended within {in_seconds(deadline.limit)}; they go on"
+        raise CollectiveTimeout(message, op=call)
+    return ended
+
+
+def _ended(works: Sequence[Promise | None]) -> list[int]:
+    return [index for index, work in enumerate(works) if work is not None and work._look()]
+
+
+def _wait_for_one(pending: Sequence[Promise], deadline: Deadline) -> None:
+    """Sleep until any of `pending` has ended, or until `deadline`."""
+    woken = threading.Event()
+
+    def wake(_: object) -> None:
+        woken.set()
+
+    try:
+        for work in pending:
+            work._attach(wake)
+        woken.wait(min(deadline.remaining(), threading.TIMEOUT_MAX))
+    finally:  # a loop of waits must not pile up callbacks on a Work that ends last
+        for work in pending:
+            work._detach(wake)
+
+
+def _raise_failure(work: Promise | None) -> None:
+    if work is not None and work._exception is not None:
+        raise copy_to_raise(work._exception)

@@ -159,9 +159,7 @@ class ObjectCall:
         return EMPTY if envelope.inline else self._or_abort(envelope, out.message.flat)
 
     def allocate(self, incoming: IncomingObject) -> Bytes:
-        """Return memory for the bytes that follow an opening, as `encoded`; a group that lacks it
-        is aborted.
-        """
+        """Return memory for the bytes that follow an opening; abort the group if there is none."""
         envelope = incoming.envelope
         if envelope.inline:
             return EMPTY

@@ -14,7 +14,7 @@ from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.dtypes import check_reduce
-from nc10d.ops import ReduceOp
+from nc10d.ops import Recv, ReduceOp, Send
 
 LARGEST_TAG = 2**63 - 1
 
@@ -42,7 +42,8 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
         raise TypeError(f"{call}: {name}: {error}") from error
     if written and not found.buffer.writable:
         message = f"{call}: {name} is written, so it must not be read-only"
-        raise ValueError(f"{message}: copy it, np.array(x), and pass the copy")
+        copies = "np.array(x), or bytearray(x) for bytes"
+        raise ValueError(f"{message}: pass a copy, {copies}")
     if written and found.buffer.repeats:
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
@@ -62,7 +63,8 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
     if not isinstance(op, ReduceOp):
         found = f"{op!r}"
         if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
-            found = f"an array ({type(op).__name__}): the result replaces {x.name}, so pass a copy"
+            kind = type(op).__name__
+            found = f"an array ({kind}): the result replaces {x.name}; to keep that, pass a copy"
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
         check_reduce(x.buffer.dtype, op)
@@ -83,10 +85,41 @@ def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
         raise ValueError(f"{call}: {name} must be another rank, got this rank, {rank}")
 
 
-def check_tag(call: str, tag: Any) -> None:
+def check_tag(call: str, tag: Any, name: str = "tag") -> None:
     """Raise ValueError unless `tag` is from 0 to 2**63 - 1."""
-    if not 0 <= integer(call, "tag", tag) <= LARGEST_TAG:
-        raise ValueError(f"{call}: tag must be 0 or more, and below 2**63, got {tag}")
+    if not 0 <= integer(call, name, tag) <= LARGEST_TAG:
+        raise ValueError(f"{call}: {name} must be 0 or more, and below 2**63, got {tag}")
+
+
+def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
+    """Check the arguments of sendrecv, whose arrays must not share memory.
+
+    Its ranks are other ranks, or both this rank; then the arrays must be alike, and the tags equal.
+    """
+    call = "sendrecv"
+    check_tag(call, send.tag)
+    check_tag(call, recv.tag, "recv_tag")
+    x = array(call, "tensor", send.x, written=False)
+    y = array(call, "output", recv.x, written=True)
+    if send.peer == recv.peer == rank:
+        check_same_type([x, y])
+        check_count(y, x.buffer.count, f"as many as {x.name}")
+        if send.tag != recv.tag:
+            tags = f"{send.tag} and {recv.tag}"
+            raise ValueError(f"{call}: a rank that sends to itself gives one tag, got {tags}")
+    else:
+        check_peer(call, "dst", send.peer, rank, size)
+        if recv.peer is not None:
+            check_peer(call, "src", recv.peer, rank, size)
+    check_disjoint([x, y])
+
+
+def check_probe(src: Any, tag: Any, rank: int, size: int) -> None:
+    """Check the arguments of a probe; None stands for any source, and any tag."""
+    if src is not None:
+        check_peer("probe", "src", src, rank, size)
+    if tag is not None:
+        check_tag("probe", tag)
 
 
 def integer(call: str, name: str, value: Any) -> int:
@@ -144,7 +177,8 @@ def check_whole(
 def check_flat(whole: Argument, piece: Argument, rank: int, size: int) -> None:
     """Check a flat array, the `whole` of all ranks, against this rank's `piece`."""
     check_same_type([piece, whole])
-    check_count(whole, size * piece.buffer.count, f"{size} ranks times those of {piece.name}")
+    count = piece.buffer.count
+    check_count(whole, size * count, f"the {count} of {piece.name} times the group's size, {size}")
     chunk = whole.buffer.address + rank * piece.buffer.nbytes
     dense = piece.buffer.contiguous and whole.buffer.contiguous
     if not dense or piece.buffer.address != chunk:

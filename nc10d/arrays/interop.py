@@ -97,6 +97,12 @@ def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
     return None if a is None or (b is None and y is not None) else (a, b)
 
 
+def lend_pair(x: Any, y: Any) -> tuple[Any, Any] | None:
+    """Return ndarrays in the memory of two arrays, None if one has no unowned view."""
+    pair = _unowned_each((x, y))
+    return None if pair is None else (pair[0], pair[1])
+
+
 def owners(x: Any, y: Any) -> list[Any]:
     """Return what keeps the memory of lent arguments, as `lend` takes them."""
     given = x if type(x) is tuple else (x,)

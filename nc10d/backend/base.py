@@ -17,7 +17,7 @@ import numpy as np
 from nc10d import ops
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, GroupClosed
-from nc10d.ops import Op
+from nc10d.ops import MessageInfo, Op
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -204,6 +204,14 @@ class PreparingBackend(Protocol):
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages, sends first, if all are prepared; None: nothing has happened."""
 
+    def exchange(
+        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Send x to `dst` with `tag` while receiving y from `src` with the tag `take`; blocks.
+
+        False: they are not prepared, and nothing has happened.
+        """
+
 
 class Backend(Protocol):
     """Runs operations for a group on one kind of device.
@@ -276,6 +284,15 @@ class Backend(Protocol):
     def preparing(self) -> PreparingBackend | None:
         """This backend as the source of prepared calls, None if it prepares none."""
         return None
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message from a rank (None: any) with a tag (None: any); see `recv`.
+
+        Blocks until it has come, or returns None at `deadline`. A message that a receive waits for
+        already is not counted. ValueError if the backend can't look at messages.
+        """
+        message = f"probe: backend {self.name!r} can't see messages before they are received"
+        raise ValueError(f"{message}; send their sizes first")
 
     def allocate(self, nbytes: int) -> Any:
         """Return registered memory as an array of bytes, None if the backend registers none."""

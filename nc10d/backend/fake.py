@@ -12,7 +12,7 @@ from typing import Any
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.errors import GroupClosed
-from nc10d.ops import Op, Recv
+from nc10d.ops import MessageInfo, Op, Recv
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -31,8 +31,7 @@ class FakeBackend(Backend):
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Keep `ops` in `launched`; they have ended."""
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         self.launched = ops
         if not async_op:
             return None
@@ -46,6 +45,15 @@ class FakeBackend(Backend):
         if not isinstance(op, Recv):
             return None
         return (self.rank + 1) % self.size if op.peer is None else op.peer
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return an empty message from `peer`, else from the next rank."""
+        self._check()
+        return MessageInfo((self.rank + 1) % self.size if peer is None else peer, tag or 0, 0)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None

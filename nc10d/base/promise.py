@@ -127,6 +127,12 @@ class Promise:
         elif not watched:
             self._watch()
 
+    def _detach(self, callback: Callable[[Any], object]) -> None:
+        """Remove a callback that was attached and has not run; it may be running now."""
+        with _transition:
+            if self._callbacks and callback in self._callbacks:
+                self._callbacks.remove(callback)
+
     def _run(self, callback: Callable[[Any], object]) -> None:
         try:
             callback(self)

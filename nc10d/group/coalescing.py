@@ -38,10 +38,13 @@ class BatchedWork(Work):
         self._whole: Work | None = None
 
     def _settle(self, timeout: Timeout) -> None:
-        if self._whole is None and not self._look():
-            what = self._describe()
-            raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
+        self._require_unattended(self._describe())
         super()._settle(timeout)
+
+    def _require_unattended(self, what: str) -> None:
+        """Raise ValueError while the block is open: no wait for it would end."""
+        if self._whole is None and not self._look():
+            raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
 
     def _value(self) -> Any:
         # A backend need not return the sender of a receive that names its source.

@@ -16,8 +16,16 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops
+from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import lend, map_to_numpy, owners, unowned_views, use_unowned_views
+from nc10d.arrays.interop import (
+    lend,
+    lend_pair,
+    map_to_numpy,
+    owners,
+    unowned_views,
+    use_unowned_views,
+)
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import PARTS, Backend, PreparedCall, PreparingBackend
@@ -29,7 +37,7 @@ from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.ops import Array, Barrier, Op, Recv, ReduceOp, Send
+from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
@@ -151,6 +159,33 @@ class Dispatcher(Collectives, PointToPoint):
                 next(self._launches)
                 return work
         return self._run(PARTS[kind].make(extra, x, y), x, True, timeout)
+
+    def _exchange(self, dst: int, x: Array, tag: int, src: int, y: Array, take: int) -> bool:
+        backend = self._preparing
+        if backend is None:
+            return False
+        a, b = x, y
+        if type(x) in unowned_views or type(y) in unowned_views:
+            views = lend_pair(x, y)
+            if views is None:
+                return False
+            a, b = views
+        try:
+            done = backend.exchange(dst, a, tag, src, b, take, self.timeout)
+        except BaseException:
+            if a is not x or b is not y:
+                self._stranded.append((x, y))
+            raise
+        if done:
+            next(self._launches)
+        return done
+
+    def _probe(self, src: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        check_probe(src, tag, self.rank, self.size)
+        self.refuse_in_batch("a probe")
+        device = self.config.first
+        backend = self._ready.get(device) or self.backend(device)
+        return backend.probe(src, tag, deadline)
 
     def try_prepared_messages(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
         """Start a batch of messages if all are prepared; None: nothing has happened."""

@@ -7,12 +7,16 @@ of nc10d.group.collectives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from nc10d.arrays.arguments import LARGEST_TAG, integer
-from nc10d.base.deadline import Timeout
+from nc10d.arrays.arguments import LARGEST_TAG, check_exchange, integer
+from nc10d.base.deadline import Deadline, Timeout
+from nc10d.base.text import in_seconds
+from nc10d.errors import CollectiveTimeout
+from nc10d.group.array_copies import copy_array, copy_of
 from nc10d.group.collectives import Runner
-from nc10d.ops import Array, Recv, Send
+from nc10d.ops import Array, MessageInfo, Recv, Send
 from nc10d.work import Work
 
 
@@ -50,6 +54,10 @@ def recv_op(tensor: Array, src: Any, tag: Any) -> Recv:
 
 class PointToPoint(Runner):
     """The messages of a group; a subclass runs operations in `_run`."""
+
+    rank: int
+    size: int
+    timeout: float
 
     def _wait_here(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt fails it for the whole group. Blocks."""
@@ -98,3 +106,91 @@ class PointToPoint(Runner):
         if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
             return self._call(Recv, src, tensor, tag, True, timeout)
         return self._run(recv_op(tensor, src, tag), tensor, True, timeout)
+
+    def sendrecv(
+        self,
+        tensor: Array,
+        dst: int,
+        output: Array,
+        src: int | None,
+        tag: int = 0,
+        recv_tag: int | None = None,
+        timeout: Timeout = None,
+    ) -> int | None:
+        """Send `tensor` to rank `dst` and receive `output` from rank `src`; return the sender.
+
+        Both go on at once: blocks until both are done. `src` is None for any rank, `recv_tag` is
+        `tag` unless given. As in MPI, `dst` and `src` may both be this rank. Returns None inside a
+        coalescing block.
+        """
+        take = tag if recv_tag is None else recv_tag
+        plain = type(dst) is type(src) is type(tag) is type(take) is int and timeout is None
+        valid = plain and 0 <= tag <= LARGEST_TAG and 0 <= take <= LARGEST_TAG
+        if valid and self._exchange(dst, tensor, tag, src, output, take):  # type: ignore[arg-type]
+            return src
+        return self._exchange_new(send_op(tensor, dst, tag), recv_op(output, src, take), timeout)
+
+    def sendrecv_replace(
+        self,
+        tensor: Array,
+        dst: int,
+        src: int | None,
+        tag: int = 0,
+        recv_tag: int | None = None,
+        timeout: Timeout = None,
+    ) -> int | None:
+        """Send `tensor` to rank `dst`, then replace it by an array from `src`; see `sendrecv`.
+
+        A copy of `tensor` is sent.
+        """
+        return self.sendrecv(copy_of(tensor), dst, tensor, src, tag, recv_tag, timeout)
+
+    def _start_messages(self, ops: Sequence[Send | Recv], timeout: Timeout) -> list[Work]:
+        """Launch messages as a single submission, and return their Works."""
+        raise NotImplementedError
+
+    def _exchange(self, dst: int, x: Array, tag: int, src: int, y: Array, take: int) -> bool:
+        """Exchange prepared messages; False: nothing has happened. Blocks."""
+        return False
+
+    def _exchange_new(self, send: Send, recv: Recv, timeout: Timeout) -> int | None:
+        check_exchange(send, recv, self.rank, self.size)
+        if self.in_batch():
+            self._run(send, send.x, False, timeout)
+            self._run(recv, recv.x, False, timeout)
+            return None
+        if send.peer == self.rank:
+            copy_array(recv.x, send.x)
+            return recv.peer
+        works = self._start_messages((send, recv), timeout)
+        for work in works:
+            self._wait_here(work)
+        return int(works[1].result())
+
+    def iprobe(self, src: int | None = None, tag: int | None = None) -> MessageInfo | None:
+        """Return the next message from `src` with `tag` (None: any), None if none has come.
+
+        The message is not received: a `recv` from its `src` with its `tag` takes it. ValueError
+        if the backend can't see messages before they are received (NCCL).
+        """
+        return self._probe(src, tag, Deadline(0.0))
+
+    def probe(
+        self, src: int | None = None, tag: int | None = None, timeout: Timeout = None
+    ) -> MessageInfo:
+        """Wait for a message from `src` with `tag` (None: any) and return it; see `iprobe`.
+
+        CollectiveTimeout, in this caller alone, if none has come within the timeout. PeerLost if
+        all ranks that could send it have left.
+        """
+        deadline = Deadline.after(self.timeout if timeout is None else timeout)
+        found = self._probe(src, tag, deadline)
+        if found is None:
+            limit = in_seconds(deadline.limit)
+            message = f"probe: no such message has come to rank {self.rank} within {limit}"
+            raise CollectiveTimeout(message, rank=int(self.rank), op="probe")
+        return found
+
+    def _probe(self, src: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Look for a message until `deadline`; blocks."""
+        raise NotImplementedError

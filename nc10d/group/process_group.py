@@ -36,6 +36,7 @@ from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.dispatch import Dispatcher, Observer
 from nc10d.group.members import Members
 from nc10d.group.point_to_point import BatchedMessage
+from nc10d.ops import Recv, Send
 from nc10d.work import Work
 
 if TYPE_CHECKING:
@@ -189,11 +190,12 @@ class ProcessGroup(_Dispatcher, Members):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
         ops = [message.operation() for message in p2p_op_list]
         works = None if self.in_batch() else self.try_prepared_messages(ops)
-        if works is not None:
-            return works
+        return self._start_messages(ops, None) if works is None else works
+
+    def _start_messages(self, ops: Sequence[Send | Recv], timeout: Timeout) -> list[Work]:
         block = contextlib.nullcontext() if self.in_batch() else self.coalescing_manager(True)
         with block:
-            started = [self._run(op, op.x, True, None) for op in ops]
+            started = [self._run(op, op.x, True, timeout) for op in ops]
         return [work for work in started if work is not None]
 
     def split_group(

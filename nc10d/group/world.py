@@ -29,7 +29,7 @@ from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup, prefix_store
-from nc10d.ops import OP_NAMES, Array, Op, Recv
+from nc10d.ops import OP_NAMES, Array, MessageInfo, Op, Recv, Send
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -102,6 +102,8 @@ def _drop(world: weakref.ref[World], table: BackendTable) -> None:
 
 
 process_world = World()
+adapters_worlds: list[World] = []
+"""The Worlds of other libraries' groups that run on nc10d; see `close_at_exit`."""
 # Worlds by thread ident. Not a threading.local: every call checks this dict, mostly empty.
 own_worlds: dict[int, World] = {}
 _inherited: list[Any] = []
@@ -110,7 +112,7 @@ _inherited: list[Any] = []
 def _disown_store() -> None:
     """Keep the parent's store and dropped groups in a forked child: their end would be its own."""
     own = current_world()
-    for world in {process_world, own}:
+    for world in {process_world, own, *adapters_worlds}:
         _inherited.extend((world.owned_store, world.dropped))
         world.owned_store, world.dropped = None, []
     own_worlds.clear()  # the other threads do not exist here, and their idents may be reused
@@ -168,6 +170,17 @@ class NonMember(Collectives, PointToPoint):
     ) -> None:
         """Warn, and return None: no message has come."""
         self._call(Recv, src, tensor, tag, False, timeout)
+
+    def _exchange_new(self, send: Send, recv: Recv, timeout: Timeout) -> None:
+        warn_non_member("sendrecv", 4)
+
+    def _probe(self, src: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        warn_non_member("probe", 5)
+        return None
+
+    def probe(self, src: int | None = None, tag: int | None = None, timeout: Timeout = None) -> Any:
+        """Warn, and return None: no message will come."""
+        warn_non_member("probe", 3)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(ProcessGroup, name):
@@ -262,7 +275,7 @@ def init_process_group(
         store, rank, world_size = _meet(config, init_method, rank, world_size, deadline, limit)
         world.owned_store, keys = store, prefix_store(name, store)
     else:
-        keys = _meet_in(store, name, config, rank, world_size, deadline, limit)
+        keys = meet_in(store, name, config, rank, world_size, deadline, limit)
     group = ProcessGroup(name, range(world_size), rank, keys, limit, config, options=pg_options)
     group.device_id = device_id
     try:
@@ -270,8 +283,7 @@ def init_process_group(
     except BaseException:
         world.clear()
         raise
-    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
-    atexit.register(_exit)
+    close_at_exit()
 
 
 def _check_meeting(store: Store | None, init_method: str | None, rank: int, size: int) -> None:
@@ -303,7 +315,7 @@ def _meet(
     return meet_by(method or "env://", rank, size, deadline, limit)
 
 
-def _meet_in(
+def meet_in(
     store: Store,
     name: str,
     config: BackendConfig,
@@ -323,17 +335,26 @@ def _meet_in(
     return prefix_store(f"{name}/{number}", store)
 
 
+def close_at_exit(world: World | None = None) -> None:
+    """Have the groups of the process's World, and those of `world`, closed at exit."""
+    if world is not None and world not in adapters_worlds:
+        adapters_worlds.append(world)
+    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
+    atexit.register(_exit)
+
+
 def _exit() -> None:
     """Close all groups at exit, without errors: destroy_process_group reports them.
 
     An error that has ended the program is handled meanwhile: peers that still wait are told of it.
     """
     error = getattr(sys, "last_value", None) or SystemExit()
-    with contextlib.suppress(DistError, OSError):
-        try:
-            raise error
-        except BaseException:  # noqa: BLE001  (Python has printed it)
-            process_world.clear()
+    for world in (*adapters_worlds, process_world):
+        with contextlib.suppress(DistError, OSError):
+            try:
+                raise error
+            except BaseException:  # noqa: BLE001  (Python has printed it)
+                world.clear()
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:

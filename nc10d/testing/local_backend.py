@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from nc10d import ops as O
+from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.store.base import Store
 from nc10d.testing.compute import assign, compute
@@ -52,7 +54,8 @@ class LocalWork(Work):
             call = self._describe()
             self._exchange.fail(
                 CollectiveTimeout(
-                    f"{call} timed out after {self._deadline.limit:g} s: not all ranks came",
+                    f"{call} timed out after {in_seconds(self._deadline.limit)}: not all ranks "
+                    "came",
                     op=call,
                 )
             )
@@ -68,6 +71,8 @@ class LocalExchange:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
+        self.come = threading.Condition(self.lock)
+        """Notified of a message, and of the failure."""
         self.failure: BaseException | None = None
         self._collectives: dict[int, dict[int, _PostedOp]] = {}
         self._messages: list[_PostedOp] = []
@@ -105,6 +110,16 @@ class LocalExchange:
                 recv.work.op_done(recv.place, send.rank)
                 return
         self._messages.append(posted)
+        self.come.notify_all()
+
+    def probe(self, rank: int, peer: int | None, tag: int | None) -> O.MessageInfo | None:
+        """Return the first message to `rank` from a peer with a tag; None stands for any."""
+        for send in self._messages:
+            op = send.op
+            named = peer in (None, send.rank) and isinstance(op, O.Send) and op.peer == rank
+            if named and tag in (None, op.tag):
+                return O.MessageInfo(send.rank, op.tag, as_buffer(op.x).nbytes)
+        return None
 
     def fail(self, reason: BaseException) -> None:
         """Fail all pending and later operations; the first reason stays."""
@@ -114,6 +129,7 @@ class LocalExchange:
             waiting += self._messages
             self._collectives.clear()
             self._messages.clear()
+            self.come.notify_all()
         for posted in waiting:
             posted.work._finish(self.failure)
 
@@ -177,6 +193,18 @@ class LocalBackend(Backend):
             return work
         work.wait()
         return None
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> O.MessageInfo | None:
+        exchange = self._exchange
+        with exchange.lock:
+            while True:
+                failure = self._closed or exchange.failure
+                if failure is not None:
+                    raise copy_to_raise(failure)
+                found = exchange.probe(self.rank, peer, tag)
+                if found is not None or deadline.expired():
+                    return found
+                exchange.come.wait(deadline.slice(threading.TIMEOUT_MAX))
 
     def _next_seq(self, op: O.Op) -> int | None:
         """Return a collective's number; None for messages, which match by rank and tag."""

@@ -120,6 +120,55 @@ def both_may_send_first(group: ProcessGroup) -> None:
     assert np.array_equal(got, want)
 
 
+def an_exchange_goes_round_a_ring(group: ProcessGroup) -> None:
+    """Every rank sends to the next and receives from the previous in a single call, of any size."""
+    following, previous = neighbours(group)
+    for number, count in enumerate((1, LARGE, 0, LARGE, 1, 5)):
+        sent = _message(group.rank, following, number, count)
+        # The next rank's array may have another length.
+        got = np.zeros(count + previous, np.int64) if count == 5 else np.zeros(count, np.int64)
+        if count == 5:
+            sent = np.resize(sent, count + group.rank)
+        sender = group.sendrecv(sent, following, got, previous, tag=number)
+        assert sender == previous, f"sendrecv with {previous} reports the sender {sender}"
+        want = np.resize(_message(previous, group.rank, number, count), got.size)
+        assert np.array_equal(got, want), f"exchange {number}: {got}, not {want}"
+    x = _message(group.rank, following, 7)
+    group.sendrecv_replace(x, following, previous)
+    assert np.array_equal(x, _message(previous, group.rank, 7)), f"replaced by {x}"
+
+
+def a_probe_shows_the_next_message(group: ProcessGroup) -> None:
+    """probe returns sender, tag and bytes of the message that recv takes, and receives nothing."""
+    if group.size == 1 or not _sees_messages(group):
+        return
+    following, previous = neighbours(group)
+    sent = [(3, 2), (2**40, 5), (3, 4)]  # tag, count
+    works = [
+        group.isend(_message(group.rank, following, count, count), following, tag)
+        for tag, count in sent
+    ]
+    for tag, count in (sent[1], sent[0], sent[2]):
+        for src in (previous, None):
+            found = group.probe(src, tag)
+            assert found == (previous, tag, 8 * count), f"tag {tag}: {found}"
+        assert group.iprobe(previous, 5) is None, "no message has the tag 5"
+        assert group.probe().src == previous, "only the previous rank sends"
+        got = np.zeros(count, np.int64)
+        group.recv(got, found.src, found.tag)
+        assert np.array_equal(got, _message(previous, group.rank, count, count)), f"{tag}: {got}"
+    _wait_all(works)
+
+
+def _sees_messages(group: ProcessGroup) -> bool:
+    """Return whether the backend can look at messages before they are received."""
+    try:
+        group.iprobe()
+    except ValueError:
+        return False
+    return True
+
+
 def messages_lie_in_any_way(group: ProcessGroup) -> None:
     """Rank 0's arrays of all shapes and layouts reach rank 1, and only its elements change."""
     if group.rank > 1 or group.size == 1:
@@ -244,6 +293,8 @@ REQUIREMENTS: tuple[Callable[[ProcessGroup], None], ...] = (
     one_tag_keeps_the_order,
     any_source_takes_each_message_once,
     both_may_send_first,
+    an_exchange_goes_round_a_ring,
+    a_probe_shows_the_next_message,
     messages_lie_in_any_way,
     a_sent_array_may_be_changed,
     messages_overtake_collectives,

@@ -33,7 +33,7 @@ from nc10d.backend.cpu.waiter import Waiter
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
-from nc10d.ops import Op
+from nc10d.ops import MessageInfo, Op
 from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
 from nc10d.work import Work
@@ -93,6 +93,10 @@ class CpuBackend(Backend):
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend."""
         return self.launcher.launch(ops, timeout, async_op)
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message; see Backend."""
+        return self.launcher.mailbox.probe(peer, tag, deadline)
 
     # -- asking ----------------------------------------------------------------------------------
 

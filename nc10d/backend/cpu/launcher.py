@@ -29,12 +29,12 @@ from nc10d.backend.cpu.lowering.prepared import (
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.backend.cpu.waiter import SLICE, Waiter
-from nc10d.backend.cpu.works import CombinedWork, CpuWork
+from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Waiter
+from nc10d.backend.cpu.works import CombinedWork, CpuWork, Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.ops import Op, Recv, Send
@@ -134,6 +134,81 @@ class OpLauncher:
                     work = work or prepared.submit(self.waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
+
+    def exchange(
+        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
+        latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
+        if None not in latest and self._exchange_by(*latest, x, tag, y, take, timeout):
+            return True
+        found = self.cache.find_messages((Send(x, dst, tag), Recv(y, src, take)))
+        if found is None:
+            return False
+        pair = found[0][0], found[1][0]
+        # Not the latest: arrays of other sizes.
+        return pair != latest and self._exchange_by(*pair, x, tag, y, take, timeout)
+
+    def _exchange_by(
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Exchange by two PreparedMessages; False: nothing has happened. Blocks."""
+        if send.short and self._exchange_soon(send, receive, x, tag, y, take, timeout):
+            return True
+        # Through sockets, two threads move more.
+        if send.channel.spec.streams or receive.channel.spec.streams:
+            return False
+        return self._exchange_long(send, receive, x, tag, y, take, timeout)
+
+    def _exchange_soon(
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Exchange if the send, a short one, can end at once; False: nothing has happened."""
+        run = prepared_exchange.run_exchange
+        try:
+            while (answer := run(send.words, receive.words, x, y, tag, take)) == at.NEW_SITE:
+                call_sites.learn()
+            if answer == at.BUSY:
+                return False
+            if send.in_flight:
+                send.channel.reap()
+            if answer == prepared_exchange.SENT:
+                answer = at.BUSY
+            done = not (answer or receive.in_flight) or self.finish(
+                receive, answer, y, take, timeout
+            )
+        except BaseException:
+            self.abandon(receive, y, take)
+            raise
+        if not done:
+            self.launch((Recv(y, receive.peer, take),), timeout, False)
+        return True
+
+    def _exchange_long(
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Submit both messages and advance them in this thread; False: nothing has happened."""
+        deadline = Deadline.after(timeout)
+        parts = [_blank_part(message, array) for message, array in ((send, x), (receive, y))]
+        sent, received = [submission for _, submission in parts]
+        words = send.words, receive.words, x, y, tag, take, sent.words, received.words
+        limit, ops = deadline_ns(deadline), (*send.ops(x, tag), *receive.ops(y, take))
+        start = prepared_exchange.start_exchange
+        answer = at.NEW_SITE
+        try:
+            while answer == at.NEW_SITE:
+                answer = start(*words, limit, SLICE_NS)
+                if answer == at.NEW_SITE:
+                    call_sites.learn()
+        except BaseException:
+            # The engine may have begun: then its descriptors must stay where they are.
+            self.waiter.interrupted(ops)
+            raise
+        if answer not in (at.FINISHED, at.BUSY):
+            self.waiter.go_on_together(parts, ops, deadline, answer)
+        for channel, submission in parts:
+            channel.forget(submission)
+        return answer != at.BUSY
 
     # -- new calls -------------------------------------------------------------------------------
 
@@ -246,3 +321,14 @@ class OpLauncher:
         if work.dependencies.own:
             entry_points.open_gate(self._channel.address, work.dependencies.own)
         return started
+
+
+def _blank_part(message: Any, x: Any) -> Part:
+    """Return a prepared message as a submission in flight, which the engine fills in."""
+    channel = message.channel
+    submission = Submission.__new__(Submission)  # `__init__` would fill it in Python
+    submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + 1, np.int64)
+    submission.address = address = prepared_calls.address(words)
+    submission.keep = message, x
+    channel.in_flight[address] = submission
+    return channel, submission

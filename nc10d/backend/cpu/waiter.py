@@ -15,7 +15,7 @@ from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure.error_text import describe
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import AnySourceReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
@@ -98,6 +98,33 @@ class Waiter:
         if cycle is not None:
             self.health.report_deadlock(channel, cycle)
         return cycle is not None
+
+    def go_on_together(
+        self, parts: Sequence[Part], ops: Sequence[Op], deadline: Deadline, answer: int
+    ) -> None:
+        """Go on with a send and a receive after the engine's `answer`; blocks, raises the failure.
+
+        This thread advances both as long as either makes progress, then the worker does.
+        """
+        addresses = [
+            address for channel, sub in parts for address in (channel.address, sub.address)
+        ]
+        before: list[int] = []
+        ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+        while answer == at.UNMATCHED or (answer == 0 and ticks != before):
+            if answer == at.UNMATCHED:
+                receive_unexpected(self.group.links, parts[1][0])
+            before, answer = ticks, prepared_exchange.wait_both(*addresses, SLICE_NS // 2)
+            ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+        if answer == at.FINISHED:
+            return
+        if answer < 0 and answer != at.ABORTED:
+            failing = (c for c, _ in parts if c.get(at.C_BROKEN) == at.FAILING)
+            self.health.engine_failed(next(failing, parts[0][0]), answer)
+        self.need_worker()
+        self._context.ring(0)
+        for op, part in zip(ops, parts, strict=True):
+            self.wait_work(CpuWork(self, (op,), [part], deadline))
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""

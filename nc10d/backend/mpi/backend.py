@@ -21,7 +21,7 @@ from nc10d.base.stored import read_number
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, RendezvousError
-from nc10d.ops import Op
+from nc10d.ops import MessageInfo, Op
 from nc10d.store.arrival import await_ranks
 from nc10d.store.base import Store
 from nc10d.work import Work
@@ -131,6 +131,17 @@ class MpiBackend(Backend):
                 self.abort(self._interrupted(work))
             raise
         return None
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message; see Backend."""
+        found = self._group.probe(peer, tag)
+        waiting = Work()  # never ends: engine.pause waits as for any other Work
+        polls = 0
+        while found is None and not deadline.expired():
+            polls += 1
+            engine.pause(waiting, polls, deadline)
+            found = self._group.probe(peer, tag)
+        return found
 
     def _interrupted(self, work: Work) -> Aborted:
         """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""

@@ -16,7 +16,7 @@ import numpy as np
 from nc10d.backend.mpi.buffers import OpBuffers
 from nc10d.backend.mpi.library import MPI, Comm, Steps
 from nc10d.errors import CollectiveMismatch
-from nc10d.ops import Recv, Send
+from nc10d.ops import MessageInfo, Recv, Send
 
 NUMBERED_TAGS = 4096
 """Messages with large tags that may be in flight between two ranks at a time."""
@@ -94,11 +94,35 @@ class MessageQueue:
     def accept_announcements(self) -> None:
         """Accept the announcements that have arrived, if any receive waits for them."""
         # Called once a round, before receives advance, so that they are served in their order.
-        if not self._waiting_receives:
-            return
+        if self._waiting_receives:
+            self._accept()
+
+    def probe(self, peer: int | None, tag: int | None) -> MessageInfo | None:
+        """Return a message that has arrived from a rank with a tag; None stands for any."""
+        status, source = MPI.Status(), MPI.ANY_SOURCE if peer is None else peer
+        if tag is not None and tag < self._first_numbered_tag:
+            found = self._comm.Iprobe(source, tag, status)
+            return _info(status, tag) if found else None
+        self._accept()
+        for sender, announced, number in self._announced:
+            matches = peer in (None, sender) and tag in (None, announced)
+            # The message is on its way behind its announcement.
+            if matches and self._comm.Iprobe(sender, self._first_numbered_tag + number, status):
+                return _info(status, announced)
+        if tag is None and self._comm.Iprobe(source, MPI.ANY_TAG, status):
+            found_tag = int(status.Get_tag())
+            # Other tags belong to announcements, their messages, and groups that form.
+            return _info(status, found_tag) if found_tag < self._first_numbered_tag else None
+        return None
+
+    def _accept(self) -> None:
         announcement = np.empty(2, np.int64)
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, self._announcement_tag, status):
             source = status.Get_source()
             self._comm.Recv(announcement, source, self._announcement_tag)
             self._announced.append((source, int(announcement[0]), int(announcement[1])))
+
+
+def _info(status: Any, tag: int) -> MessageInfo:
+    return MessageInfo(int(status.Get_source()), tag, int(status.Get_elements(MPI.BYTE)))

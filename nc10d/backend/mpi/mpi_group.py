@@ -27,7 +27,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost
-from nc10d.ops import Op, Recv, Send
+from nc10d.ops import MessageInfo, Op, Recv, Send
 from nc10d.work import Work
 
 _NOTHING: frozenset[int] = frozenset()
@@ -87,6 +87,12 @@ class MpiGroup:
         with self._engine.lock:
             self._handle_notices()
         self.check()
+
+    def probe(self, peer: int | None, tag: int | None) -> MessageInfo | None:
+        """Return a message that has arrived; raises the group's failure if it has failed."""
+        self.check_notices()
+        with self._engine.lock:
+            return self._message_queue.probe(peer, tag)
 
     def _agreed_steps(
         self, work: MpiWork, places: Sequence[int], dependencies: tasks.Dependencies, seq: int

@@ -104,15 +104,19 @@ class ProgressThread:
             self._waiting += 1
         try:
             while work._state == PENDING and not until.expired():
-                self.advance()
                 polls += 1
-                if polls > YIELDS:
-                    Work._block(work, Deadline.after(until.slice(POLL_SECONDS)))
-                elif polls > SPINS:
-                    os.sched_yield()
+                self.pause(work, polls, until)
         finally:
             with self.lock:
                 self._waiting -= 1
+
+    def pause(self, work: Work, polls: int, until: Deadline) -> None:
+        """Poll all groups once, and then rest the longer, the more polls there have been."""
+        self.advance()
+        if polls > YIELDS:
+            Work._block(work, Deadline.after(until.slice(POLL_SECONDS)))
+        elif polls > SPINS:
+            os.sched_yield()
 
     def watch(self, work: Work) -> None:
         """Have the thread finish a work that has callbacks."""

@@ -30,7 +30,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed
-from nc10d.ops import Op
+from nc10d.ops import MessageInfo, Op
 from nc10d.store.base import Store
 from nc10d.work import Work
 
@@ -197,6 +197,10 @@ class StagedBackend(Backend):
                 text = f"rank {self.rank} was interrupted in {name}"
                 self.abort(Aborted(text, rank=self.rank, pid=os.getpid(), op=name))
             raise
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message of the inner backend; see Backend."""
+        return self.inner.probe(peer, tag, deadline)
 
     # To the host, on the down thread
 

@@ -24,13 +24,13 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
-from nc10d.backend.cpu.transport.links import SLOT, Inbox, LinksStopped, UnexpectedMessage
+from nc10d.backend.cpu.transport.links import SLOT, Header, Inbox, LinksStopped, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import CollectiveMismatch, DistError
-from nc10d.ops import Op, Recv, Send
+from nc10d.ops import MessageInfo, Op, Recv, Send
 from nc10d.work import Work
 
 End = TypeVar("End")
@@ -172,25 +172,20 @@ class Mailbox:
             for peer in peers:
                 inbox = self._end(self._links.inbox, peer)
                 with inbox.lock, inbox:  # no other thread may receive a message that is ready
-                    if self._ready(inbox, op.tag):
+                    if self._ready(inbox, op.tag) is not None:
                         work = self._receive_from(inbox, op, peer, deadline, INDEPENDENT)
                         assert isinstance(work, Work), "it has no dependencies"
                         return work
             return None
 
-        def pause(seconds: float) -> None:
-            inboxes = [self._end(self._links.inbox, peer) for peer in peers]
-            waiting = [inbox.channel for inbox in inboxes if not inbox.receiving]
-            words = [*map(unexpected.next_message, waiting)]
-            self.await_words(words, seconds)
-
+        pause = partial(self._pause, peers)
         return AnySourceReceive(self._waiter, group.health, (op,), deadline, match, pause)
 
-    def _ready(self, inbox: Inbox, tag: int) -> bool:
-        """Return whether a message with `tag` is here that no posted receive is entitled to."""
+    def _ready(self, inbox: Inbox, tag: int | None) -> Header | None:
+        """Return the next message with `tag` (None: any) to which no posted receive is entitled."""
         channel = inbox.channel
         if inbox.receiving:  # the head is being received; messages behind it can wait
-            return any(kept.tag == tag for kept in inbox.unexpected)
+            return inbox.first_unexpected(tag)
         oldest = channel.oldest()
         if oldest is not None:
             # Receives are posted: let the link find out whether its next message matches.
@@ -198,12 +193,39 @@ class Mailbox:
             if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
                 self._group.health.engine_failed(channel, answer)
             unexpected.receive_unexpected_from(self._links, inbox)
-        elif channel.idle() and unexpected.arrived(channel):
+        elif inbox.first_unexpected(tag) is None and channel.idle() and unexpected.arrived(channel):
             header = unexpected.head(channel)
-            if header[0] == tag:
-                return True
+            if tag in (None, header[0]):
+                return header
             unexpected.post_unexpected(self._links, inbox, header)
-        return any(kept.tag == tag for kept in inbox.unexpected)
+        return inbox.first_unexpected(tag)
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message; see Backend.probe. Blocks."""
+        group, health = self._group, self._group.health
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        peers = others if peer is None else [peer]
+        while True:
+            health.check()
+            # Asked before looking, so that messages sent before a rank left are found.
+            left = health.have_left(peers)
+            for rank in peers:
+                inbox = self._end(self._links.inbox, rank)
+                with inbox.lock, inbox:
+                    found = self._ready(inbox, tag)
+                if found is not None:
+                    return MessageInfo(rank, *found[:2])
+            if deadline.expired():
+                return None
+            if left:
+                raise copy_to_raise(health.fail_left(peers, (Recv(None, peer, tag or 0),)))
+            self._pause(peers, deadline.slice(_PAUSE))
+
+    def _pause(self, peers: Sequence[int], seconds: float) -> None:
+        """Wait for a message from any of `peers`, for `seconds` at most."""
+        inboxes = [self._end(self._links.inbox, peer) for peer in peers]
+        waiting = [inbox.channel for inbox in inboxes if not inbox.receiving]
+        self.await_words([*map(unexpected.next_message, waiting)], seconds)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait for `seconds`, or until the word of any (address, value) reaches its value."""

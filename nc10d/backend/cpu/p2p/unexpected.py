@@ -13,13 +13,10 @@ from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.transport.links import Inbox, Links, UnexpectedMessage, sender_site
+from nc10d.backend.cpu.transport.links import Header, Inbox, Links, UnexpectedMessage, sender_site
 
 # Where a link's words have the address of its sender's counter: of two ranks, the sender is 0.
 _SENT = at.C_TABLES // 8 + at.TABLE_COUNTERS * 2
-
-Header = tuple[int, int, int]
-"""Tag, bytes and code of the dtype of a message."""
 
 
 def receive_unexpected(links: Links, channel: Channel) -> None:

@@ -40,6 +40,10 @@ LINK_BYTES = at.LINK_STAGING + 2 * SLOT
 BY_SENDER, BY_RECEIVER = 1, 2
 
 
+Header = tuple[int, int, int]
+"""Tag, bytes and code of the dtype of a message."""
+
+
 class LinksStopped(Exception):
     """No link can be made: the group has failed or been closed, and its health knows why."""
 
@@ -94,6 +98,11 @@ class Inbox:
                 return kept
         return None
 
+    def first_unexpected(self, tag: int | None) -> Header | None:
+        """Return the oldest queued message with `tag` (None: any); the caller holds the inbox."""
+        found = (kept for kept in self.unexpected if tag in (None, kept.tag))
+        return next(((kept.tag, kept.data.size, kept.dtype) for kept in found), None)
+
     def _guard(self, holders: int) -> None:
         # The word counts the holder and the queued messages: while it is not 0, no thread may
         # receive directly. It is recomputed on every call, so that a call interrupted by Ctrl-C is
@@ -103,7 +112,7 @@ class Inbox:
         after = holders + len(self.unexpected)
         entry_points.compare_and_swap(self.channel.address + at.C_GUARD, before, after)
 
-    def unmatched(self) -> tuple[int, int, int] | None:
+    def unmatched(self) -> Header | None:
         """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it."""
         # The caller holds the inbox, so no receive is posted meanwhile. But an earlier receive may
         # match and end during this call; then the link has another head, and the result is None.
