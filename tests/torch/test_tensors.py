@@ -218,3 +218,26 @@ def fail_and_close(group):
 
 def test_a_tensor_of_a_failed_call_is_kept_until_the_group_is_closed():
     assert run_ranks(fail_and_close, 2) == [[True, False]] * 2
+
+
+def storage_in_flight(group) -> bool:
+    x, peer = torch.zeros(1 << 17), 1 - group.rank
+    for _ in range(2):
+        group.send(x, peer) if group.rank else group.recv(x, peer)
+    if group.rank:
+        group.barrier()
+        group.send(x, peer)
+        return True
+    storage = x.untyped_storage()
+    work = group.irecv(x, peer)
+    channel = group.backend("cpu").group.links.inbox(peer).channel
+    ((*_, given),) = [submission.keep for submission in channel.in_flight.values()]
+    held = given[2][0].data_ptr() == storage.data_ptr()
+    assert work.ops[0].x is x
+    x.data = torch.zeros(1)  # the tensor gets other memory, and the message still comes
+    group.barrier()
+    return bool(held and work.wait())
+
+
+def test_a_message_in_flight_keeps_the_memory_of_its_tensor() -> None:
+    assert run_ranks(storage_in_flight, 2) == [True, True]

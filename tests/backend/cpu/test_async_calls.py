@@ -1,0 +1,154 @@
+"""Asynchronous prepared calls: those that end at once, those in flight, and posted receives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nc10d import ops
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.works import CompletedCall, PreparedWork
+from nc10d.ops import Recv
+from nc10d.testing import run_ranks
+
+Call = Callable[[Any], Any]
+CALLS: dict[str, Call] = {
+    "all_reduce": lambda group: group.all_reduce(np.ones(3), async_op=True),
+    "broadcast": lambda group: group.broadcast(np.ones(3), 0, async_op=True),
+    "all_gather": lambda group: group.all_gather([np.ones(3)], np.ones(3), async_op=True),
+    "scatter": lambda group: group.scatter(np.ones(3), [np.ones(3)], 0, async_op=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_ends_at_once_has_a_work_like_any_other(name: str) -> None:
+    def ended(group: Any) -> tuple[list[str], list[Any]]:
+        works = [CALLS[name](group) for _ in range(3)]
+        for work in works:
+            assert work.wait()
+            assert work.is_success()
+            assert work.exception() is None
+            assert work.duration is not None
+        return [type(work).__name__ for work in works], [work.result() for work in works]
+
+    ((kinds, results),) = run_ranks(ended, 1)
+    assert kinds[1:] == [CompletedCall.__name__] * 2  # the first prepares the call
+    for result in results:
+        assert all(np.array_equal(x, np.ones(3)) for x in np.asarray(result).reshape(-1, 3))
+
+
+def test_a_call_that_ends_at_once_leaves_nothing_in_flight() -> None:
+    def left(group: Any) -> int:
+        for _ in range(5):
+            CALLS["all_reduce"](group)
+        return len(group.backend("cpu").group.channel.in_flight)
+
+    assert run_ranks(left, 1) == [0]
+
+
+def test_an_array_that_does_not_fit_goes_the_long_way_and_is_checked() -> None:
+    def wrong(group: Any) -> None:
+        x = np.ones(3)
+        for _ in range(3):
+            group.all_reduce(x, async_op=True).wait()
+        x.flags.writeable = False
+        with pytest.raises((TypeError, ValueError)):
+            group.all_reduce(x, async_op=True)
+        group.all_reduce(np.ones(3), async_op=True).wait()
+
+    run_ranks(wrong, 1)
+
+
+def test_callbacks_of_calls_in_flight_run_once_and_not_in_the_thread_that_waits() -> None:
+    def called(group: Any) -> list[bool]:
+        x, threads = np.ones(1 << 17), []
+        for _ in range(2):
+            group.recv(x, 1, 7) if group.rank == 0 else group.send(x, 0, 7)
+        for turn in range(20):
+            if group.rank == 1:
+                group.barrier()
+                group.send(x, 0, 7)
+                continue
+            work, over = group.irecv(x, 1, 7), threading.Event()
+            assert type(work) is PreparedWork
+
+            def note(_: Any, over: threading.Event = over) -> None:
+                threads.append(threading.get_ident())
+                over.set()
+
+            work.add_done_callback(note)
+            group.barrier()
+            work.wait()
+            assert over.wait(10)
+            assert len(threads) == turn + 1
+        return [thread != threading.get_ident() for thread in threads]
+
+    assert run_ranks(called, 2)[0] == [True] * 20
+
+
+def prepared_receive(group: Any) -> tuple[Any, Any, Any]:
+    """Return a prepared receive from rank 1, its inbox, and what its Works wait through."""
+    x = np.ones(3)
+    for _ in range(2):
+        group.send(x, 0) if group.rank else group.recv(x, 1)
+    launcher = group.backend("cpu").launcher
+    return launcher.latest[Recv].get(1), group.backend("cpu").group.links, launcher.waiter
+
+
+def test_no_receive_is_posted_past_the_thread_that_holds_the_unexpected_queue() -> None:
+    def posted(group: Any) -> tuple[bool, bool] | None:
+        receive, links, waiter = prepared_receive(group)
+        if group.rank == 1:
+            group.barrier()
+            group.send(np.ones(3), 0)
+            return None
+        x, inbox = np.zeros(3), links.inbox(1)
+        with inbox.lock, inbox:
+            refused = receive.submit(waiter, x, 0, 10.0) is None
+        work = receive.submit(waiter, x, 0, 10.0)
+        group.barrier()
+        assert work.wait()
+        return refused, bool((x == 1).all())
+
+    assert run_ranks(posted, 2)[0] == (True, True)
+
+
+def test_the_unexpected_queue_is_held_only_after_the_receives_that_are_being_posted() -> None:
+    def held(group: Any) -> list[str] | None:
+        _, links, _ = prepared_receive(group)
+        if group.rank == 1:
+            return None
+        inbox, log = links.inbox(1), []
+        posting = at.C_POSTING // 8
+        inbox.channel.words[posting] = 1
+
+        def hold() -> None:
+            with inbox.lock, inbox:
+                log.append(f"posting {inbox.channel.words[posting]}")
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        thread.join(0.2)  # long enough for a thread that does not wait
+        log.append("posted")
+        inbox.channel.words[posting] = 0
+        thread.join()
+        return log
+
+    assert run_ranks(held, 2)[0] == ["posted", "posting 0"]
+
+
+def test_works_name_the_operations_of_the_caller() -> None:
+    def named(group: Any) -> None:
+        x = np.ones(3)
+        for _ in range(2):
+            work = group.all_reduce(x, ops.MAX, async_op=True)
+            (op,) = work.ops
+            assert (type(op), op.op) == (ops.AllReduce, ops.MAX)
+            assert op.x is x
+            assert "all_reduce" in repr(work)
+
+    run_ranks(named, 1)
