@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nc10d import cuda as cuda
     from nc10d import device_mesh as device_mesh
     from nc10d import distributed_c10d as distributed_c10d
+    from nc10d import numba as numba
     from nc10d.api import functional as functional
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
@@ -229,6 +230,7 @@ _SUBMODULES = {
     "device_mesh": "device_mesh",
     "distributed_c10d": "distributed_c10d",
     "functional": "api.functional",
+    "numba": "numba",
     "observe": "group.flight_recorder",
 }
 """Public modules by the name under which users know them: `nc10d.functional` and so on."""

@@ -178,7 +178,7 @@ def _tasks() -> list[Task]:
 
 
 def _warm_engine() -> None:
-    from nc10d.backend.cpu.native import interpreter, slow_steps
+    from nc10d.backend.cpu.native import interpreter, raw_calls, slow_steps
     from nc10d.kernels import cache
 
     interpreter.advance_address()
@@ -187,6 +187,7 @@ def _warm_engine() -> None:
         for _, make in cache.every(name):
             make()
     slow_steps.prepare()
+    raw_calls.raw_call_address()
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:

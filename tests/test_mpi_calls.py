@@ -268,3 +268,39 @@ def test_waiting_again_and_again_piles_up_no_callbacks() -> None:
         with pytest.raises(CollectiveTimeout):
             dist.wait_any([last], timeout=0.005)
     assert last._callbacks == []
+
+
+def into_another_array(group: Any) -> None:
+    rank, size = group.rank, group.size
+    x, out = np.arange(4.0) + rank, np.full(4, -1.0)
+    total = np.arange(4.0) * size + sum(range(size))
+    for _ in range(2):
+        dist.all_reduce(x, out=out)
+        assert np.array_equal(out, total)
+        out[:] = -1
+        dist.all_reduce(x, dist.SUM, async_op=True, out=out).wait()
+        assert np.array_equal(out, total)
+        dist.reduce(x, 1, dist.MAX, out=out if rank == 1 else None)
+        assert np.array_equal(out, np.arange(4.0) + size - 1 if rank == 1 else total)
+        assert np.array_equal(x, np.arange(4.0) + rank), "the input is kept"
+    wide = np.zeros((2, 8))
+    dist.all_reduce(x[::2], out=wide[1, ::4])
+    assert wide.sum() == total[::2].sum()
+    kept = out.copy()
+    for wrong, kind, words in (
+        (x, ValueError, "tensor and out must not share memory"),
+        (np.zeros(3), ValueError, "out must have the shape of tensor"),
+        (np.zeros(4, np.float32), TypeError, "out must have the dtype of tensor"),
+        ("no array", TypeError, "all_reduce: out"),
+    ):
+        with pytest.raises(kind, match=words):
+            dist.all_reduce(x, out=wrong)
+    with pytest.raises(TypeError, match="BAND"):
+        dist.all_reduce(x, dist.BAND, out=out)
+    with dist.coalescing_manager(), pytest.raises(ValueError, match="inside a coalescing block"):
+        dist.all_reduce(x, out=out)
+    assert np.array_equal(out, kept), "a mistake changes nothing"
+
+
+def test_a_reduction_may_have_an_output_of_its_own(three: Any) -> None:
+    three.run(into_another_array)

@@ -16,6 +16,8 @@ from benchmarks.libraries.base import Array, Call, Library, both_ways, there_and
 COLLECTIVES = 4
 """Kinds of collectives that `C10dLibrary.call` knows."""
 HOST = "127.0.0.1"
+WINDOW = 64
+"""Asynchronous calls that are in flight at a time."""
 Move = Callable[[], None]
 
 
@@ -82,7 +84,7 @@ class C10dLibrary(Library):
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
         """Bind the public calls to these arrays."""
-        return c10d_calls(self.dist, self.rank, self.size, self.tensor(out), self.tensor(x))
+        return c10d_calls(self.dist, self.rank, self.tensor(out), self.tensor(x))
 
     def call(self, kind: int, count: int) -> None:
         """Make one of `COLLECTIVES` collectives on `count` elements."""
@@ -125,10 +127,9 @@ class C10dLibrary(Library):
         self.dist.destroy_process_group()
 
 
-def c10d_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, Call]:
-    """Bind the calls that torch.distributed and nc10d spell in the same way; the root is rank 0."""
+def c10d_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the calls that torch.distributed and nc10d spell in the same way."""
     peer = rank ^ 1
-    into, parts = (_chunks(y, size) if rank == 0 else None for y in (out, x))
     send, recv = partial(dist.send, x, peer), partial(dist.recv, out, peer)
     return {
         "all_reduce": partial(dist.all_reduce, out),
@@ -136,16 +137,36 @@ def c10d_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, C
         "reduce_scatter": partial(dist.reduce_scatter_tensor, out, x),
         "broadcast": partial(dist.broadcast, out, 0),
         "reduce": partial(dist.reduce, out, 0),
-        "gather": partial(dist.gather, x, into, 0),
-        "scatter": partial(dist.scatter, out, parts, 0),
         "all_to_all": partial(dist.all_to_all_single, out, x),
         "ping_pong": there_and_back(send, recv, rank < peer),
         "exchange": both_ways(partial(dist.isend, x, peer), recv),
         "barrier": dist.barrier,
+        **list_calls(dist, rank, out, x),
     }
 
 
-def _chunks(array: Any, size: int) -> list[Any]:
-    """Return equal views of a flat array, one for each rank."""
+def list_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the forms of calls that take a list with an array for each rank."""
+    size = dist.get_world_size()
+    outs, parts = pieces(out, size), pieces(x, size)
+    # On the root the whole is longer than the chunk of other ranks.
+    received, given = (outs, parts) if rank == 0 else (None, None)
+    return {
+        "all_gather_list": partial(dist.all_gather, outs, x),
+        "reduce_scatter_list": partial(dist.reduce_scatter, out, parts),
+        "gather_list": partial(dist.gather, x, received, 0),
+        "scatter_list": partial(dist.scatter, out, given, 0),
+    }
+
+
+def pieces(array: Any, size: int) -> list[Any]:
+    """Cut an array of the library into equal pieces, views of its memory."""
     count = len(array) // size
     return [array[rank * count : (rank + 1) * count] for rank in range(size)]
+
+
+def window(dist: Any, out: Any) -> None:
+    """Launch all_reduces of WINDOW pieces of an array, and then wait for all."""
+    works = [dist.all_reduce(piece, async_op=True) for piece in pieces(out, min(WINDOW, len(out)))]
+    for work in works:
+        work.wait()

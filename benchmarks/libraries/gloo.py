@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from benchmarks.libraries.base import Array
-from benchmarks.libraries.c10d import HOST, C10dLibrary, Move, stay
+from benchmarks.libraries.base import Array, Call
+from benchmarks.libraries.c10d import HOST, C10dLibrary, Move, stay, window
 
 
 class Gloo(C10dLibrary):
@@ -41,6 +42,16 @@ class Gloo(C10dLibrary):
         self.dist.destroy_process_group()
         # After messages among four ranks torch 2.13 blocks for ever in the interpreter's exit.
         os._exit(0)
+
+    def bind(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind c10d's calls; where gloo has a single form, that serves for both rows."""
+        calls = super().bind(out, x)
+        return calls | {
+            "gather": calls["gather_list"],
+            "scatter": calls["scatter_list"],
+            "all_to_all_list": calls["all_to_all"],
+            "window": partial(window, self.dist, self.tensor(out)),
+        }
 
     def tensor(self, array: Array) -> Any:
         """Return a tensor over the memory of an array."""

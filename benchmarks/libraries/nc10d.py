@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.libraries.base import Array
-from benchmarks.libraries.c10d import COLLECTIVES, HOST, C10dLibrary, Move, stay
+from benchmarks.libraries.base import Array, Call
+from benchmarks.libraries.c10d import COLLECTIVES, HOST, C10dLibrary, Move, pieces, stay, window
 
 _TOKEN = b"t" * 32
 
@@ -32,6 +33,18 @@ class Nc10d(C10dLibrary):
     def close(self) -> None:
         """Leave the group."""
         self.dist.destroy_process_group()
+
+    def bind(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind c10d's calls, and those that c10d lacks."""
+        dist, peer, first = self.dist, self.rank ^ 1, self.rank == 0
+        outs, parts = pieces(out, self.size), pieces(x, self.size)
+        return super().bind(out, x) | {
+            "exchange": partial(dist.sendrecv, x, peer, out, peer),
+            "gather": partial(dist.gather_single, x, out if first else None, 0),
+            "scatter": partial(dist.scatter_single, out, x if first else None, 0),
+            "all_to_all_list": partial(dist.all_to_all, outs, parts),
+            "window": partial(window, dist, out),
+        }
 
     def tensor(self, array: Array) -> Any:
         """Return the ndarray itself."""

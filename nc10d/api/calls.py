@@ -29,6 +29,7 @@ from threading import get_ident
 from typing import Literal, overload
 
 from nc10d.base.deadline import Timeout
+from nc10d.group.array_copies import fill_output
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default, own_worlds, process_world
 from nc10d.ops import SUM, Array, ReduceOp
@@ -73,34 +74,43 @@ def source_in(
 
 
 @overload
-def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True]) -> Work: ...  # fmt: skip
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], out: Array | None = ...) -> Work: ...  # fmt: skip
 @overload
-def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ...) -> None: ...  # fmt: skip
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., *, out: Array | None = ...) -> None: ...  # fmt: skip
 @overload
-def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ...) -> Work | None: ...  # fmt: skip
+def all_reduce(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., *, out: Array | None = ...) -> Work | None: ...  # fmt: skip
 def all_reduce(
-    tensor: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
+    tensor: Array,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
 ) -> Work | None:
     """Reduce `tensor` over the group in place; every rank ends with the same bits.
 
-    TypeError if `op` means nothing for the dtype (AVG of bools, MAX of complex numbers).
+    With `out`, an array of the same shape and dtype apart from `tensor`, the result is there, and
+    `tensor` keeps its values; not in a coalescing block. TypeError if `op` means nothing for the
+    dtype (AVG of bools, MAX of complex numbers).
     """
     # A coalescing block has dozens of such calls: add the array in as few steps as possible.
-    found = process_world.default if group is None and not own_worlds else None
+    found = process_world.default if group is None is out and not own_worlds else None
     if found is not None and found._batches and not async_op:
         batch = found._batches.get(get_ident())
         if batch is not None and op is batch.reduction and batch.array_type is type(tensor):
             batch.take(tensor)
             return None
+    if out is not None and not isinstance(group, NonMember):
+        tensor = fill_output("all_reduce", group_or_default(group), out, tensor, op)
     return (found or group_or_default(group)).all_reduce(tensor, op, async_op)
 
 
 @overload
-def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], group_dst: int | None = ...) -> Work: ...  # fmt: skip
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], group_dst: int | None = ..., out: Array | None = ...) -> Work: ...  # fmt: skip
 @overload
-def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., group_dst: int | None = ...) -> None: ...  # fmt: skip
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., group_dst: int | None = ..., *, out: Array | None = ...) -> None: ...  # fmt: skip
 @overload
-def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., group_dst: int | None = ...) -> Work | None: ...  # fmt: skip
+def reduce(tensor: Array, dst: int | None = ..., op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., group_dst: int | None = ..., *, out: Array | None = ...) -> Work | None: ...  # fmt: skip
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -108,13 +118,19 @@ def reduce(
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    out: Array | None = None,
 ) -> Work | None:
     """Reduce `tensor` over the group into rank `dst`'s; the other ranks' tensors keep their values.
 
-    TypeError if `op` means nothing for the dtype.
+    With `out` on rank `dst`, as in all_reduce, its `tensor` keeps its values, too; other ranks' is
+    ignored. TypeError if `op` means nothing for the dtype.
     """
     found = group_or_default(group)
-    return found.reduce(tensor, rank_in(found, "dst", dst, group_dst), op, async_op)
+    root = rank_in(found, "dst", dst, group_dst)
+    if out is not None and root == found.rank:
+        tensor = fill_output("reduce", found, out, tensor, op)
+    return found.reduce(tensor, root, op, async_op)
 
 
 @overload

@@ -63,8 +63,7 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
     if not isinstance(op, ReduceOp):
         found = f"{op!r}"
         if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
-            kind = type(op).__name__
-            found = f"an array ({kind}): the result replaces {x.name}; to keep that, pass a copy"
+            found = f"an array ({type(op).__name__}): an array for the result is passed as out="
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
         check_reduce(x.buffer.dtype, op)
@@ -112,6 +111,17 @@ def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
         if recv.peer is not None:
             check_peer(call, "src", recv.peer, rank, size)
     check_disjoint([x, y])
+
+
+def check_output(call: str, out: Any, x: Any, op: ReduceOp) -> None:
+    """Check an output beside the array that is reduced into it; they must not share memory."""
+    tensor, output = array(call, "tensor", x, written=False), array(call, "out", out, written=True)
+    check_same_type([tensor, output])
+    if tensor.buffer.shape != output.buffer.shape:
+        shapes = f"{tensor.buffer.shape}, got {output.buffer.shape}"
+        raise ValueError(f"{call}: out must have the shape of tensor, {shapes}")
+    check_reducible(tensor, op)
+    check_disjoint([tensor, output])
 
 
 def check_probe(src: Any, tag: Any, rank: int, size: int) -> None:

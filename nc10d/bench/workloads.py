@@ -20,6 +20,8 @@ from nc10d.testing import reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], object]
+WINDOW = 64
+"""Asynchronous calls that are in flight at a time."""
 
 
 @dataclass(slots=True)
@@ -172,6 +174,34 @@ def send_recv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     return _into([y], first if group.rank < peer else second, [expected], count)
 
 
+def sendrecv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """A message to the next rank and from the previous rank, in a single call."""
+    count, size = max(1, nbytes // dtype.itemsize), group.size
+    following, previous = (group.rank + 1) % size, (group.rank - 1) % size
+    x, expected = pattern(group.rank, count, dtype), pattern(previous, count, dtype)
+    y = np.zeros_like(x)
+    return _into([y], lambda: group.sendrecv(x, following, y, previous), [expected], count)
+
+
+def window(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Sums in place of WINDOW arrays, `nbytes` each, launched at once and then waited for."""
+    count, size = max(1, nbytes // dtype.itemsize), group.size
+    contributions = [pattern(r, count, dtype) for r in range(size)]
+    expected = reference.all_reduce(contributions)[group.rank]
+    arrays = [np.zeros_like(expected) for _ in range(WINDOW)]
+
+    def reset() -> None:
+        for x in arrays:
+            np.copyto(x, contributions[group.rank])
+
+    def call() -> None:
+        for work in [group.all_reduce(x, async_op=True) for x in arrays]:
+            assert work is not None, "no block is open"
+            work.wait()
+
+    return Workload(call, reset, lambda: sum(differ(x, expected) for x in arrays), count, "sum")
+
+
 def barrier(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """No rank leaves before all have arrived."""
     del nbytes, dtype
@@ -222,6 +252,8 @@ COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "gather": gather,
     "scatter": scatter,
     "send_recv": send_recv,
+    "sendrecv": sendrecv,
+    "window": window,
     "barrier": barrier,
     "all_gather_list": partial(all_gather, listed=True),
     "reduce_scatter_list": partial(reduce_scatter, listed=True),

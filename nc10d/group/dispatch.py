@@ -78,6 +78,8 @@ class Dispatcher(Collectives, PointToPoint):
         # nobody observes, no block is open. None sends every call the long way.
         self._preparing: PreparingBackend | None = None
         self._race_check = get_debug_level() is DebugLevel.DETAIL
+        self.direct = np.zeros(1, np.int64)
+        """A word for compiled code: 1 while prepared calls may pass everything by."""
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the timeout of this rank's later operations: seconds, a timedelta, or None: never."""
@@ -279,6 +281,7 @@ class Dispatcher(Collectives, PointToPoint):
             free = not (self._observers or self._batches or self._race_check)
             usable = self._ready.get("cpu") if free else None
             self._preparing = None if usable is None else usable.preparing
+            self.direct[0] = self._preparing is not None
 
     @property
     def seq(self) -> int:
@@ -307,6 +310,7 @@ class Dispatcher(Collectives, PointToPoint):
         with self._lock:
             self._batches[get_ident()] = batch
             self._preparing = None
+            self.direct[0] = 0
 
     def close_batch(self) -> None:
         """Let this thread's calls go through again."""

@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, overload
 
@@ -106,6 +106,8 @@ adapters_worlds: list[World] = []
 """The Worlds of other libraries' groups that run on nc10d; see `close_at_exit`."""
 # Worlds by thread ident. Not a threading.local: every call checks this dict, mostly empty.
 own_worlds: dict[int, World] = {}
+on_own_world: list[Callable[[], object]] = []
+"""Called when a thread gets a World of its own."""
 _inherited: list[Any] = []
 
 
@@ -133,6 +135,8 @@ def own_world() -> Iterator[World]:
     """Give this thread a World of its own, for ranks as threads."""
     thread, outer = get_ident(), current_world()
     own_worlds[thread] = World()
+    for note in on_own_world:
+        note()
     try:
         yield own_worlds[thread]
     finally:

@@ -1,0 +1,137 @@
+"""Calls from a user's compiled code: find the prepared call for an array's address, and run it.
+
+A user's compiled function knows addresses and sizes, and holds no GIL. `_raw_call` looks for a
+block that nc10d.numba has published for such a call. A published block never changes, so that it
+is read without a lock. Whatever the engine does not end goes to `S_SLOW`, a C function that takes
+the GIL and calls Python.
+
+    words of the state        words of a block                words of a request to S_SLOW
+    S_TABLE  first blocks     B_NEXT     next block, or 0     the arguments of `_raw_call`, from
+    S_SLOW   a C function     B_KEY ...  as in the call       the key on; then the block, or 0, and
+                              B_CHANNEL, B_PROGRAM            the engine's answer
+                              B_DIRECT   word: 1 or 0
+
+B_PROGRAM is a program, or the descriptor of a message. B_DIRECT is the address of a word of the
+group, which is 0 while calls must take the ordinary way (an observer, an open block).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+
+from nc10d.backend.cpu.native import atomics, waiting
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
+from nc10d.backend.cpu.native.log import nc10d_end_message
+from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_admitted, nc10d_move_message
+from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.sites import nc10d_site, thread_state
+from nc10d.kernels.cache import address_of, compiled_callback
+from nc10d.kernels.simd import I64, Builder, Value, emits
+
+S_TABLE, S_SLOW = range(0, 16, 8)
+B_NEXT, B_KEY, B_COUNT, B_RANK, B_CHANNEL, B_PROGRAM, B_DIRECT = range(0, 56, 8)
+REQUEST_WORDS = 7  # key, count, rank, tag, data, block, answer
+BUCKETS = 1024
+MESSAGES = 1 << 20  # set in the keys of messages
+NO_THREAD = 1  # the answer in a thread that Python does not know
+SLICE_NS = 50_000_000
+_made: dict[str, Any] = {}
+
+
+@emits(types.int64())
+def request_on_stack(b: Builder) -> Value:
+    """Return the address of REQUEST_WORDS words on the stack."""
+    return b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, REQUEST_WORDS)), I64)
+
+
+@njit(nogil=True)
+def nc10d_bucket(key: int, count: int, rank: int) -> int:
+    """Return the number of the bucket of a call."""
+    return ((key + 31 * count + 977 * rank) * 0x9E3779B1 >> 12) & (BUCKETS - 1)
+
+
+@njit(nogil=True)
+def nc10d_block(state: int, key: int, count: int, rank: int) -> int:
+    """Return the block for a call, or 0."""
+    first = load(state + S_TABLE) + 8 * nc10d_bucket(key, count, rank)
+    block = load_acquire(first)
+    while block != 0:
+        same = load(block + B_KEY) == key and load(block + B_COUNT) == count
+        if same and load(block + B_RANK) == rank:
+            return block
+        block = load(block + B_NEXT)
+    return 0
+
+
+@njit(nogil=True)
+def nc10d_raw_message(descriptor: int, data: int, tag: int) -> int:
+    """Do as `run_message` in prepared_messages.py, for an array at an address."""
+    channel = load(descriptor + at.D_CHANNEL)
+    site = nc10d_site(channel)
+    if site == at.NEW_SITE:
+        return at.NEW_SITE
+    if not waiting.nc10d_try_lock(channel):
+        return at.BUSY
+    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
+        waiting.nc10d_unlock(channel)
+        return at.BUSY
+    answer = nc10d_move_message(channel, descriptor, data, tag, site, WAITS)
+    if answer == at.DONE:
+        nc10d_end_message(channel, atomics.nc10d_now())
+    if answer in (at.DONE, at.BUSY):
+        store_release(channel + at.C_RECEIVING, 0)
+        waiting.nc10d_unlock(channel)
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
+    """Run the call of a block on an array at an address; `users` is a word for the table."""
+    if load_acquire(load(block + B_DIRECT)) == 0:
+        return at.BUSY
+    if key & MESSAGES != 0:
+        return nc10d_raw_message(load(block + B_PROGRAM), data, tag)
+    channel = load(block + B_CHANNEL)
+    answer = nc10d_take(channel)
+    if answer != at.DONE:
+        return answer
+    store(users, data)
+    return nc10d_run_taken(channel, load(block + B_PROGRAM), users, SLICE_NS)
+
+
+def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) -> int:
+    """Make a call; 0, NO_THREAD, or the address of the exception that it has raised."""
+    if thread_state() == 0:
+        return NO_THREAD
+    answer, users = at.BUSY, atomics.scratch()
+    block = nc10d_block(state, key, count, rank)
+    if block != 0:
+        answer = nc10d_raw_run(block, key, tag, data, users)
+        if answer == at.DONE:
+            return 0
+    request = request_on_stack()
+    store(request, key)
+    store(request + 8, count)
+    store(request + 16, rank)
+    store(request + 24, tag)
+    store(request + 32, data)
+    store(request + 40, block)
+    store(request + 48, answer)
+    return atomics.call_engine(load(state + S_SLOW), request)
+
+
+def raw_call_address() -> int:
+    """Return the address of `_raw_call`; may block to compile it."""
+    signature = types.int64(*(types.int64,) * 6)
+    return address_of(_made, "raw_call", lambda: compiled_callback(signature)(_raw_call))
+
+
+def bucket(key: int, count: int, rank: int) -> int:
+    """Return the number of the bucket of a call, as compiled code computes it."""
+    mixed = (key + 31 * count + 977 * rank) * 0x9E3779B1
+    return (mixed >> 12) & (BUCKETS - 1)

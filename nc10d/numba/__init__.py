@@ -1,0 +1,39 @@
+"""Communication inside functions that Numba compiles, without the GIL: on the default group.
+
+    from numba import njit
+    from nc10d import numba as nb
+
+    @njit(nogil=True)
+    def step(x):
+        nb.all_reduce(x, nb.MAX)
+
+The calls are all_reduce, broadcast, send, recv and barrier. They take C-contiguous arrays of
+nc10d's dtypes; ranks are global. A function that uses them may be cached (`cache=True`); its
+program imports this package before it calls the function. Outside compiled code they are nc10d's
+own calls.
+
+Errors are those of nc10d's calls, raised out of the compiled function, which can't catch them. A
+thread that Python does not know, such as those of `prange`, gets a RuntimeError.
+"""
+
+from nc10d.numba.compiled_calls import all_reduce, barrier, broadcast, recv, send
+from nc10d.ops import RedOp
+
+SUM, AVG, PRODUCT, MIN, MAX = RedOp.SUM, RedOp.AVG, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX
+BAND, BOR, BXOR = RedOp.BAND, RedOp.BOR, RedOp.BXOR
+
+__all__ = [
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "recv",
+    "send",
+]
