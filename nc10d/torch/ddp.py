@@ -32,6 +32,7 @@ from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.compiling import in_python
+from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
@@ -53,16 +54,19 @@ class DistributedDataParallel(TorchDDP):
     for a module on the CPU or on several GPUs. `output_device`, `dim` and `check_reduction` exist
     for compatibility and have no effect: outputs stay on the module's device.
 
+    `mixed_precision` is a MixedPrecision. Optimizers of `apply_optimizer_in_backward` step by the
+    means, as soon as these are known.
+
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
     graph, so all ranks need a copy then. A comm hook is not copied.
 
     The constructor blocks until all ranks call it. ValueError on every rank if their parameters
-    differ, and for devices as in torch. RuntimeError without a trainable parameter, if a parameter
-    has no shape yet, or if an optimizer steps in its backward pass. A forward pass raises a
-    RuntimeError if the module has a parameter to train that was frozen or missing when it was
-    wrapped. Backward passes raise DistErrors, and a RuntimeError that names the parameters with
-    missing gradients.
+    differ, for devices as in torch, and for sparse gradients with mixed precision. RuntimeError
+    without a trainable parameter, or if a parameter has no shape yet. A forward pass raises a
+    RuntimeError if the module has a parameter to train, or an optimizer in its backward pass, that
+    was frozen or missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError
+    that names the parameters with missing gradients.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class DistributedDataParallel(TorchDDP):
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         *,
+        mixed_precision: Any = None,
         device_mesh: Any = None,
         forward_sync_buffers: bool | None = None,
     ) -> None:
@@ -104,6 +109,10 @@ class DistributedDataParallel(TorchDDP):
         self.static_graph = static_graph
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.bucket_bytes_cap, self._first_cap = _caps(bucket_cap_mb)
+        self.mixed_precision = (
+            None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+        )
+        self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
         self._connect()
         if init_sync:
@@ -112,10 +121,14 @@ class DistributedDataParallel(TorchDDP):
     def _connect(self) -> tuple[Gradients, Logger]:
         """Return the Gradients and the Logger; the first call makes both, with all ranks."""
         if self._parts is None:
+            trained, sparse = self._contents.trained(), self._contents.sparse()
+            precision = self._precision = self._lowered(trained, sparse)
             gradients = Gradients(
-                self._contents.trained(),
-                self._contents.sparse(),
+                trained if precision is None else precision.leaves,
+                sparse,
                 self.process_group,
+                targets=trained,
+                dtypes=None if precision is None else precision.dtypes,
                 as_views=self.gradient_as_bucket_view,
                 caps=(self.bucket_bytes_cap, self._first_cap),
                 find_unused=self.find_unused_parameters,
@@ -123,6 +136,17 @@ class DistributedDataParallel(TorchDDP):
             )
             self._parts = gradients, self._logger(gradients.reducer)
         return self._parts
+
+    def _lowered(self, trained: dict[str, torch.Tensor], sparse: set[str]) -> LowPrecision | None:
+        if self.mixed_precision is None:
+            return None
+        if sparse:
+            raise ValueError(
+                f"mixed precision takes no sparse gradients, as {min(sparse)} has: make its "
+                "embedding with sparse=False, or let DistributedDataParallel ignore it"
+            )
+        ignored = self._contents.ignored
+        return LowPrecision(self.module, trained, ignored, self.mixed_precision)
 
     def _logger(self, reducer: Reducer) -> Logger:
         devices = {x.device for x in self._contents.parameters()}
@@ -168,11 +192,19 @@ class DistributedDataParallel(TorchDDP):
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
         self._before(recording, reducing)
-        output = self.module(*self._placement.moved(inputs), **self._placement.moved(kwargs))
+        output = self._call_module(*self._placement.moved((inputs, kwargs)))
         self.require_forward_param_sync = reducing
         if recording:
             self._after(reducing, output)
         return output
+
+    def _call_module(self, inputs: Any, kwargs: Any) -> Any:
+        precision = self._precision
+        if precision is None:
+            return self.module(*inputs, **kwargs)
+        inputs, kwargs = precision.inputs((inputs, kwargs))
+        with precision.forward():
+            return self.module(*inputs, **kwargs)
 
     @in_python
     def _before(self, recording: bool, reducing: bool) -> None:
@@ -304,7 +336,7 @@ class DistributedDataParallel(TorchDDP):
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
         omitted = {"process_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
-        return {**kept, "_parts": None, "_uneven": None}
+        return {**kept, "_parts": None, "_uneven": None, "_precision": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)

@@ -47,7 +47,9 @@ def register() -> None:
     """
     for kind in _PLAIN:
         buffer.register(kind, as_buffer, lambda x: str(x.device.type), subclasses=True)
-        interop.register_unowned_view(kind, unowned_view, torch.Tensor.data_ptr)
+        interop.register_unowned_view(
+            kind, unowned_view, torch.Tensor.data_ptr, torch.Tensor.untyped_storage
+        )
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,

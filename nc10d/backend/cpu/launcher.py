@@ -24,18 +24,17 @@ from nc10d.backend.cpu.lowering.prepared import (
     SOON,
     Prepared,
     PreparedCollective,
-    PreparedMessage,
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points, prepared_exchange
+from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.backend.cpu.waiter import SLICE, Waiter
-from nc10d.backend.cpu.works import CombinedWork, CpuWork
+from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Waiter
+from nc10d.backend.cpu.works import CombinedWork, CpuWork, Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.ops import Op, Recv, Send
@@ -47,7 +46,9 @@ class OpLauncher:
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
         self._group, self._channel = group, group.channel
-        self._shape, self._waiter = shape, waiter
+        self._shape = shape
+        self.waiter = waiter
+        """What Works wait through; see PreparingBackend."""
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
         self.latest = self.cache.latest
@@ -59,18 +60,18 @@ class OpLauncher:
         if found is None:
             works = self.start_messages(ops, timeout) if async_op and len(ops) > 1 else None
             if works is not None:
-                return CombinedWork(self._waiter, ops, works, works)
+                return CombinedWork(self.waiter, ops, works, works)
             return self._launch_new(ops, timeout, async_op)
         prepared, x, y = found
         if async_op:
-            work = self.start(prepared, x, y, timeout)
+            work = prepared.start(self.waiter, x, y, timeout)
             return work or self._launch_new(ops, timeout, True)
         # While another message crosses a socket, a bulky message goes to the worker, which moves
         # them all: a second thread would only compete for the sockets.
         links = self._group.links.channels() if prepared.bulky else []
         alone = not any(link.spec.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
+            lambda: prepared.start(self.waiter, x, y, timeout, here=True), ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -94,7 +95,7 @@ class OpLauncher:
             return False
         if answer != at.DONE:
             try:
-                self._waiter.drive(prepared.channel, answer, prepared.ops(x, y), timeout)
+                self.waiter.drive(prepared.channel, answer, prepared.ops(x, y), timeout)
             finally:
                 prepared.end()
         if prepared.in_flight:
@@ -103,11 +104,7 @@ class OpLauncher:
 
     def abandon(self, prepared: Prepared, x: Any, y: Any) -> None:
         """Leave a call after an exception such as Ctrl-C; see PreparingBackend."""
-        self._waiter.abandon(prepared.channel, prepared.ops(x, y))
-
-    def start(self, prepared: Prepared, x: Any, y: Any, timeout: float) -> Work | None:
-        """Submit a prepared call and return its Work; None: nothing has happened."""
-        return prepared.start(self._waiter, x, y, timeout)
+        self.waiter.abandon(prepared.channel, prepared.ops(x, y))
 
     def _start_and_wait(self, start: Callable[[], Work | None], ops: Sequence[Op]) -> bool:
         """Submit a call by `start` and wait for it; False: nothing has happened. Blocks."""
@@ -116,10 +113,10 @@ class OpLauncher:
         except BaseException as error:
             # After Ctrl-C or a signal's SystemExit the call may be under way.
             if not isinstance(error, Exception):
-                self._waiter.interrupted(ops)
+                self.waiter.interrupted(ops)
             raise
         if work is not None:
-            self._waiter.wait_work(work)
+            self.waiter.wait_work(work)
         return work is not None
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
@@ -134,7 +131,7 @@ class OpLauncher:
                 op = ops[number]
                 if type(op) is kind:
                     work = prepared.finish_soon(x, y, how_soon)
-                    work = work or prepared.submit(self._waiter, x, y, timeout)
+                    work = work or prepared.submit(self.waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
 
@@ -143,26 +140,30 @@ class OpLauncher:
     ) -> bool:
         """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
         latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
-        if None not in latest and self._exchange_soon(*latest, x, tag, y, take, timeout):
+        if None not in latest and self._exchange_by(*latest, x, tag, y, take, timeout):
             return True
         found = self.cache.find_messages((Send(x, dst, tag), Recv(y, src, take)))
         if found is None:
             return False
         pair = found[0][0], found[1][0]
-        # Other sizes than those of the latest messages may be short, too.
-        if pair == latest or not self._exchange_soon(*pair, x, tag, y, take, timeout):
-            self._exchange_long(found, timeout)
-        return True
+        # Not the latest: arrays of other sizes.
+        return pair != latest and self._exchange_by(*pair, x, tag, y, take, timeout)
+
+    def _exchange_by(
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Exchange by two PreparedMessages; False: nothing has happened. Blocks."""
+        if send.short and self._exchange_soon(send, receive, x, tag, y, take, timeout):
+            return True
+        # Through sockets, two threads move more.
+        if send.channel.spec.streams or receive.channel.spec.streams:
+            return False
+        return self._exchange_long(send, receive, x, tag, y, take, timeout)
 
     def _exchange_soon(
         self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
     ) -> bool:
-        """Exchange by two PreparedMessages, if the send is short and can end at once. Blocks.
-
-        False: nothing has happened.
-        """
-        if not send.short:
-            return False
+        """Exchange if the send, a short one, can end at once; False: nothing has happened."""
         run = prepared_exchange.run_exchange
         try:
             while (answer := run(send.words, receive.words, x, y, tag, take)) == at.NEW_SITE:
@@ -184,24 +185,30 @@ class OpLauncher:
         return True
 
     def _exchange_long(
-        self, found: Sequence[tuple[PreparedMessage, Any, int]], timeout: float
-    ) -> None:
-        """Submit a send and a receive, and advance both links in this thread. Blocks."""
-        (send, x, tag), (receive, y, take) = found
-        ops = *send.ops(x, tag), *receive.ops(y, take)
+        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+    ) -> bool:
+        """Submit both messages and advance them in this thread; False: nothing has happened."""
+        deadline = Deadline.after(timeout)
+        parts = [_blank_part(message, array) for message, array in ((send, x), (receive, y))]
+        sent, received = [submission for _, submission in parts]
+        words = send.words, receive.words, x, y, tag, take, sent.words, received.words
+        limit, ops = deadline_ns(deadline), (*send.ops(x, tag), *receive.ops(y, take))
+        start = prepared_exchange.start_exchange
+        answer = at.NEW_SITE
         try:
-            works = [
-                call.submit(self._waiter, array, mark, timeout, here=not call.bulky)
-                or self._submit((op,), timeout)
-                for (call, array, mark), op in zip(found, ops, strict=True)
-            ]
-            self._waiter.advance_together(works)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._waiter.interrupted(ops)
+            while answer == at.NEW_SITE:
+                answer = start(*words, limit, SLICE_NS)
+                if answer == at.NEW_SITE:
+                    call_sites.learn()
+        except BaseException:
+            # The engine may have begun: then its descriptors must stay where they are.
+            self.waiter.interrupted(ops)
             raise
-        for work in works:
-            self._waiter.wait_work(work)
+        if answer not in (at.FINISHED, at.BUSY):
+            self.waiter.go_on_together(parts, ops, deadline, answer)
+        for channel, submission in parts:
+            channel.forget(submission)
+        return answer != at.BUSY
 
     # -- new calls -------------------------------------------------------------------------------
 
@@ -217,7 +224,7 @@ class OpLauncher:
         return None
 
     def _checked(self, ops: Sequence[Op]) -> Sequence[Op]:
-        self._waiter.health.check()
+        self.waiter.health.check()
         return [validate(op, self._group.rank, self._group.size) for op in ops]
 
     def _run_new(self, ops: Sequence[Op], timeout: float) -> None:
@@ -231,7 +238,7 @@ class OpLauncher:
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
             started = self._start_and_wait(
-                lambda: program.start(self._waiter, ops, None, timeout, here=True), ops
+                lambda: program.start(self.waiter, ops, None, timeout, here=True), ops
             )
             assert started, "a program always fits"
 
@@ -277,7 +284,7 @@ class OpLauncher:
             return works[0]
         # A thread waits for a single Work at a time; the worker advances the others.
         self._group.context.need_worker()
-        return CombinedWork(self._waiter, ops, works, messages)
+        return CombinedWork(self.waiter, ops, works, messages)
 
     def _submit_collectives(
         self,
@@ -295,7 +302,7 @@ class OpLauncher:
         memory = operands(lowered)
         submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)
-        return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
+        return CpuWork(self.waiter, collectives, [(self._channel, submission)], deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
@@ -310,7 +317,18 @@ class OpLauncher:
                 if failure is not None:
                     raise copy_to_raise(failure)
         started = work.start()
-        self._waiter.wait_work(started)
+        self.waiter.wait_work(started)
         if work.dependencies.own:
             entry_points.open_gate(self._channel.address, work.dependencies.own)
         return started
+
+
+def _blank_part(message: Any, x: Any) -> Part:
+    """Return a prepared message as a submission in flight, which the engine fills in."""
+    channel = message.channel
+    submission = Submission.__new__(Submission)  # `__init__` would fill it in Python
+    submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + 1, np.int64)
+    submission.address = address = prepared_calls.address(words)
+    submission.keep = message, x
+    channel.in_flight[address] = submission
+    return channel, submission

@@ -99,30 +99,32 @@ class Waiter:
             self.health.report_deadlock(channel, cycle)
         return cycle is not None
 
-    def advance_together(self, works: Sequence[Work]) -> None:
-        """Advance a send and a receive in this thread as long as either makes progress; blocks.
+    def go_on_together(
+        self, parts: Sequence[Part], ops: Sequence[Op], deadline: Deadline, answer: int
+    ) -> None:
+        """Go on with a send and a receive after the engine's `answer`; blocks, raises the failure.
 
-        Both may still be pending afterwards; the worker goes on with them.
+        This thread advances both as long as either makes progress, then the worker does.
         """
-        parts = [part for work in works if isinstance(work, CpuWork) for part in work.parts()]
-        if len(parts) == len(works) == 2:
-            addresses = [
-                address for channel, sub in parts for address in (channel.address, sub.address)
-            ]
-            before: list[int] = []
-            answer = 0
-            while answer in (0, at.UNMATCHED):
-                answer = prepared_exchange.wait_both(*addresses, SLICE_NS // 2)
-                ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
-                if answer == at.UNMATCHED:
-                    receive_unexpected(self.group.links, parts[1][0])
-                elif ticks == before or self.health.failure() is not None:
-                    break
-                before = ticks
-            if answer < 0 and answer != at.ABORTED:
-                failing = (c for c, _ in parts if c.get(at.C_BROKEN) == at.FAILING)
-                self.health.engine_failed(next(failing, parts[0][0]), answer)
+        addresses = [
+            address for channel, sub in parts for address in (channel.address, sub.address)
+        ]
+        before: list[int] = []
+        ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+        while answer == at.UNMATCHED or (answer == 0 and ticks != before):
+            if answer == at.UNMATCHED:
+                receive_unexpected(self.group.links, parts[1][0])
+            before, answer = ticks, prepared_exchange.wait_both(*addresses, SLICE_NS // 2)
+            ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+        if answer == at.FINISHED:
+            return
+        if answer < 0 and answer != at.ABORTED:
+            failing = (c for c, _ in parts if c.get(at.C_BROKEN) == at.FAILING)
+            self.health.engine_failed(next(failing, parts[0][0]), answer)
         self.need_worker()
+        self._context.ring(0)
+        for op, part in zip(ops, parts, strict=True):
+            self.wait_work(CpuWork(self, (op,), [part], deadline))
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""

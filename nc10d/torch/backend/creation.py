@@ -22,8 +22,12 @@ from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import World, close_at_exit, meet_in
+from nc10d.group.world import World, close_at_exit, current_world, meet_in
+from nc10d.torch.backend import gather_op, torch_functions
+from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.side_by_side import Adopted
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.stores import as_own_store
 
@@ -41,10 +45,16 @@ def create(setup: Any, options: Any) -> Any:
     the group, which go to nc10d's backends.
     """
     try:
-        group = _make(setup, options)
+        adopted = isinstance(options, Adopted)
+        group = options.group if adopted else _make(setup, options)
     except DistError as error:
         raise torch_error(error) from error
-    return PythonGroup(group, torch_world)
+    torch_functions.install()
+    world = current_world() if adopted else torch_world
+    if SUPPORTED:
+        return PythonBackend(group, world)
+    gather_op.install()
+    return PythonGroup(group, world)
 
 
 def _make(setup: Any, options: Any) -> ProcessGroup:
@@ -69,8 +79,8 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
 
 def _parent() -> ProcessGroup | None:
     """Return the group of nc10d below torch's default group, if it has one."""
-    default = dist.group.WORLD
-    return getattr(default, "nc10d_group", None)
+    calls = calls_of(dist.group.WORLD)
+    return None if calls is None else calls.nc10d_group
 
 
 def _unused_name(parent: ProcessGroup, name: str) -> str:

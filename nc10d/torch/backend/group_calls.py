@@ -13,20 +13,22 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
+from torch import Tensor
 
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.backend.base import LISTS, NOTHING
+from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import World
+from nc10d.group.world import World, current_world
 from nc10d.torch.backend.launching import UNSET, TorchLauncher
 from nc10d.torch.backend.reductions import BY_NUMBER, reduction
-from nc10d.torch.backend.torch_errors import raising_torch_errors
-from nc10d.torch.backend.works import TorchWork
+from nc10d.torch.backend.sparse import sparse_all_reduce
+from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
+from nc10d.torch.backend.works import TorchWork, ended_work
 
-Tensor = torch.Tensor
+c10d: Any = torch._C._distributed_c10d
 
 
 class TorchCalls(TorchLauncher):
@@ -45,16 +47,22 @@ class TorchCalls(TorchLauncher):
         (x,) = tensors if type(tensors) is list else _single(tensors)
         number = opts.reduceOp
         op = BY_NUMBER[hash(number)] or reduction(number)
+        if x.is_sparse:
+            with raising_torch_errors():
+                sparse_all_reduce(self.nc10d_group, x, op)
+            return self._kept(ended_work(), [x])
         return self._run(ops.AllReduce, op, x, x, opts, [x])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork | None:
         """Reduce tensors in place, together."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         op, xs = reduction(opts.reduceOp), [*tensors]
-        with self._block(opts, xs) as works:
+
+        def calls(timeout: timedelta | None) -> None:
             for x in xs:
-                self.nc10d_group.all_reduce(x, op)
-        return works[0] if works else None
+                self.nc10d_group.all_reduce(x, op, timeout=timeout)
+
+        return self._together("all_reduce", xs, calls, opts, xs)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> TorchWork | None:
         """Copy the root's tensor into every rank's."""
@@ -91,22 +99,29 @@ class TorchCalls(TorchLauncher):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> TorchWork | None:
-        """Copy rank r's `inputs[i]` into `outputs[i][r]`."""
+        """Copy rank r's `inputs[i]` into `outputs[r][i]`."""
         opts = opts or c10d.AllgatherOptions()
-        with self._block(opts, [x for xs in outputs for x in xs]) as works:
-            for xs, x in zip(outputs, inputs, strict=True):
-                self.nc10d_group.all_gather(xs, x)
-        return works[0] if works else None
+        if len(outputs) != self.nc10d_group.size() or {*map(len, outputs)} != {len(inputs)}:
+            raise ValueError("outputs must be a list for each rank, as long as that of inputs")
+
+        def calls(timeout: timedelta | None) -> None:
+            for index, x in enumerate(inputs):
+                self.nc10d_group.all_gather([xs[index] for xs in outputs], x, timeout=timeout)
+
+        written = [x for xs in outputs for x in xs]
+        return self._together("all_gather", [*inputs], calls, opts, written)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> TorchWork | None:
         """Gather each of `inputs` into the output of the same place, together."""
         opts = opts or c10d.AllgatherOptions()
-        with self._block(opts, [*outputs]) as works:
+
+        def calls(timeout: timedelta | None) -> None:
             for output, x in zip(outputs, inputs, strict=True):
-                self.nc10d_group.all_gather_into_tensor(output, x)
-        return works[0] if works else None
+                self.nc10d_group.all_gather_into_tensor(output, x, timeout=timeout)
+
+        return self._together("all_gather", [*inputs], calls, opts, [*outputs])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -133,10 +148,12 @@ class TorchCalls(TorchLauncher):
         """Reduce and scatter each of `inputs` into the output of the same place, together."""
         opts = opts or c10d.ReduceScatterOptions()
         op = reduction(opts.reduceOp)
-        with self._block(opts, [*outputs]) as works:
+
+        def calls(timeout: timedelta | None) -> None:
             for output, x in zip(outputs, inputs, strict=True):
-                self.nc10d_group.reduce_scatter_tensor(output, x, op)
-        return works[0] if works else None
+                self.nc10d_group.reduce_scatter_tensor(output, x, op, timeout=timeout)
+
+        return self._together("reduce_scatter", [*inputs], calls, opts, [*outputs])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -196,8 +213,10 @@ class TorchCalls(TorchLauncher):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has come; after the timeout, name the missing ranks."""
         limit = None if timeout is None or timeout == UNSET else timeout
-        with raising_torch_errors():
-            monitored_barrier(self.nc10d_group, limit, wait_all_ranks)
+        try:
+            monitored_barrier(self.nc10d_group, limit)
+        except DistError as error:
+            raise barrier_error(error, self.nc10d_group.rank(), wait_all_ranks) from error
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -243,6 +262,9 @@ class TorchCalls(TorchLauncher):
         """Close the group; operations in flight fail."""
         self._works.clear()
         self._slim.clear()
+        own = current_world()
+        if own.default is self.nc10d_group:  # nc10d's default group is torch's
+            own.clear()
         self._world.forget(self.nc10d_group)
 
     def set_timeout(self, timeout: timedelta) -> None:

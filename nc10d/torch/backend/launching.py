@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from sys import getrefcount
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.autograd import profiler
 
 from nc10d import ops
@@ -23,7 +22,6 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
 from nc10d.torch.backend.works import TorchWork
 from nc10d.work import Work
 
-Tensor = torch.Tensor
 UNSET = timedelta(milliseconds=-1)
 """The timeout of torch's options that stands for the group's."""
 _MOST_SLIM = 256
@@ -57,30 +55,78 @@ class TorchLauncher:
         if profiler._is_profiler_enabled and not group.in_batch():
             given = y if kind is ops.ReduceScatter else x
             tensors = [x for x in (given if type(given) is tuple else [given]) if x is not NOTHING]
-            name = f"{self._backend_name()}:{OP_NAMES[kind]}"
-            with raising_torch_errors(), profiling.beginning(name, tensors) as event:
-                work = group._call(kind, extra, x, y, True, limit)
-            assert work is not None, "no block is open"
-            profiled = self._kept(work, outputs, event)
-            return profiled if opts.asyncOp or not profiled.wait() else None
+            return self._traced(
+                OP_NAMES[kind],
+                tensors,
+                lambda: group._call(kind, extra, x, y, True, limit),
+                opts.asyncOp,
+                outputs,
+            )
         try:
             work = group._call(kind, extra, x, y, opts.asyncOp, limit)
         except DistError as error:
             raise torch_error(error) from error
         return None if work is None else self._kept(work, outputs)
 
+    def _together(
+        self,
+        name: str,
+        inputs: list[Tensor],
+        calls: Callable[[timedelta | None], object],
+        opts: Any,
+        outputs: list[Tensor],
+    ) -> TorchWork | None:
+        """Launch the `calls` on nc10d's group together; in a block that is open, they join it.
+
+        They take the timeout.
+        """
+        group = self.nc10d_group
+        limit = None if opts.timeout == UNSET else opts.timeout
+        if group.in_batch():
+            calls(limit)
+            return None
+
+        def launch(async_op: bool = True) -> Work | None:
+            with group.coalescing_manager(async_ops=async_op) as manager:
+                calls(limit)
+            return manager.works[0] if manager.works else None
+
+        if profiler._is_profiler_enabled and inputs:
+            return self._traced(name, inputs, launch, opts.asyncOp, outputs)
+        with raising_torch_errors():
+            work = launch(opts.asyncOp)
+        return None if work is None else self._kept(work, outputs)
+
+    def _traced(
+        self,
+        name: str,
+        inputs: list[Tensor],
+        launch: Callable[[], Work | None],
+        async_op: bool,
+        outputs: list[Tensor],
+    ) -> TorchWork | None:
+        """Launch asynchronously, as an event of torch's profiler."""
+        name = f"{self._backend_name()}:{name}"
+        with raising_torch_errors(), profiling.beginning(name, inputs) as event:
+            work = launch()
+        assert work is not None, "no block is open"
+        kept = self._kept(work, outputs, event)
+        return kept if async_op or not kept.wait() else None
+
     def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
         """Start a message."""
-        group, event = self.nc10d_group, None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(raising_torch_errors())
-            if profiler._is_profiler_enabled and not group.in_batch():
-                name = "recvAnySource" if peer is None else OP_NAMES[kind]
-                name = f"{self._backend_name()}:{name}"
-                event = stack.enter_context(profiling.beginning(name, [x]))
-            start: Any = group.isend if kind is ops.Send else group.irecv
+        group = self.nc10d_group
+        start: Any = group.isend if kind is ops.Send else group.irecv
+        if profiler._is_profiler_enabled and not group.in_batch():
+            name = "recvAnySource" if peer is None else OP_NAMES[kind]
+            traced = self._traced(name, [x], lambda: start(x, peer, tag), True, [x])
+            assert traced is not None, "it is asynchronous"
+            return traced
+        try:
             work = start(x, peer, tag)
-        return self._kept(work, [x], event)
+        except DistError as error:
+            raise torch_error(error) from error
+        return self._kept(work, [x])
 
     def _kept(self, work: Work, outputs: list[Tensor], event: Any = None) -> TorchWork:
         """Return a Work for torch, and keep it alive; an `event` ends with it."""
@@ -96,19 +142,3 @@ class TorchLauncher:
             self._slim.append(ended)
         works.append(kept)
         return kept
-
-    @contextlib.contextmanager
-    def _block(self, opts: Any, outputs: list[Tensor]) -> Iterator[list[TorchWork]]:
-        """Launch the calls on nc10d's group in the with-block together; yield a list for the Work.
-
-        In a block that is open already, they join that.
-        """
-        found: list[TorchWork] = []
-        group = self.nc10d_group
-        with raising_torch_errors():
-            if group.in_batch():
-                yield found
-                return
-            with group.coalescing_manager(async_ops=opts.asyncOp) as manager:
-                yield found
-        found.extend(self._kept(work, outputs) for work in manager.works)

@@ -29,6 +29,14 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
 
     _backend_name = getBackendName
 
+    def setGroupName(self, name: str) -> None:
+        """Take torch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """Return torch's name of the group."""
+        return getattr(self, "_name", "")
+
     def setGroupDesc(self, description: str) -> None:
         """Take torch's description of the group."""
         self._description = self.nc10d_group.description = description

@@ -25,6 +25,13 @@ NEVER = timedelta(0)
 """What torch passes for no timeout."""
 
 
+def ended_work() -> Work:
+    """Return the Work of an operation that has ended."""
+    work = Work()
+    work._finish()
+    return work
+
+
 class TorchWork(dist._Work):
     """A launched operation; `outputs` are the tensors that it writes."""
 

@@ -11,15 +11,22 @@ from numba import njit, types
 
 from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import load, load_acquire
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
-from nc10d.backend.cpu.native.prepared_messages import AT_ONCE, WAITS, nc10d_carries, nc10d_message
-from nc10d.backend.cpu.native.progress import nc10d_attend
+from nc10d.backend.cpu.native.prepared_messages import (
+    AT_ONCE,
+    WAITS,
+    nc10d_admitted,
+    nc10d_carries,
+    nc10d_message,
+)
+from nc10d.backend.cpu.native.progress import nc10d_aborted, nc10d_awake, nc10d_progress
+from nc10d.backend.cpu.native.ring import nc10d_append
 from nc10d.kernels.cache import entry_points, on_demand
 
 SENT = 9
 """The answer of an exchange that has sent, and has yet to receive."""
-_WORD = types.int64
+_WORD, _OBJECT = types.int64, atomics.any_object
 
 
 @njit(nogil=True)
@@ -28,12 +35,18 @@ def nc10d_disjoint(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
     return a + a_bytes <= b or b + b_bytes <= a
 
 
-@on_demand(
-    types.int64(
-        *(atomics.any_object, atomics.any_object, atomics.any_object, atomics.any_object),
-        *(_WORD, _WORD),
-    )
-)
+@njit(nogil=True)
+def nc10d_fit(send: int, out: int, receive: int, inp: int) -> bool:
+    """Return whether two objects are arrays for a sent and a received message, and lie apart."""
+    if not nc10d_carries(load(send + at.D_CHANNEL), send, out):
+        return False
+    if not nc10d_carries(load(receive + at.D_CHANNEL), receive, inp):
+        return False
+    x, y = load(out + DATA_OFFSET), load(inp + DATA_OFFSET)
+    return nc10d_disjoint(x, load(send + at.D_BYTES), y, load(receive + at.D_BYTES))
+
+
+@on_demand(types.int64(_OBJECT, _OBJECT, _OBJECT, _OBJECT, _WORD, _WORD))
 def _run_exchange(
     sends: object, receives: object, x: object, y: object, tag: int, take: int
 ) -> int:
@@ -47,11 +60,7 @@ def _run_exchange(
     send = load(atomics.as_int(sends) + DATA_OFFSET)
     receive = load(atomics.as_int(receives) + DATA_OFFSET)
     out, inp = atomics.as_int(x), atomics.as_int(y)
-    fit = nc10d_carries(load(send + at.D_CHANNEL), send, out)
-    if not (fit and nc10d_carries(load(receive + at.D_CHANNEL), receive, inp)):
-        return at.BUSY
-    spans = load(out + DATA_OFFSET), load(inp + DATA_OFFSET)
-    if not nc10d_disjoint(spans[0], load(send + at.D_BYTES), spans[1], load(receive + at.D_BYTES)):
+    if not nc10d_fit(send, out, receive, inp):
         return at.BUSY
     answer = nc10d_message(send, out, tag, AT_ONCE)
     if answer != at.DONE:
@@ -66,47 +75,182 @@ def nc10d_ended(descriptor: int) -> bool:
     return load_acquire(descriptor + at.D_STATUS) & at.FINISHED != 0
 
 
+@njit(nogil=True)
+def nc10d_lock_both(sender: int, receiver: int) -> bool:
+    """Lock both channels, or none."""
+    # With both locks no other thread copies at the same time, which would take a peer's core.
+    if not waiting.nc10d_try_lock(sender):
+        return False
+    if waiting.nc10d_try_lock(receiver):
+        return True
+    waiting.nc10d_unlock(sender)
+    return False
+
+
+@njit(nogil=True)
+def nc10d_has_come(channel: int) -> bool:
+    """Return whether the counter that blocks a channel has come to its value."""
+    return load_acquire(load(channel + at.C_BLOCKED_AT)) >= load(channel + at.C_BLOCKED_FOR)
+
+
+@njit(nogil=True)
+def nc10d_await_either(one: int, other: int, until: int) -> int:
+    """Wait until the counter that blocks either channel has come: DONE, ABORTED or BLOCKED.
+
+    Both channels are the same for a thread that waits for one.
+    """
+    for _ in range(load(one + at.C_SPIN)):
+        if nc10d_has_come(one) or nc10d_has_come(other):
+            return at.DONE
+        atomics.pause()
+    began = atomics.nc10d_now()
+    for _ in range(load(one + at.C_YIELD)):
+        atomics.yield_core()
+        if nc10d_has_come(one) or nc10d_has_come(other):
+            return at.DONE
+        if atomics.nc10d_now() - began > waiting.LONG_NS:
+            break
+    rank_block = load(one + at.C_RANK_BLOCK)
+    # The order is that of a sleeper in waiting.py.
+    atomics.add(rank_block + at.P_SLEEPING, 1)
+    answer = at.BLOCKED
+    while answer == at.BLOCKED:
+        bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
+        for channel in (one, other):
+            sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
+            atomics.set_bits(sleepers, load(channel + at.C_BELL_BIT))
+        broken = load_acquire(one + at.C_BROKEN) | load_acquire(other + at.C_BROKEN)
+        if nc10d_has_come(one) or nc10d_has_come(other):
+            answer = at.DONE
+        elif broken != 0 or nc10d_aborted(one):
+            answer = at.ABORTED
+        elif atomics.nc10d_now() >= until:
+            break
+        else:
+            waiting.nc10d_sleep(rank_block, bell, until)
+    atomics.add(rank_block + at.P_SLEEPING, -1)
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_advance_both(sender: int, sent: int, receiver: int, received: int, until: int) -> int:
+    """Do as `wait_both`, with the locks of both channels held."""
+    while True:
+        answers = at.BLOCKED, at.BLOCKED
+        if not nc10d_ended(sent):
+            answers = nc10d_progress(sender), answers[1]
+        if not nc10d_ended(received):
+            answers = answers[0], nc10d_progress(receiver)
+        ended = nc10d_ended(sent), nc10d_ended(received)
+        if ended[0] and ended[1]:
+            return at.FINISHED
+        if not ended[0] and answers[0] != at.BLOCKED:
+            return answers[0]
+        if not ended[1] and answers[1] != at.BLOCKED:
+            return answers[1]
+        one, other = receiver if ended[0] else sender, sender if ended[1] else receiver
+        for channel in (one, other):
+            nc10d_awake(channel)
+        answer = nc10d_await_either(one, other, until)
+        if answer != at.DONE:
+            return 0 if answer == at.BLOCKED else answer
+
+
 @on_demand(types.int64(_WORD, _WORD, _WORD, _WORD, _WORD))
 def _wait_both(sender: int, sent: int, receiver: int, received: int, slice_ns: int) -> int:
-    """Advance a submission on each of two links of a rank until both have ended.
+    """Advance a submission on each of two links of a host until both have ended.
 
     Returns FINISHED; 0 after a slice; UNMATCHED if no receive is posted for the receiver's next
-    message; or a failure of either link.
+    message; BUSY if another thread advances a link; or a failure of either link.
     """
-    rank_block = load(sender + at.C_RANK_BLOCK)
-    patience = load(sender + at.C_SPIN) + load(sender + at.C_YIELD)
+    if not nc10d_lock_both(sender, receiver):
+        return at.BUSY
     until = atomics.nc10d_now() + slice_ns
-    idle = 0
-    while True:
-        # As in the worker's loop: counted as asleep before the last look.
-        sleepy = idle >= patience
-        if sleepy:
-            atomics.add(rank_block + at.P_SLEEPING, 1)
-            atomics.add(rank_block + at.P_WAITING, 1)
-        bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
-        moved = False
-        answer = at.FINISHED if nc10d_ended(sent) and nc10d_ended(received) else 0
-        for channel, descriptor in ((sender, sent), (receiver, received)):
-            if answer == 0 and not nc10d_ended(descriptor):
-                found = nc10d_attend(channel, sleepy, 0)
-                moved = moved or found == at.DONE
-                answer = min(found, 0)
-        if answer == 0 and load_acquire(receiver + at.C_UNMATCHED) != 0:
-            answer = at.UNMATCHED if not nc10d_ended(received) else 0
-        idle = 0 if moved else idle + 1
-        over = answer != 0 or (not moved and idle & 15 == 0 and atomics.nc10d_now() >= until)
-        if sleepy:
-            if not (over or moved):
-                waiting.nc10d_sleep(rank_block, bell, until)
-                over = atomics.nc10d_now() >= until
-            atomics.add(rank_block + at.P_WAITING, -1)
-            atomics.add(rank_block + at.P_SLEEPING, -1)
-        elif idle < load(sender + at.C_SPIN):
-            atomics.pause()
-        else:
-            atomics.yield_core()
-        if over:
+    answer = nc10d_advance_both(sender, sent, receiver, received, until)
+    waiting.nc10d_unlock(receiver)
+    waiting.nc10d_unlock(sender)
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_fill(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
+    """Make a descriptor of a message: that at `model`, on this array."""
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    for field in (at.D_PROGRAM, at.D_BYTES, at.D_DTYPE):
+        store(descriptor + field, load(model + field))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_TAG, tag)
+    store(users, load(array + DATA_OFFSET))
+
+
+@njit(nogil=True)
+def nc10d_free(channel: int) -> bool:
+    """Return whether a channel, whose lock is held, has nothing to run and has not failed."""
+    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+        return False
+    return load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL)
+
+
+@njit(nogil=True)
+def nc10d_post_both(sender: int, sent: int, receiver: int, received: int) -> int:
+    """Append to both rings, with both locks held; DONE, BUSY or NEW_SITE with nothing done."""
+    if not (nc10d_free(sender) and nc10d_free(receiver) and nc10d_admitted(receiver)):
+        return at.BUSY
+    answer = nc10d_append(receiver, received)
+    # Admitted, this thread excludes the unexpected queue, where the message could be otherwise.
+    store_release(receiver + at.C_RECEIVING, 0)
+    if answer != at.DONE:
+        return answer
+    # Other threads may have filled the sender's ring since.
+    while nc10d_append(sender, sent) != at.DONE:
+        answer = nc10d_progress(sender)
+        if answer < 0:
             return answer
+    return at.DONE
+
+
+@on_demand(
+    types.int64(
+        *(_OBJECT, _OBJECT, _OBJECT, _OBJECT, _WORD, _WORD), *(_OBJECT, _OBJECT, _WORD, _WORD)
+    )
+)
+def _start_exchange(
+    sends: object,
+    receives: object,
+    x: object,
+    y: object,
+    tag: int,
+    take: int,
+    sent_words: object,
+    received_words: object,
+    deadline: int,
+    slice_ns: int,
+) -> int:
+    """Submit a send and a receive, and advance both; the arguments up to `take`: `run_exchange`.
+
+    `sent_words` and `received_words` are zeroed arrays for two descriptors; `deadline` is in ns.
+    Returns as `wait_both`; BUSY and NEW_SITE with nothing done.
+    """
+    send = load(atomics.as_int(sends) + DATA_OFFSET)
+    receive = load(atomics.as_int(receives) + DATA_OFFSET)
+    out, inp = atomics.as_int(x), atomics.as_int(y)
+    if not nc10d_fit(send, out, receive, inp):
+        return at.BUSY
+    sent = load(atomics.as_int(sent_words) + DATA_OFFSET)
+    received = load(atomics.as_int(received_words) + DATA_OFFSET)
+    nc10d_fill(sent, send, out, tag, deadline)
+    nc10d_fill(received, receive, inp, take, deadline)
+    sender, receiver = load(send + at.D_CHANNEL), load(receive + at.D_CHANNEL)
+    if not nc10d_lock_both(sender, receiver):
+        return at.BUSY
+    answer = nc10d_post_both(sender, sent, receiver, received)
+    if answer == at.DONE:
+        until = atomics.nc10d_now() + slice_ns
+        answer = nc10d_advance_both(sender, sent, receiver, received, until)
+    waiting.nc10d_unlock(receiver)
+    waiting.nc10d_unlock(sender)
+    return answer
 
 
 __getattr__ = entry_points(__name__)
