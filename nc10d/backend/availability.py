@@ -61,4 +61,4 @@ def require(config: BackendConfig) -> None:
     reason = why_unavailable(name)
     if reason is not None:
         message = f"the backend {config.asked!r} can't work on this machine: {reason}"
-        raise UnsupportedPlatform(f'{message}; for arrays in host memory name "gloo", or none')
+        raise UnsupportedPlatform(f'{message}; for arrays in host memory pass "gloo" or nothing')

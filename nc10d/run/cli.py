@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         agent.write_message(f"nc10d-run: {error}\n")
         return 1
     except raised_here(OSError) as error:
-        agent.write_message(f"nc10d-run: cannot start the ranks: {error}\n")
+        advice = "; raise the limit, ulimit -n" if error.errno == errno.EMFILE else ""
+        agent.write_message(f"nc10d-run: cannot start the ranks: {error}{advice}\n")
         return NOT_RUNNABLE
     except raised_here(AuthError, StoreError, UnsupportedPlatform) as error:
         agent.write_message(f"nc10d-run: {error}\n")

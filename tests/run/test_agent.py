@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -246,6 +247,19 @@ def test_a_program_that_cannot_be_started_is_an_error(launch: Launch) -> None:
     done = launch("--no-python", "/nowhere/at/all")
     assert done.returncode == 127
     assert "cannot start the ranks" in done.stderr
+
+
+def test_a_limit_on_descriptors_that_is_too_low_is_named(environment: dict[str, str]) -> None:
+    words = shlex.join([*LAUNCHER, "--nproc-per-node", "16", "--no-python", "cat"])
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -n 20; exec {words}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 127
+    assert re.search(r"Too many open files.*; raise the limit, ulimit -n\n$", done.stderr)
 
 
 def test_a_port_that_is_taken_is_an_error(launch: Launch) -> None:
