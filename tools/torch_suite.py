@@ -95,7 +95,9 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     if own_ddp:
         replace_ddp()
 
-    class TestInGloosPlace(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
+    bases: Any = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
+
+    class TestInGloosPlace(*bases):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             import torch.multiprocessing as multiprocessing
@@ -143,7 +145,7 @@ def replace_ddp() -> None:
         def __init__(self, module: Any, *arguments: Any, **options: Any) -> None:
             group = options.pop("process_group", None) or torch.distributed.group.WORLD
             group = nc10d.torch.group_of(group)
-            super().__init__(module, *arguments, process_group=group, **options)
+            super().__init__(module, *arguments, **{"process_group": group, **options})
 
     # Pickle finds the class by its name.
     DistributedDataParallel.__qualname__ = DistributedDataParallel.__name__

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -378,9 +378,9 @@ _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compr
 
 
 def _group(group: Any, mesh: Any) -> ProcessGroup:
-    chosen = _chosen(group, mesh)
+    chosen: Any = _chosen(group, mesh)
     if isinstance(chosen, Collectives):
-        return chosen
+        return cast(ProcessGroup, chosen)
     below = calls_of(chosen)
     if below is None:
         raise TypeError(
