@@ -214,6 +214,7 @@ class DistributedDataParallel(TorchDDP):
     def _before(self, recording: bool, reducing: bool) -> None:
         uneven = self._uneven if self._join_config.enable else None
         if recording:
+            self._connect()
             self._contents.check_trained()
             self.reducer.prepare_for_forward()
         if uneven is not None:
