@@ -11,7 +11,7 @@ CODE := nc10d benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch test test-long simulate test-nccl nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch test test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -64,6 +64,20 @@ simulate: .venv/test.stamp
 	  $(BIN)/python -m simulation $(SEED) --count $(COUNT); \
 	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
+# torch's own tests of torch.distributed, with nc10d in gloo's place (docs/torch.md). Another torch
+# has a venv of its own: `make test-torch TORCH=2.14.1`.
+TORCH ?= 2.13.0
+TORCH_VENV := $(if $(filter 2.13.0,$(TORCH)),.venv,.venv-torch$(TORCH))
+SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
+test-torch: $(TORCH_VENV)/test.stamp
+	$(SUITE) --ranks 2 --more --least 90
+	$(SUITE) --ranks 4 --more --least 93
+
+.venv-torch%/test.stamp: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q -e ".[testing]" torch==$* expecttest
+	@touch $@
+
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:
 # `make test-nccl CUDA=13 PYTHON=python3.12` takes those of CUDA 13, in .venv-gpu13.
 CUDA ?= 12
@@ -100,5 +114,5 @@ $(GPU)/test.stamp: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-gpu .venv-gpu13 build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-gpu .venv-gpu13 .venv-torch* build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from nc10d.api.calls import reduce_scatter_tensor as reduce_scatter_tensor
     from nc10d.api.calls import scatter as scatter
     from nc10d.api.calls import scatter_single as scatter_single
+    from nc10d.api.join import Join as Join
+    from nc10d.api.join import Joinable as Joinable
+    from nc10d.api.join import JoinHook as JoinHook
     from nc10d.api.mesh import DeviceMesh as DeviceMesh
     from nc10d.api.mesh import init_device_mesh as init_device_mesh
     from nc10d.api.monitored_barrier import monitored_barrier as monitored_barrier
@@ -194,6 +197,7 @@ _NAMES = {
         RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
     "group.process_group": "ProcessGroup",
+    "api.join": "Join JoinHook Joinable",
     "api.mesh": "DeviceMesh init_device_mesh",
     "api.monitored_barrier": "monitored_barrier",
     "api.mpi_calls": "iprobe probe sendrecv sendrecv_replace",

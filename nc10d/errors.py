@@ -1,10 +1,10 @@
 """The errors of nc10d: which rank failed, in which call, and why.
 
 A caller's mistake is a ValueError or TypeError, raised before anything is sent. The classes here
-are for the other failures: of a peer, of the network, or of a deadline. `DistBackendError`,
-`DistStoreError`, `DistNetworkError` and `DistQueueEmptyError` find what they find in c10d; here a
-DistNetworkError is a DistStoreError, too. Every class keeps its attributes when pickled, because
-test kits and launchers carry errors between processes.
+are for the other failures: of a peer, of the network, or of a deadline. A handler of c10d's
+`DistBackendError`, `DistStoreError`, `DistNetworkError` or `DistQueueEmptyError` gets the failures
+that it gets under c10d; here a DistNetworkError is a DistStoreError, too. Every class keeps its
+attributes when pickled, because test kits and launchers carry errors between processes.
 """
 
 from __future__ import annotations

@@ -184,9 +184,9 @@ def test_a_local_ranks_info_is_what_the_rank_itself_says(fields: dict[str, Any])
 )
 def test_an_offset_is_used_only_where_its_owner_has_marked_it(areas: list[list[int]]) -> None:
     text = json.dumps({"areas": areas}).encode()
-    mine = play("cpu", "world/1/verdict", text)[0][1]
+    mine = play("cpu", "world/1/outcome", text)[0][1]
     assert mine.startswith("told: "), mine
-    assert "verdict" in mine
+    assert "outcome" in mine
 
 
 @pytest.mark.parametrize("raw", HOSTILE)

@@ -163,9 +163,6 @@ GROUP_CALLS: dict[str, Callable[[], object]] = {
 }
 
 
-# A campaign until its last fault is found: among many other processes one run in some fifteen does
-# not end (a call that makes a group then waits on, or the thread of the other rank does).
-@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(kind=st.sampled_from(KINDS), after=st.floats(0.001, 0.1))
 @pytest.mark.parametrize("name", GROUP_CALLS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -9,16 +11,18 @@ from typing import NoReturn
 import pytest
 
 import nc10d
+from nc10d.arrays.arguments import array, check_reducible
 from nc10d.base import uncaught
 from nc10d.base.debug_level import DebugLevel, get_debug_level, set_debug_level
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import join_words
 from nc10d.errors import PeerLost
 
 OWN = nc10d.__file__.replace("__init__.py", "")
 
 
 def raised_by(act: Callable[[], object]) -> BaseException:
-    with pytest.raises((PeerLost, ValueError, AttributeError)) as caught:
+    with pytest.raises((PeerLost, ValueError, AttributeError, RuntimeError, TypeError)) as caught:
         act()
     return caught.value
 
@@ -34,6 +38,57 @@ def test_the_frames_of_nc10d_are_left_out() -> None:
     assert "    nc10d.get_default_group()" in lines
     assert lines[-1].startswith("ValueError: there is no default process group")
     assert OWN not in text
+
+
+def test_so_are_those_of_any_kind_that_nc10d_raises() -> None:
+    text = uncaught.text_of(raised_by(lambda: nc10d.Future[int]().value()))
+    assert text.endswith(
+        "RuntimeError: this Future has no value yet: wait() for it, or attach with then()\n"
+    )
+    assert OWN not in text
+
+
+def test_an_error_that_nc10d_does_not_raise_keeps_all_frames() -> None:
+    """The line has no `raise`: it is a bug, which the frames show."""
+    text = uncaught.text_of(raised_by(lambda: join_words([None, ""])))  # type: ignore[list-item]
+    assert "in join_words" in text
+
+
+def a_wrong_argument() -> None:
+    check_reducible(array("call", "x", [1], written=False), nc10d.SUM)
+
+
+def test_a_cause_that_ends_the_error_is_left_out() -> None:
+    """`call: x: reason`, raised from `reason`."""
+    error = raised_by(a_wrong_argument)
+    assert str(error) != str(error.__cause__)
+    text = uncaught.text_of(error)
+    assert text.count("expected an array") == 1
+    assert "direct cause" not in text
+
+
+def short() -> NoReturn:
+    try:
+        raise KeyError(1)
+    except KeyError as error:
+        raise PeerLost("rank 1") from error
+
+
+def test_a_cause_of_a_word_stays() -> None:
+    assert "KeyError: 1" in uncaught.text_of(raised_by(short))
+
+
+def test_a_wrong_level_in_the_environment_is_no_error_of_the_hook() -> None:
+    code = "import nc10d; nc10d.init_process_group(rank=0, world_size=1)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"NC10D_DEBUG": "details"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert run.stderr.splitlines()[-1].startswith("ValueError: NC10D_DEBUG must be one of OFF")
+    assert "excepthook" not in run.stderr
 
 
 LOST = PeerLost("rank 1 is lost")

@@ -134,7 +134,7 @@ def _field(member: tuple[str, str]) -> str:
 
 def _functions(text: str) -> Iterator[str]:
     found = re.findall(r"^\s*((?:ncclResult_t|const char\*)\s+nccl\w+\([^;{]*\));", text, re.M)
-    since = {f"nccl{name}": version for version, all in SINCE.items() for name in all.split()}
+    since = {f"nccl{short}": at for at, names in SINCE.items() for short in names.split()}
     for declaration in found:
         prototype = " ".join(declaration.split())
         result, name, inner = re.fullmatch(r"(.*?) (nccl\w+)\((.*)\)", prototype).groups()  # type: ignore[union-attr]

@@ -54,7 +54,7 @@ class BackendName(str, metaclass=_BackendNames):
         return str(name).lower()
 
 
-Backend = BackendName
+Backend = BackendName  # under another name, since nc10d.backend.base.Backend is the protocol
 
 
 def is_backend_available(backend: str) -> bool:

@@ -50,8 +50,10 @@ def isend(
 ) -> Work:
     """Start to send `tensor` to rank `dst`; it must not be changed before the Work has ended."""
     default = process_world.default if group is None is group_dst and not own_worlds else None
-    if default is not None and type(dst) is int and dst in default.numbers:
-        return default.isend(tensor, default.numbers[dst], tag)
+    if default is not None and type(dst) is int and type(tag) is int:
+        number = default.numbers.get(dst, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            return default._start(Send, number, tensor, tag, None)  # type: ignore[return-value]
     found = group_or_default(group)
     # Typed as in a group that has this rank; a call for another group returns None, as all do.
     return found.isend(tensor, rank_in(found, "dst", dst, group_dst), tag)  # type: ignore[return-value]
@@ -95,8 +97,10 @@ def irecv(
     The Work's `result()` is the sender's rank in the group.
     """
     default = process_world.default if group is None is group_src and not own_worlds else None
-    if default is not None and type(src) is int and src in default.numbers:
-        return default.irecv(tensor, default.numbers[src], tag)
+    if default is not None and type(src) is int and type(tag) is int:
+        number = default.numbers.get(src, -1)
+        if number >= 0 and 0 <= tag <= LARGEST_TAG:
+            return default._start(Recv, number, tensor, tag, None)  # type: ignore[return-value]
     found = group_or_default(group)
     return found.irecv(tensor, source_in(found, src, group_src), tag)  # type: ignore[return-value]
 

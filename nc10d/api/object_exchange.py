@@ -61,8 +61,8 @@ def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
         if not allow_pickle:
             raise
         message = encode_pickled(value)
-    envelope = message.envelope()
-    nbytes = envelope.header + envelope.payload
+    _, header, payload = message.envelope()
+    nbytes = header + payload
     if nbytes > LARGEST:
         raise CodecError(f"the object has {nbytes} bytes, and a message {LARGEST} at most")
     return message
@@ -143,10 +143,8 @@ class ObjectCall:
 
     def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
         """Read an opening for each rank, each from that rank or all from `sender`."""
-        return [
-            self.incoming(opening, rank if sender is None else sender)
-            for rank, opening in enumerate(table)
-        ]
+        senders = range(len(table)) if sender is None else [sender] * len(table)
+        return list(map(self.incoming, table, senders))
 
     def incoming(self, opening: Bytes, sender: int) -> IncomingObject:
         """Read the opening of a rank; CodecError that names the rank if it is malformed."""
@@ -161,9 +159,7 @@ class ObjectCall:
         return EMPTY if envelope.inline else self._or_abort(envelope, out.message.flat)
 
     def allocate(self, incoming: IncomingObject) -> Bytes:
-        """Return memory for the bytes that follow an opening, as `encoded`; a group that lacks it
-        is aborted.
-        """
+        """Return memory for the bytes that follow an opening; abort the group if there is none."""
         envelope = incoming.envelope
         if envelope.inline:
             return EMPTY

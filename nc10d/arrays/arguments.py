@@ -42,7 +42,8 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
         raise TypeError(f"{call}: {name}: {error}") from error
     if written and not found.buffer.writable:
         message = f"{call}: {name} is written, so it must not be read-only"
-        raise ValueError(f"{message}: copy it, np.array(x), and pass the copy")
+        copies = "np.array(x), or bytearray(x) for bytes"
+        raise ValueError(f"{message}: pass a copy, {copies}")
     if written and found.buffer.repeats:
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
@@ -186,7 +187,8 @@ def check_whole(
 def check_flat(whole: Argument, piece: Argument, rank: int, size: int) -> None:
     """Check a flat array, the `whole` of all ranks, against this rank's `piece`."""
     check_same_type([piece, whole])
-    check_count(whole, size * piece.buffer.count, f"{size} ranks times those of {piece.name}")
+    count = piece.buffer.count
+    check_count(whole, size * count, f"the {count} of {piece.name} times the group's size, {size}")
     chunk = whole.buffer.address + rank * piece.buffer.nbytes
     dense = piece.buffer.contiguous and whole.buffer.contiguous
     if not dense or piece.buffer.address != chunk:

@@ -25,15 +25,18 @@ View = Callable[[Any], ops.Array]
 UnownedView = Callable[[Any], ops.Array | None]
 unowned_views: dict[type, UnownedView] = {}
 _addresses: dict[type, Callable[[Any], int]] = {}
+_owners: dict[type, Callable[[Any], Any]] = {}
 
 
-def register_unowned_view(kind: type, unowned: UnownedView, address: Callable[[Any], int]) -> None:
-    """Register unowned views of arrays of exactly the type `kind`; both functions are fast.
+def register_unowned_view(
+    kind: type, unowned: UnownedView, address: Callable[[Any], int], owner: Callable[[Any], Any]
+) -> None:
+    """Register unowned views of arrays of exactly the type `kind`; the functions are fast.
 
     `unowned(x)` returns an ndarray in the memory of `x` that does not keep it alive, or None.
-    `address(x)` returns the address of element 0.
+    `address(x)` returns the address of element 0, `owner(x)` an object that keeps the memory.
     """
-    unowned_views[kind], _addresses[kind] = unowned, address
+    unowned_views[kind], _addresses[kind], _owners[kind] = unowned, address, owner
     unowned_views[tuple] = _unowned_each
 
 
@@ -98,6 +101,14 @@ def lend_pair(x: Any, y: Any) -> tuple[Any, Any] | None:
     """Return ndarrays in the memory of two arrays, None if one has no unowned view."""
     pair = _unowned_each((x, y))
     return None if pair is None else (pair[0], pair[1])
+
+
+def owners(x: Any, y: Any) -> list[Any]:
+    """Return what keeps the memory of lent arguments, as `lend` takes them."""
+    given = x if type(x) is tuple else (x,)
+    if y is not x and y is not None and type(y) is not int:
+        given += y if type(y) is tuple else (y,)
+    return [_owners[kind](each) if (kind := type(each)) in _owners else each for each in given]
 
 
 def use_unowned_views(op: ops.Op) -> tuple[ops.Array, ...] | None:

@@ -166,9 +166,27 @@ class PreparedCall(Protocol):
     words: Any
     in_flight: Any
 
+    def start(
+        self,
+        waiter: Any,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        given: tuple[Any, ...] | None = None,
+    ) -> Work | None:
+        """Start the call and return its Work; None if it does not fit now: nothing has happened.
+
+        `waiter` is the PreparingBackend's. `here`: this thread is about to wait for the Work. x and
+        y may be views; `given` are then the caller's own arrays, and what keeps their memory.
+        """
+
 
 class PreparingBackend(Protocol):
     """The ability to prepare calls, so that the next such call skips all checks."""
+
+    waiter: Any
+    """What the calls' Works wait through."""
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
@@ -182,9 +200,6 @@ class PreparingBackend(Protocol):
 
     def abandon(self, prepared: Any, x: Any, y: Any) -> None:
         """Leave a call in the middle: an exception (Ctrl-C) came out of `run` or `finish`."""
-
-    def start(self, prepared: Any, x: Any, y: Any, timeout: float) -> Work | None:
-        """Submit a prepared call and return its Work; None: nothing has happened."""
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
         """Submit messages, sends first, if all are prepared; None: nothing has happened."""

@@ -108,6 +108,13 @@ class Promise:
             self._run(callback)
         return first
 
+    def _finish_waiting(self, result: Any) -> None:
+        """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
+        with _transition:
+            if self._state == PENDING:
+                self._result, self._ended = result, perf_counter()
+                self._state = DONE
+
     def _attach(self, callback: Callable[[Any], object]) -> None:
         with _transition:
             pending = self._state == PENDING

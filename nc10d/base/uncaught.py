@@ -1,8 +1,10 @@
 """How an uncaught error of nc10d is printed: up to the user's line, and each sentence once.
 
 A failed call raises the same error on every rank. The frames inside nc10d are of no use to a user
-and would fill a screen for each rank. So `sys.excepthook` leaves them out, and with them a cause
-that only repeats the error. NC10D_DEBUG=DETAIL keeps them, and so does a hook of the program's own.
+and would fill a screen for each rank. So `sys.excepthook` leaves them out of an error that nc10d
+has raised itself, and with them a cause that the error repeats. An error that comes out of a line
+without `raise` is a bug of nc10d, and keeps all frames. NC10D_DEBUG=DETAIL keeps them, and so does
+a hook of the program's own.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from nc10d.errors import DistError
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PROGRAMS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
-# An error of another kind is a bug of nc10d, which needs all frames.
 _FOR_USERS = (DistError, ValueError, TypeError)
+"""The kinds that are shortened where the source of nc10d is not there to look at."""
 
 
 def install() -> None:
@@ -29,12 +31,18 @@ def install() -> None:
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    shortened = isinstance(error, _FOR_USERS) and get_debug_level() < DebugLevel.DETAIL
-    if not shortened or sys.stderr is None:
+    if _shows_all() or sys.stderr is None:
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(text_of(error))
     sys.stderr.flush()
+
+
+def _shows_all() -> bool:
+    try:
+        return get_debug_level() is DebugLevel.DETAIL
+    except ValueError:  # the level's variable has a wrong value, of which the program may have died
+        return False
 
 
 def text_of(error: BaseException) -> str:
@@ -46,19 +54,29 @@ def text_of(error: BaseException) -> str:
 
 def _shorten(error: BaseException, printed: TracebackException) -> None:
     frames = printed.stack
-    while frames and _is_own(frames[-1].filename):
-        del frames[-1]
+    if frames and _is_raised(frames[-1].line, error):
+        while frames and _is_own(frames[-1].filename):
+            del frames[-1]
     if not frames:  # without a stack no headline is printed
         printed.stack = None  # type: ignore[assignment]
     cause, context = error.__cause__, error.__context__
     if printed.__cause__ is not None and cause is not None:
-        if (type(cause), cause.args) == (type(error), error.args):
+        if _repeats(str(error), str(cause)):
             printed.__cause__ = None
             printed.__suppress_context__ = True
         else:
             _shorten(cause, printed.__cause__)
     elif printed.__context__ is not None and context is not None:
         _shorten(context, printed.__context__)
+
+
+def _is_raised(line: str | None, error: BaseException) -> bool:
+    return line.startswith("raise") if line else isinstance(error, _FOR_USERS)
+
+
+def _repeats(text: str, cause: str) -> bool:
+    """Return whether an error's text ends with its cause's, which is more than a word."""
+    return text.endswith(cause) and (" " in cause or text == cause)
 
 
 def _is_own(name: str) -> bool:

@@ -159,6 +159,7 @@ class _Decoder:
 
     def _refer(self, hashed: bool) -> Any:
         value = self._numbered[self.unpack(tags.COUNT)[0]]
+        # A hash walks a shared structure once for each path to it: a short stream could have 2**60.
         if hashed and type(value) not in (str, bytes):
             raise CodecError("a key refers to a container")
         return value

@@ -6,6 +6,7 @@ After the last child the container gets a number, by which later occurrences ref
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -165,7 +166,9 @@ def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
     codec = codec_of(kind) or codec_by_name(kind)
     if codec is None:
         how = "register the type (nc10d.register_dataclass, nc10d.register_type)"
-        if kind.__module__.partition(".")[0] == "torch":
+        if hasattr(kind, "state_dict"):
+            how = "send its state_dict()"
+        elif kind.__module__.partition(".")[0] == "torch" and "nc10d.torch" not in sys.modules:
             how = "import nc10d.torch on all ranks"
         raise CodecError(
             f"objects of type {kind.__module__}.{kind.__qualname__} can't be carried: {how}, or "

@@ -16,8 +16,7 @@ import enum
 import pickle
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +44,7 @@ class MessageKind(enum.IntEnum):
     PLAIN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """The kind and sizes of a message, which travel before it to every rank."""
 
     kind: MessageKind
@@ -64,7 +62,8 @@ class Envelope:
     @property
     def inline(self) -> bool:
         """Whether the opening has the whole message."""
-        return (aligned(self.header) + self.payload if self.payload else self.header) <= _ROOM
+        header, payload = self.header, self.payload
+        return (aligned(header) + payload if payload else header) <= _ROOM
 
     @property
     def nbytes(self) -> int:
@@ -102,13 +101,15 @@ class Envelope:
 _KINDS = {int(kind): kind for kind in MessageKind}
 
 
-@dataclass(frozen=True, slots=True)
 class EncodedMessage:
     """An object to send: `chunks` are the user's arrays, which must not change until it is sent."""
 
-    kind: MessageKind
-    header: bytes
-    chunks: Sequence[Array] = ()
+    __slots__ = ("_envelope", "chunks", "header", "kind")
+
+    def __init__(self, kind: MessageKind, header: bytes, chunks: Sequence[Array] = ()) -> None:
+        self.kind, self.header, self.chunks = kind, header, chunks
+        payload = sum([aligned(chunk.nbytes) for chunk in chunks]) if chunks else 0
+        self._envelope = Envelope(kind, len(header), payload)
 
     @classmethod
     def failed(cls, reason: BaseException) -> EncodedMessage:
@@ -118,21 +119,20 @@ class EncodedMessage:
 
     def envelope(self) -> Envelope:
         """Return the envelope, which travels before the message."""
-        payload = sum(aligned(chunk.nbytes) for chunk in self.chunks)
-        return Envelope(self.kind, len(self.header), payload)
+        return self._envelope
 
     def opening(self) -> Bytes:
         """Return the opening, with the whole message if there is room."""
-        envelope, block = self.envelope(), bytearray(OPENING)
-        _WORDS.pack_into(block, 0, envelope.kind, envelope.header, envelope.payload)
-        opening = np.frombuffer(block, np.uint8)
-        if envelope.inline:
-            start = _WORDS.size
-            if envelope.payload:
-                body = self.flat()[:_ROOM]
-                opening[start : start + body.size] = body
-            else:
-                block[start : start + len(self.header)] = self.header
+        kind, header, payload = self._envelope
+        if payload == 0 and header <= _ROOM:
+            words = _WORDS.pack(kind, header, payload)
+            block = (words + self.header).ljust(OPENING, b"\0")
+            return np.frombuffer(bytearray(block), np.uint8)
+        opening = np.zeros(OPENING, np.uint8)
+        _WORDS.pack_into(opening.data, 0, kind, header, payload)
+        if self._envelope.inline:
+            body = self.flat()[:_ROOM]
+            opening[_WORDS.size : _WORDS.size + body.size] = body
         return opening
 
     def flat(self) -> Bytes:

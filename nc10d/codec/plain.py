@@ -35,6 +35,8 @@ class _NotPlain(Exception):
 class _Writes:
     """A file that keeps what the pickler writes."""
 
+    __slots__ = ("parts", "room")
+
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.room = LARGEST_STREAM
@@ -79,6 +81,19 @@ def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
 
+_FEW = 1024
+_spare: list[npt.NDArray[np.int64]] = []
+"""The memory of checks of up to _FEW bytes. A thread takes one out while it checks."""
+
+
 def is_plain(stream: npt.NDArray[np.uint8]) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else."""
-    return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))
+    if stream.size > _FEW:
+        return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))
+    try:
+        rows = _spare.pop()
+    except IndexError:
+        rows = np.empty((opcodes.ROWS, _FEW + 1), np.int64)
+    answer = bool(opcodes.check(stream, rows))
+    _spare[:] = (rows,)
+    return answer

@@ -74,9 +74,9 @@ class GroupCalls:
             calls = [f"rank {self._rank} {call}"]
             with contextlib.suppress(StoreError):  # the store may be the reason
                 calls += self._others(members)
-            told = copy_to_raise(error)
-            told.args = (f"{error}; latest calls: {', '.join(calls)}",)
-            raise told from None
+            whole = copy_to_raise(error)
+            whole.args = (f"{error}; latest calls: {', '.join(calls)}",)
+            raise whole from None
 
     def _others(self, members: Sequence[int]) -> list[str]:
         """Return the latest local calls of `members`, and the next call of all if any made it."""

@@ -18,10 +18,17 @@ import numpy as np
 from nc10d import ops
 from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import lend, lend_pair, map_to_numpy, unowned_views, use_unowned_views
+from nc10d.arrays.interop import (
+    lend,
+    lend_pair,
+    map_to_numpy,
+    owners,
+    unowned_views,
+    use_unowned_views,
+)
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
-from nc10d.backend.base import PARTS, Backend, PreparingBackend
+from nc10d.backend.base import PARTS, Backend, PreparedCall, PreparingBackend
 from nc10d.backend.config import BackendConfig
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -38,6 +45,13 @@ Observer = Callable[[Any, Sequence[Op], int], object]
 
 _ON_ONE_ARRAY = frozenset({ops.AllReduce, ops.Broadcast, ops.Reduce, Send, Recv})
 _REDUCTIONS = ops.AllReduce, ops.Reduce, ops.ReduceScatter
+
+
+def _latest(backend: PreparingBackend, kind: type[Op], extra: Any) -> PreparedCall | None:
+    try:
+        return backend.latest[kind].get(extra)
+    except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
+        return None
 
 
 class Dispatcher(Collectives, PointToPoint):
@@ -79,8 +93,11 @@ class Dispatcher(Collectives, PointToPoint):
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
         backend = self._preparing
-        if backend is None or async_op or timeout is not None or type(x) in unowned_views:
-            return self._call_otherwise(kind, extra, x, y, async_op, timeout)
+        if async_op:
+            return self._start(kind, extra, x, y, timeout)
+        if backend is None or timeout is not None or type(x) in unowned_views:
+            self._call_lent(kind, extra, x, y, timeout)
+            return None
         # One frame for all of it: each frame costs a small call a twentieth of its time.
         try:
             prepared = backend.latest[kind].get(extra)
@@ -100,43 +117,50 @@ class Dispatcher(Collectives, PointToPoint):
                 return None
         return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
-    def _call_otherwise(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
-    ) -> Work | None:
-        """Run an asynchronous call, or a call on another library's arrays; prepared if possible."""
-        backend, prepared, work = self._preparing, None, None
+    def _call_lent(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> None:
+        """Run a call on another library's arrays, or with a timeout; prepared if possible."""
+        backend, prepared = self._preparing, None
         if backend is not None and timeout is None:
+            prepared = _latest(backend, kind, extra)
+        # A lent view does not keep its array alive: the caller of this call does.
+        views = None if prepared is None else lend(x, y)
+        if backend is not None and prepared is not None and views is not None:
+            a, b = views
             try:
-                prepared = backend.latest[kind].get(extra)
-            except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
-                prepared = None
-        a, b = x, y
-        if prepared is not None and unowned_views and type(x) in unowned_views:
-            # A lent view does not keep its array alive, as a Work would have to.
-            views = None if async_op else lend(x, y)
-            if views is None:
-                prepared = None
-            else:
-                a, b = views
-        if backend is not None and prepared is not None:
-            try:
-                if async_op:
-                    work = backend.start(prepared, a, b, self.timeout)
-                    done = work is not None
-                else:
-                    answer = prepared.run(prepared.words, a, b)
-                    done = not (answer or prepared.in_flight) or backend.finish(
-                        prepared, answer, a, b, self.timeout
-                    )
+                answer = prepared.run(prepared.words, a, b)
+                done = not (answer or prepared.in_flight) or backend.finish(
+                    prepared, answer, a, b, self.timeout
+                )
             except BaseException:
-                if a is not x:  # first: a second Ctrl-C may come
-                    self._stranded.append((x, y))
+                self._stranded.append((x, y))  # first: a second Ctrl-C may come
                 backend.abandon(prepared, a, b)
                 raise
             if done:
                 next(self._launches)
+                return
+        self._run(PARTS[kind].make(extra, x, y), x, False, timeout)
+
+    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
+        """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
+        backend, prepared = self._preparing, None
+        if backend is not None and timeout is None:
+            prepared = _latest(backend, kind, extra)
+        given: tuple[Any, ...] | None = None
+        views: tuple[Any, Any] | None = (x, y)
+        if prepared is not None and unowned_views and type(x) in unowned_views:
+            # A lent view does not keep its array alive: the Work does, until the call ends.
+            given, views = (x, y, owners(x, y)), lend(x, y)
+        if backend is not None and prepared is not None and views is not None:
+            a, b = views
+            try:
+                work = prepared.start(backend.waiter, a, b, self.timeout, False, given)
+            except BaseException:
+                backend.abandon(prepared, a, b)
+                raise
+            if work is not None:
+                next(self._launches)
                 return work
-        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
+        return self._run(PARTS[kind].make(extra, x, y), x, True, timeout)
 
     def _exchange(self, dst: int, x: Array, tag: int, src: int, y: Array, take: int) -> bool:
         backend = self._preparing

@@ -102,6 +102,8 @@ def _drop(world: weakref.ref[World], table: BackendTable) -> None:
 
 
 process_world = World()
+adapters_worlds: list[World] = []
+"""The Worlds of other libraries' groups that run on nc10d; see `close_at_exit`."""
 # Worlds by thread ident. Not a threading.local: every call checks this dict, mostly empty.
 own_worlds: dict[int, World] = {}
 on_own_world: list[Callable[[], object]] = []
@@ -112,7 +114,7 @@ _inherited: list[Any] = []
 def _disown_store() -> None:
     """Keep the parent's store and dropped groups in a forked child: their end would be its own."""
     own = current_world()
-    for world in {process_world, own}:
+    for world in {process_world, own, *adapters_worlds}:
         _inherited.extend((world.owned_store, world.dropped))
         world.owned_store, world.dropped = None, []
     own_worlds.clear()  # the other threads do not exist here, and their idents may be reused
@@ -277,7 +279,7 @@ def init_process_group(
         store, rank, world_size = _meet(config, init_method, rank, world_size, deadline, limit)
         world.owned_store, keys = store, prefix_store(name, store)
     else:
-        keys = _meet_in(store, name, config, rank, world_size, deadline, limit)
+        keys = meet_in(store, name, config, rank, world_size, deadline, limit)
     group = ProcessGroup(name, range(world_size), rank, keys, limit, config, options=pg_options)
     group.device_id = device_id
     try:
@@ -285,8 +287,7 @@ def init_process_group(
     except BaseException:
         world.clear()
         raise
-    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
-    atexit.register(_exit)
+    close_at_exit()
 
 
 def _check_meeting(store: Store | None, init_method: str | None, rank: int, size: int) -> None:
@@ -318,7 +319,7 @@ def _meet(
     return meet_by(method or "env://", rank, size, deadline, limit)
 
 
-def _meet_in(
+def meet_in(
     store: Store,
     name: str,
     config: BackendConfig,
@@ -338,17 +339,26 @@ def _meet_in(
     return prefix_store(f"{name}/{number}", store)
 
 
+def close_at_exit(world: World | None = None) -> None:
+    """Have the groups of the process's World, and those of `world`, closed at exit."""
+    if world is not None and world not in adapters_worlds:
+        adapters_worlds.append(world)
+    atexit.unregister(_exit)  # registered anew, it runs before handlers registered meanwhile
+    atexit.register(_exit)
+
+
 def _exit() -> None:
     """Close all groups at exit, without errors: destroy_process_group reports them.
 
     An error that has ended the program is handled meanwhile: peers that still wait are told of it.
     """
     error = getattr(sys, "last_value", None) or SystemExit()
-    with contextlib.suppress(DistError, OSError):
-        try:
-            raise error
-        except BaseException:  # noqa: BLE001  (Python has printed it)
-            process_world.clear()
+    for world in (*adapters_worlds, process_world):
+        with contextlib.suppress(DistError, OSError):
+            try:
+                raise error
+            except BaseException:  # noqa: BLE001  (Python has printed it)
+                world.clear()
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:

@@ -230,10 +230,10 @@ class Visit:
         )  # fmt: skip
         came = self._size - len(absent) - len(gone)
         inner = PrefixStore("", store)._underlying_non_prefix_store
-        told = [f"{came} of {self._size} ranks came to {inner!r}"]
-        told += [f"{why}{_named(ranks)}{advice}" for ranks, why, advice in whys if ranks]
+        parts = [f"{came} of {self._size} ranks came to {inner!r}"]
+        parts += [f"{why}{_named(ranks)}{advice}" for ranks, why, advice in whys if ranks]
         missing = next(iter([*absent, *gone, *silent]), None)
-        return "; ".join(told) + refused_text(inner), missing
+        return "; ".join(parts) + refused_text(inner), missing
 
 
 def _check_agreed(outcome: str) -> None:

@@ -24,6 +24,7 @@ class BackwardPass:
     # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
     # in their order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of
     # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
+    # `reduced(index)` is called in plan order for each bucket, as soon as the pass sees its means.
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class BackwardPass:
         launch: Callable[[int], None],
         *,
         delay: bool = False,
+        reduced: Callable[[int], None] | None = None,
     ) -> None:
         self._storage = storage
         self._schedule = schedule
         self._marks = marks
         self._launch = launch
         self._delay = delay
+        self._reduced, self._launched, self._handed = reduced, 0, 0
         self._delayed: list[int] = []
         self._failure: BaseException | None = None
         self._unused: list[int] = []
@@ -106,10 +109,23 @@ class BackwardPass:
         failures = [self._failure or _error_of(self._launch_rest)]
         if failures[0] is None:
             failures.extend(_error_of(bucket.second_step) for bucket in buckets)
+        if self._reduced is not None and not any(failures):
+            failures.append(_error_of(partial(self._hand_over, wait=True)))
         failures.extend(_error_of(bucket.wait) for bucket in buckets)
         reduced = not any(failures)
         failures.extend(_error_of(partial(bucket.end, reduced=reduced)) for bucket in buckets)
         return next(filter(None, failures), None)
+
+    def _hand_over(self, wait: bool = False) -> None:
+        """Call `reduced` for the next buckets that are reduced; with `wait`, wait for them."""
+        assert self._reduced is not None
+        for bucket in self._storage.buckets[self._handed : self._launched]:
+            if not (wait or bucket.is_reduced()):
+                return
+            bucket.wait()
+            bucket.end(reduced=True)
+            self._reduced(self._handed)
+            self._handed += 1
 
     def restore(self, used: Sequence[bool]) -> None:
         """Restore the old values of gradients that no rank has used."""
@@ -138,6 +154,9 @@ class BackwardPass:
             self.first_launch = self.first_launch or perf_counter_ns()
             try:
                 self._launch(index)
+                self._launched += 1
+                if self._reduced is not None:
+                    self._hand_over()
             except BaseException as error:
                 self._failure = error  # the pass has failed: later buckets are not launched
                 raise

@@ -75,6 +75,18 @@ def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
     return Spec(sides, kind, str(device))
 
 
+def with_dtypes(specs: list[Spec], dtypes: Sequence[Any] | None) -> list[Spec]:
+    """Return the specs with these dtypes, or unchanged without dtypes.
+
+    ValueError if their number is wrong; TypeError for a dtype that can't be communicated.
+    """
+    if dtypes is None:
+        return specs
+    if len(dtypes) != len(specs):
+        raise ValueError(f"there are {len(dtypes)} gradient_dtypes for {len(specs)} parameters")
+    return [_spec(x.shape, kind, x.device) for x, kind in zip(specs, dtypes, strict=True)]
+
+
 def compute_bucket_assignment_by_size(
     specs: Sequence[Any],
     size_limits: Sequence[int],

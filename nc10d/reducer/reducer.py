@@ -17,7 +17,7 @@ only if every rank does so at the same point, between the same two buckets.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from nc10d.group.process_group import ProcessGroup
@@ -28,7 +28,14 @@ from nc10d.reducer.buckets.storage import BucketLayouts
 from nc10d.reducer.gradients import SparseGradient, assign, check
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
-from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, ReducePlan, arrival_order, spec_of
+from nc10d.reducer.plan import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    ReducePlan,
+    arrival_order,
+    spec_of,
+    with_dtypes,
+)
 from nc10d.reducer.settings import Settings, checked_names, checked_sparse
 from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
@@ -39,7 +46,8 @@ from nc10d.work import Work
 class Reducer(PassStats):
     """Averages the gradients of `params` over `group`.
 
-    `params` are arrays; a gradient has the shape and dtype of its parameter. `names` has a name per
+    `params` are arrays; a gradient has the shape and dtype of its parameter, or the dtype that
+    `gradient_dtypes` has for it. `names` has a name per
     parameter, for errors; ranks compare the names. Buckets hold about `cap_bytes`, the first about
     `first_bytes`. `allocate(count, dtype)` makes their memory, or maps devices to such functions.
     Without it, buckets on the CPU are memory that peers can access directly (nc10d.zeros), if the
@@ -50,7 +58,8 @@ class Reducer(PassStats):
     `find_unused_parameters`, a pass may declare gradients unused, and a gradient that no rank has
     used stays unchanged. With `static_graph`, the first pass counts how often each gradient is
     marked, and later passes expect the same counts. With `delay_all_reduce`, `finish` launches all
-    buckets.
+    buckets. `on_reduced(params)` is called for each bucket of a pass, in plan order, on a thread of
+    the pass: the gradients of these parameters are means, but not yet those of later buckets.
 
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
     or options differ.
@@ -71,10 +80,13 @@ class Reducer(PassStats):
         static_graph: bool = False,
         delay_all_reduce: bool = False,
         allocate: Allocation = None,
+        gradient_dtypes: Sequence[Any] | None = None,
+        on_reduced: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.group = group
         self._params = list(params)
-        self.specs = [spec_of(x) for x in self._params]
+        self.specs = with_dtypes([spec_of(x) for x in self._params], gradient_dtypes)
+        self._on_reduced = on_reduced
         self.settings = Settings(
             checked_names(names, len(self._params)),
             cap_bytes,
@@ -159,8 +171,19 @@ class Reducer(PassStats):
         self._storage.wait()
         self._record(Moment.BACKWARD_START)
         with self._lock:
-            self._pass = BackwardPass(self._storage, schedule, marks, self._launch, delay=delay)
+            self._pass = BackwardPass(
+                self._storage,
+                schedule,
+                marks,
+                self._launch,
+                delay=delay,
+                reduced=None if self._on_reduced is None else self._hand_over,
+            )
             self._pass.start()
+
+    def _hand_over(self, index: int) -> None:
+        assert self._on_reduced is not None
+        self._on_reduced(self.plan.buckets[index].params)
 
     @property
     def divisor(self) -> int:
@@ -246,13 +269,13 @@ class Reducer(PassStats):
         Blocks and raises as `finish`.
         """
         self._refuse_running("shadow_pass")
-        own, counts = self._storage, self._first_counts
-        self._storage = self._layouts.storage(self.plan)
+        own, counts, handing = self._storage, self._first_counts, self._on_reduced
+        self._storage, self._on_reduced = self._layouts.storage(self.plan), None
         try:
             self._begin([0] * len(self._params))
             self.finish()
         finally:
-            self._storage, self._first_counts = own, counts
+            self._storage, self._first_counts, self._on_reduced = own, counts, handing
 
     def rebuild(self) -> bool:
         """Make new buckets, in the order in which rank 0's gradients arrived.

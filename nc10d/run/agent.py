@@ -29,8 +29,7 @@ from nc10d.run.signals import SignalPipe
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """The end of an attempt: by a signal, by output that cannot be written, by a failed rank, or
-    without failure."""
+    """The end of an attempt: by a signal, a failed rank, output that can't be written, or well."""
 
     interrupted_by: int | None = None
     failure: report.Exit | None = None

@@ -175,7 +175,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _signals(text: str) -> tuple[int, ...]:
-    names = [name.strip().upper() for name in text.split(",") if name.strip()]
+    names = [
+        f"SIG{word.strip().upper().removeprefix('SIG')}" for word in text.split(",") if word.strip()
+    ]
     unknown = [name for name in names if name not in signal.Signals.__members__]
     if unknown:
         raise ValueError(f"--signals-to-handle: no signal is called {', '.join(unknown)}")
@@ -327,9 +329,11 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "DIR", "keep output in DIR/NAME/attempt_A/rank_R/{stdout,stderr}.log as well", Path
         ),
         "-r --redirects": _value(
-            "0-3", "show not: 1 stdout, 2 stderr, 3 both; 0:1,1:3 by local rank", _masks
+            "0-3", "hide 1: stdout, 2: stderr, 3: both; 0:1,1:3: by local rank", _masks
         ),
-        "-t --tee": _value("0-3", "as --log-dir, which keeps both (default: a new folder)", _masks),
+        "-t --tee": _value(
+            "0-3", "keep both in files, as --log-dir does; without it in a new folder", _masks
+        ),
         "--local-ranks-filter": _value("R,...", "show only these local ranks", _ranks),
     },
     "what to run": {

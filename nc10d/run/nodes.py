@@ -15,7 +15,9 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from nc10d.base.resolve import resolve
 from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.stored import read_number
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.run.environment import LaunchedJob
 from nc10d.run.launch_options import LaunchRequest
@@ -24,6 +26,7 @@ from nc10d.store.hosting import PortTaken
 
 QUIET = 3.0
 """Seconds of waiting for other nodes before the launcher says so."""
+_MOST_RANKS = 1 << 20
 
 
 @contextlib.contextmanager
@@ -90,7 +93,8 @@ def _agree(
                 f"{late}: start it with the same --rdzv-endpoint, --rdzv-id and --nnodes, or wait "
                 "longer by --rdzv-conf timeout=SECONDS"
             ) from error
-    return replace(job, counts=tuple(int(count) for count in common.multi_get(keys)))
+    texts = zip(keys, common.multi_get(keys), strict=True)
+    return replace(job, counts=tuple(read_number(*text, 1, _MOST_RANKS) for text in texts))
 
 
 def _missing(store: Store, keys: list[str]) -> str:
@@ -101,7 +105,7 @@ def _missing(store: Store, keys: list[str]) -> str:
 def is_local(host: str) -> bool:
     """Return whether `host`, an address or a name, is this machine's."""
     with suppress_here(OSError):
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = resolve(host, 0)
         with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
             probe.bind(found[0][4])
             return True

@@ -12,8 +12,11 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nc10d.base.call_site import is_users
+
 _ERROR = re.compile(r"^[\w.]+(: |$)")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+)')
+_TRACEBACK, _INSTALLED = "Traceback (most recent call last):", "-packages/"
 _MOST_LINES = 4
 """Lines of an error's message that the report repeats."""
 _SECONDARY = re.compile(r"^(nc10d\.errors\.)?(PeerLost|Aborted|GroupClosed)\b")
@@ -65,12 +68,19 @@ def _error_line(lines: Sequence[str]) -> int | None:
 
 
 def cause(lines: Sequence[str]) -> str | None:
-    """Return "file:line: error" of the last traceback in `lines`; None if there is none."""
+    """Return "file:line: error" of the last traceback in `lines`; None if there is none.
+
+    The line is the innermost of the program itself, if there is any: not of a library.
+    """
     at = _error_line(lines)
-    frames = [found for line in lines[:at] if (found := _FRAME.match(line))]
-    if at is None or not frames:
+    if at is None:
         return None
-    place = f"{frames[-1][1]}:{frames[-1][2]}"
+    begin = max((n for n, line in enumerate(lines[:at]) if line.startswith(_TRACEBACK)), default=0)
+    frames = [found.groups() for line in lines[begin:at] if (found := _FRAME.match(line))]
+    if not frames:
+        return None
+    programs = [frame for frame in frames if is_users(frame[0]) and _INSTALLED not in frame[0]]
+    place = ":".join((programs or frames)[-1])
     return "\n".join([f"{place}: {lines[at]}", *lines[at + 1 : at + _MOST_LINES]])
 
 

@@ -22,7 +22,7 @@ POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
 _SLICE_SECONDS = 1.0
 """The longest wait between two looks whether a line about it is due."""
-_COUNT_KEY, OUTCOME_KEY = "come", "verdict"
+_COUNT_KEY, OUTCOME_KEY = "come", "outcome"
 
 
 class KeyWaiter(Protocol):

@@ -9,8 +9,9 @@ the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from nc10d.base.deadline import Timeout, seconds
 
@@ -78,7 +79,11 @@ class Store:
         raise self._lacks("compare_set")
 
     def append(self, key: str, value: Value) -> None:
-        """Append to the value under `key`; a missing key counts as empty."""
+        """Append to the value under `key`; a missing key counts as empty.
+
+        By compare_set alone, as in torch: of two callers that append the same value at the same
+        time, one may have no effect.
+        """
         tail = encode_value(value)
         while True:
             before = self.compare_set(key, b"", b"")  # the value; an empty one if there was none
@@ -137,14 +142,40 @@ class Store:
         """Release this store's resources; idempotent. The keys stay visible to others."""
 
 
+_ADAPTERS: dict[type, Callable[[Any], Store]] = {}
+
+
+def register_store_type(kind: type, adapt: Callable[[Any], Store]) -> None:
+    """Let `adapt` make stores of `kind`, another library's, into stores of nc10d."""
+    _ADAPTERS[kind] = adapt
+
+
+def as_own_store(store: Any) -> Store:
+    """Return `store` as a store of nc10d, by an adapter if another library made it.
+
+    TypeError for a store of torch's without `import nc10d.torch`.
+    """
+    if isinstance(store, Store):
+        return store
+    for kind in type(store).__mro__:
+        if kind in _ADAPTERS:
+            return _ADAPTERS[kind](store)
+    if type(store).__module__.startswith("torch."):
+        raise TypeError(f"{type(store).__name__} is a store of torch's: `import nc10d.torch` first")
+    duck: Store = store  # a user's class with a store's methods
+    return duck
+
+
 def encode_key(key: str) -> bytes:
     """Return `key` as bytes; TypeError if it is not text, ValueError if it is too long."""
     if not isinstance(key, str):
         raise not_text_error(key)
     name = key.encode("utf-8", "surrogateescape")
     if len(name) > MOST_KEY:
+        shown = getattr(key, "given", key)[:40]
         raise ValueError(
-            f"a key has at most {MOST_KEY} bytes in UTF-8, not {len(name)}: {key[:40]!r}..."
+            f"a key has at most {MOST_KEY} bytes in UTF-8, the prefixes of its stores included, "
+            f"not {len(name)}: {shown!r}..."
         )
     return name
 

@@ -17,7 +17,7 @@ from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.text import in_seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
 from nc10d.store.base import Store, Value, decode_key, encode_key, encode_keys, encode_value, pair
-from nc10d.store.store_errors import not_a_number_error
+from nc10d.store.store_errors import keys_text, not_a_number_error
 from nc10d.store.values import NotANumber, Values
 from nc10d.store.wire import i64
 
@@ -48,10 +48,8 @@ class LocalStore(Store):
         limit = self._seconds if timeout is None else seconds(timeout)
         found = self._until(ready, Deadline.after(limit))
         if found is None:
-            named = ", ".join(map(repr, keys))
-            raise StoreTimeout(
-                f"{self._name()}, keys {named}: timeout: not there within {in_seconds(limit)}"
-            )
+            text = f"timeout after {in_seconds(limit)}: waited in vain"
+            raise StoreTimeout(f"{self._name()}{keys_text(keys)}: {text}")
         return found
 
     def has_extended_api(self) -> bool:

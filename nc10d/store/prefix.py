@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.base.deadline import Timeout
-from nc10d.store.base import Store, Value, encode_value, not_text_error
+from nc10d.store.base import Store, Value, as_own_store, encode_value, not_text_error
+
+
+class PrefixedKey(str):
+    """A key behind the prefixes of its stores; errors show it as it was `given`, by its repr."""
+
+    __slots__ = ("given",)
+    given: str
+
+    def __repr__(self) -> str:
+        return repr(self.given)
 
 
 class PrefixStore(Store):
@@ -22,7 +32,7 @@ class PrefixStore(Store):
         if store is None:
             raise ValueError("PrefixStore needs a store, not None")
         self._prefix = prefix + "/"
-        self._store = store
+        self._store = as_own_store(store)
         self._closes = closes
 
     @property
@@ -51,9 +61,11 @@ class PrefixStore(Store):
 
     def _full(self, key: str) -> str:
         try:
-            return self._prefix + key
+            full = PrefixedKey(self._prefix + key)
         except TypeError:
             raise not_text_error(key) from None
+        full.given = getattr(key, "given", key)
+        return full
 
     def _all(self, keys: Sequence[str]) -> list[str]:
         if isinstance(keys, str | bytes):

@@ -21,13 +21,11 @@ from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTime
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import NotAStore, explain_lost, explain_unreached
+from nc10d.store.store_errors import NotAStore, explain_lost, explain_unreached, keys_text
 
 T = TypeVar("T")
 monotonic = time.monotonic
 _CANCEL_GRACE = 0.05
-_NAMED_KEYS = 8
-_LONGEST_SHOWN = 200
 
 
 class StoreSession:
@@ -132,12 +130,12 @@ class StoreSession:
     def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
         """Cancel the wait or close the connection; return the error to raise."""
         if isinstance(error, TimeoutError):
-            self._cancel_or_drop()
-            return self._timeout_error(limit, keys)
+            canceled = self._cancel_or_drop()
+            return self._timeout_error(limit, keys, "waited in vain" if canceled else "no answer")
         self._drop()
         if self._closed:
-            return StoreError(f"{self.name}{_keys_text(keys)}: it was closed on this rank")
-        return DistNetworkError(f"{self.name}{_keys_text(keys)}: {explain_lost(error)}")
+            return StoreError(f"{self.name}{keys_text(keys)}: it was closed on this rank")
+        return DistNetworkError(f"{self.name}{keys_text(keys)}: {explain_lost(error)}")
 
     def wait_then(
         self,
@@ -163,13 +161,13 @@ class StoreSession:
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
         if self._holder == threading.get_ident():
             why = "it was called amid a call of the same thread, as by a signal's handler"
-            raise StoreError(f"{self.name}{_keys_text(keys)}: {why}")
+            raise StoreError(f"{self.name}{keys_text(keys)}: {why}")
         try:
             if self._lock.acquire(False):
                 return
             left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
             if not self._lock.acquire(timeout=left):
-                raise self._timeout_error(limit, keys, "; another thread's call was under way")
+                raise self._timeout_error(limit, keys, "no turn beside another thread's call")
         except BaseException:
             with suppress_here(RuntimeError):  # the lock was not taken
                 self._lock.release()
@@ -181,11 +179,14 @@ class StoreSession:
         self._connection = connect_once(self.host, self.port, deadline, self._token)
         return self._connection
 
-    def _cancel_or_drop(self) -> None:
-        """Cancel the wait that timed out; close the connection if that fails or is interrupted."""
+    def _cancel_or_drop(self) -> bool:
+        """Cancel the wait that timed out; close the connection if that fails or is interrupted.
+
+        Return whether the wait was canceled: the server is there, and the keys are not.
+        """
         connection, self._connection = self._connection, None
         if connection is None:
-            return
+            return False
         try:
             if connection.waits and connection.cancel_wait(_CANCEL_GRACE):
                 self._connection = connection
@@ -194,15 +195,16 @@ class StoreSession:
         finally:
             if self._connection is None:
                 connection.close()
+        return self._connection is not None
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _timeout_error(self, limit: float, keys: Sequence[str], why: str = "") -> StoreTimeout:
-        told = f"timeout: no answer within {in_seconds(limit)}{why}"
-        return StoreTimeout(f"{self.name}{_keys_text(keys)}: {told}")
+    def _timeout_error(self, limit: float, keys: Sequence[str], why: str) -> StoreTimeout:
+        text = f"timeout after {in_seconds(limit)}: {why}"
+        return StoreTimeout(f"{self.name}{keys_text(keys)}: {text}")
 
     def after_fork(self) -> None:
         """In a forked child, close its copy of the parent's connection."""
@@ -219,18 +221,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _keys_text(keys: Sequence[str]) -> str:
-    if not keys:
-        return ""
-    shown = ", ".join(map(_shown_key, keys[:_NAMED_KEYS]))
-    more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
-    return f", key{'s' if len(keys) > 1 else ''} {shown}{more}"
-
-
-def _shown_key(key: str) -> str:
-    return repr(key if len(key) <= _LONGEST_SHOWN else key[:_LONGEST_SHOWN] + "...")
 
 
 def _take_stop_then(take: Callable[[StoreConnection], T]) -> Callable[[StoreConnection], T]:

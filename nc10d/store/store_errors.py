@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 
 from nc10d.errors import NotANumberError
 from nc10d.store import wire as m
 
 _SHOWN = 40
+_NAMED_KEYS, _LONGEST_KEY = 8, 200
 
 
 class Disconnected(OSError):
@@ -130,10 +132,20 @@ def _explain(error: OSError, texts: tuple[tuple[type[OSError], str], ...]) -> st
     return f"{error.strerror or error}; {_HOST_OR_PORT}"
 
 
+def keys_text(keys: Sequence[str]) -> str:
+    """Return keys as a part of an error's text, as they were given to the outermost store."""
+    if not keys:
+        return ""
+    given = [getattr(key, "given", key) for key in keys[:_NAMED_KEYS]]
+    shown = [repr(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}...") for key in given]
+    more = f", and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
+    return f", key{'s' if len(keys) > 1 else ''} {', '.join(shown)}{more}"
+
+
 def not_a_number_error(store: str, key: str, value: bytes) -> NotANumberError:
     """Return the error for a `key` that holds `value` instead of a number."""
     shown = repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
     return NotANumberError(
-        f"{store}, key {key!r}: it holds {shown}, which is not a decimal number of 64 bits; "
+        f"{store}{keys_text([key])}: it holds {shown}, which is not a decimal number of 64 bits; "
         "nothing was added"
     )

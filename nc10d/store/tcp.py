@@ -55,10 +55,10 @@ class TCPStore(Store):
     is a client, as torch's. `server` is "process" (the default: a busy owner does not delay the
     server, which ends once the owner and all clients have gone) or "thread". `limits` are the
     server's bounds (docs/security.md); torch's server ends a client that sends a value above 8 MiB.
-    Once the owner has closed the store or has died, the port is free, and clients
-    that are connected are served further. A client on the server's host uses a Unix socket, unless
+    Once the owner has closed the store or has died, the port is free, and clients that are
+    connected are served further. A client on the server's host uses a Unix socket, unless
     NC10D_STORE_TCP is set. StoreError if the address is in use, and StoreTimeout if it cannot be
-    reached in time. A host name that is not known is asked for during 5 seconds, or
+    reached in time. A host name that is not known is asked for again for 5 seconds, or
     NC10D_DNS_TIMEOUT.
 
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
@@ -137,9 +137,9 @@ class TCPStore(Store):
             report.look(partial("{} of {} clients have come".format, count, world_size))
             if time.monotonic() >= deadline:
                 # The words that torch's callers look for.
-                told = f"Timed out after {self._seconds:g} seconds waiting for clients"
+                text = f"Timed out after {self._seconds:g} seconds waiting for clients"
                 joined = f"{count}/{world_size} clients joined{refused_text(self)}"
-                raise StoreTimeout(f"store {self.address}: {told}. {joined}.")
+                raise StoreTimeout(f"store {self.address}: {text}. {joined}.")
             # The protocol has no wait for a count, and torch's clients only increment it: poll.
             time.sleep(pause)
             pause = min(2 * pause, 0.01)

@@ -19,6 +19,7 @@ from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.store.base import Store
 from nc10d.testing.compute import assign, compute
@@ -53,7 +54,8 @@ class LocalWork(Work):
             call = self._describe()
             self._exchange.fail(
                 CollectiveTimeout(
-                    f"{call} timed out after {self._deadline.limit:g} s: not all ranks came",
+                    f"{call} timed out after {in_seconds(self._deadline.limit)}: not all ranks "
+                    "came",
                     op=call,
                 )
             )

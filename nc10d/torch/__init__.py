@@ -5,16 +5,41 @@
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
 copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
 `DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d. A function that
-torch.compile compiles may make all calls; they stay uncompiled.
+torch.compile compiles may make all calls; they stay uncompiled. `as_store` makes a store of nc10d
+into one of torch's, and nc10d's groups take torch's stores.
+
+The import also registers the backend "nc10d" of torch.distributed. `init_process_group` makes the
+default group of both, `group_of` gives the group of nc10d below a torch group, and `as_torch_group`
+the torch group on one of nc10d's.
 """
 
-from nc10d.torch import compiling, tensors, torch_calls
+from nc10d.api import join
+from nc10d.base import torch_entry
+from nc10d.torch import compiling, stores, tensors, torch_calls
+from nc10d.torch.backend.groups import calls_of, group_of
+from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
+from nc10d.torch.in_backward import apply_optimizer_in_backward
+from nc10d.torch.mixed_precision import MixedPrecision
 from nc10d.torch.sampler import DistributedSampler
+from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DistributedDataParallel", "DistributedSampler", "SyncBatchNorm"]
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "MixedPrecision",
+    "SyncBatchNorm",
+    "apply_optimizer_in_backward",
+    "as_store",
+    "as_torch_group",
+    "group_of",
+    "init_process_group",
+]
 
 tensors.register()
+join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group", None))
+stores.register()
 torch_calls.register()
 compiling.mark_public_calls()
+torch_entry.register()

@@ -19,11 +19,18 @@ import torch
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.reducer import Reducer
+from nc10d.torch import in_backward
 from nc10d.torch.slots import Dense, Sparse, allocation, slot_of
+from nc10d.torch.tensors import DTYPES
 
 
 class Gradients:
     """Averages the gradients of `params` (by name, on the CPU or on GPUs) over a group.
+
+    `targets` are the parameters whose gradients become the means, of dtypes `dtypes` in buckets;
+    `params` are their leaves of the graph, or the parameters themselves. Parameters with optimizers
+    that step in the backward pass (see `nc10d.torch.in_backward`) are stepped as soon as their
+    bucket is reduced.
 
     With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
     Parameters named in `sparse` have sparse gradients. `caps` are the sizes of buckets and of the
@@ -36,14 +43,20 @@ class Gradients:
         sparse: Collection[str],
         group: ProcessGroup,
         *,
+        targets: Mapping[str, torch.Tensor],
+        dtypes: Mapping[str, torch.dtype] | None,
         as_views: bool,
         caps: tuple[int, int],
         find_unused: bool,
         static: bool,
     ) -> None:
         self.params = list(params.values())
+        self._targets = list(targets.values())
+        self._stepping = {i for i, x in enumerate(self._targets) if in_backward.optimizers(x)}
+        self._stepped: set[int] = set()
+        early = bool(self._stepping) and (static or not find_unused)
         self.reducer = Reducer(
-            self.params,
+            self._targets,
             group,
             names=list(params),
             cap_bytes=caps[0],
@@ -52,6 +65,8 @@ class Gradients:
             find_unused_parameters=find_unused or static,
             static_graph=static,
             allocate=allocation(self.params),
+            gradient_dtypes=None if dtypes is None else [DTYPES[x] for x in dtypes.values()],
+            on_reduced=self._step if early else None,
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
@@ -69,8 +84,8 @@ class Gradients:
         """Remove the hooks: later backward passes are not reduced."""
 
     def _make_slots(self) -> None:
-        pairs = zip(self.params, self.reducer.gradients, strict=True)
-        self._slots = [slot_of(x, gradient, self._as_views) for x, gradient in pairs]
+        rows = zip(self.params, self.reducer.gradients, self._targets, strict=True)
+        self._slots = [slot_of(*row, self._as_views) for row in rows]
         self._outside_buckets = [i for i, slot in enumerate(self._slots) if not slot.as_view]
 
     def prepare(self, reducing: bool) -> None:
@@ -103,6 +118,7 @@ class Gradients:
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
         if not self._reducing:
+            self._slots[index].accumulate(x)
             self.reducer.grad_ready(index)
             return
         with self._begin_lock:
@@ -118,6 +134,7 @@ class Gradients:
         for index in self._unused:
             self._slots[index].fill(self.params[index])
         self._arrived.clear()
+        self._stepped.clear()
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
         if not self._end_queued:
@@ -145,8 +162,17 @@ class Gradients:
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
-        means = {*self._outside_buckets, *self._unused, *late}
+        means = {*self._outside_buckets, *self._unused, *late} - self._stepped
         self._write_means(index for index in means if used[index])
+        self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
+
+    def _step(self, params: Iterable[int]) -> None:
+        """Let the optimizers of these parameters step by their means."""
+        stepping = [i for i in params if i in self._stepping]
+        self._write_means(i for i in stepping if not self._slots[i].as_view)
+        for index in stepping:
+            in_backward.step(self._targets[index])
+        self._stepped.update(stepping)
 
     def _declare_rest_unused(self) -> Collection[int]:
         """Declare the missing gradients unused: they belong to outputs without a backward pass."""

@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from nc10d.api.join import Join, Joinable, JoinConfig
+from nc10d.api.queries import is_initialized
 from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
@@ -30,19 +33,23 @@ from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
+from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.compiling import in_python
+from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.tensor_bucket import on_tensors
+from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
 
 class DistributedDataParallel(TorchDDP):
     """Trains `module` on all ranks of a group, each with data of its own.
 
-    `process_group` is an nc10d group (None: the default group), or `device_mesh` is a mesh with a
-    single dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at
-    most 1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which
-    its output does not depend. With `static_graph`, the first pass determines them for all passes.
-    With `gradient_as_bucket_view`, gradients are views of the buckets.
+    `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
+    the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
+    dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most
+    1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which its
+    output does not depend. With `static_graph`, the first pass determines them for all passes. With
+    `gradient_as_bucket_view`, gradients are views of the buckets.
 
     With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
     `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
@@ -51,16 +58,19 @@ class DistributedDataParallel(TorchDDP):
     for a module on the CPU or on several GPUs. `output_device`, `dim` and `check_reduction` exist
     for compatibility and have no effect: outputs stay on the module's device.
 
+    `mixed_precision` is a MixedPrecision. Optimizers of `apply_optimizer_in_backward` step by the
+    means, as soon as these are known.
+
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
     graph, so all ranks need a copy then. A comm hook is not copied.
 
     The constructor blocks until all ranks call it. ValueError on every rank if their parameters
-    differ, and for devices as in torch. RuntimeError without a trainable parameter, if a parameter
-    has no shape yet, or if an optimizer steps in its backward pass. A forward pass raises a
-    RuntimeError if the module has a parameter to train that was frozen or missing when it was
-    wrapped. Backward passes raise DistErrors, and a RuntimeError that names the parameters with
-    missing gradients.
+    differ, for devices as in torch, and for sparse gradients with mixed precision. RuntimeError
+    without a trainable parameter, or if a parameter has no shape yet. A forward pass raises a
+    RuntimeError if the module has a parameter to train, or an optimizer in its backward pass, that
+    was frozen or missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError
+    that names the parameters with missing gradients.
     """
 
     def __init__(
@@ -71,17 +81,20 @@ class DistributedDataParallel(TorchDDP):
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        process_group: ProcessGroup | None = None,
+        process_group: Any = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         *,
+        mixed_precision: Any = None,
         device_mesh: Any = None,
         forward_sync_buffers: bool | None = None,
     ) -> None:
         Module.__init__(self)
+        self._join_config = JoinConfig()
+        self._uneven: UnevenInputs | None = None
         self._contents = Contents(module)
         trained = self._contents.trained()
         self._placement = placement(self._contents.parameters(), device_ids, output_device)
@@ -100,6 +113,10 @@ class DistributedDataParallel(TorchDDP):
         self.static_graph = static_graph
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.bucket_bytes_cap, self._first_cap = _caps(bucket_cap_mb)
+        self.mixed_precision = (
+            None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+        )
+        self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
         self._connect()
         if init_sync:
@@ -108,10 +125,14 @@ class DistributedDataParallel(TorchDDP):
     def _connect(self) -> tuple[Gradients, Logger]:
         """Return the Gradients and the Logger; the first call makes both, with all ranks."""
         if self._parts is None:
+            trained, sparse = self._contents.trained(), self._contents.sparse()
+            precision = self._precision = self._lowered(trained, sparse)
             gradients = Gradients(
-                self._contents.trained(),
-                self._contents.sparse(),
+                trained if precision is None else precision.leaves,
+                sparse,
                 self.process_group,
+                targets=trained,
+                dtypes=None if precision is None else precision.dtypes,
                 as_views=self.gradient_as_bucket_view,
                 caps=(self.bucket_bytes_cap, self._first_cap),
                 find_unused=self.find_unused_parameters,
@@ -119,6 +140,17 @@ class DistributedDataParallel(TorchDDP):
             )
             self._parts = gradients, self._logger(gradients.reducer)
         return self._parts
+
+    def _lowered(self, trained: dict[str, torch.Tensor], sparse: set[str]) -> LowPrecision | None:
+        if self.mixed_precision is None:
+            return None
+        if sparse:
+            raise ValueError(
+                f"mixed precision takes no sparse gradients, as {min(sparse)} has: make its "
+                "embedding with sparse=False, or let DistributedDataParallel ignore it"
+            )
+        ignored = self._contents.ignored
+        return LowPrecision(self.module, trained, ignored, self.mixed_precision)
 
     def _logger(self, reducer: Reducer) -> Logger:
         devices = {x.device for x in self._contents.parameters()}
@@ -164,21 +196,49 @@ class DistributedDataParallel(TorchDDP):
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
         self._before(recording, reducing)
-        output = self.module(*self._placement.moved(inputs), **self._placement.moved(kwargs))
+        output = self._call_module(*self._placement.moved((inputs, kwargs)))
         self.require_forward_param_sync = reducing
         if recording:
             self._after(reducing, output)
         return output
 
+    def _call_module(self, inputs: Any, kwargs: Any) -> Any:
+        precision = self._precision
+        if precision is None:
+            return self.module(*inputs, **kwargs)
+        inputs, kwargs = precision.inputs((inputs, kwargs))
+        with precision.forward():
+            return self.module(*inputs, **kwargs)
+
     @in_python
     def _before(self, recording: bool, reducing: bool) -> None:
+        uneven = self._uneven if self._join_config.enable else None
         if recording:
-            gradients = self._gradients
             self._contents.check_trained()
-            gradients.prepare(reducing)
             self.reducer.prepare_for_forward()
+        if uneven is not None:
+            uneven.begin(EVALUATES + recording + reducing)
+        self._synchronise(recording, reducing, uneven)
+
+    def _synchronise(
+        self, recording: bool, reducing: bool, uneven: UnevenInputs | None = None
+    ) -> None:
+        """Make the collectives before a forward pass, also for a pass of the other ranks."""
+        if recording:
+            self._gradients.prepare(reducing)
         if self.will_sync_module_buffers():
-            same_everywhere(self.process_group, self._contents.buffers())
+            src = 0 if uneven is None else uneven.source()
+            same_everywhere(self.process_group, self._contents.buffers(), src)
+        if uneven is not None and reducing:
+            uneven.count()
+
+    def _shadow(self, state: int, uneven: UnevenInputs) -> None:
+        """Make the collectives of a forward and a backward pass of the other ranks."""
+        reducing = state == REDUCES
+        self._synchronise(state >= RECORDS, reducing, uneven)
+        self.require_forward_param_sync = reducing
+        if reducing:
+            self.reducer.shadow_pass()
 
     @in_python
     def _after(self, reducing: bool, output: Any) -> None:
@@ -203,6 +263,41 @@ class DistributedDataParallel(TorchDDP):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a Join block of this module alone, for ranks with different numbers of batches.
+
+        A rank that has joined counts as a rank with zero gradients; without
+        `divide_by_initial_world_size` it does not count, and the sum is divided by the number of
+        ranks that have a batch. At the end of the block every rank has the parameters and buffers
+        of the last rank that had a batch. See `nc10d.Join`.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> UnevenInputs:
+        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True)."""
+        self._uneven = UnevenInputs(self, kwargs.get("divide_by_initial_world_size", True))
+        return self._uneven
+
+    @property
+    def join_device(self) -> torch.device:
+        """The module's device."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The module's group."""
+        return self.process_group
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce the buckets; once, before the first backward pass.
@@ -245,7 +340,7 @@ class DistributedDataParallel(TorchDDP):
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
         omitted = {"process_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
-        return {**kept, "_parts": None}
+        return {**kept, "_parts": None, "_uneven": None, "_precision": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)
@@ -278,25 +373,33 @@ class _Missing:
 
 
 _without_torchs(DistributedDataParallel)
+Joinable.register(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 
 
-def _group(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
+def _group(group: Any, mesh: Any) -> ProcessGroup:
     chosen = _chosen(group, mesh)
-    if not isinstance(chosen, Collectives):
-        raise TypeError(f"process_group must be a group of nc10d's, got {type(chosen)}")
-    return chosen
+    if isinstance(chosen, Collectives):
+        return chosen
+    below = calls_of(chosen)
+    if below is None:
+        raise TypeError(
+            "process_group must be a group of nc10d's, or of torch.distributed with the backend "
+            f"'nc10d', got {type(chosen)}"
+        )
+    return below.nc10d_group
 
 
-def _chosen(group: ProcessGroup | None, mesh: Any) -> ProcessGroup:
+def _chosen(group: Any, mesh: Any) -> Any:
     if mesh is None:
+        if group is None and not is_initialized() and calls_of(dist.group.WORLD) is not None:
+            return dist.group.WORLD
         return get_default_group() if group is None else group
     if group is not None:
         raise ValueError("give either process_group or device_mesh")
     if mesh.ndim != 1:
         raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
-    only: ProcessGroup = mesh.get_group()
-    return only
+    return mesh.get_group()
 
 
 def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:

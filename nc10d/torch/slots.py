@@ -61,6 +61,9 @@ class Dense:
             if self.as_view:
                 x.grad = self.view
 
+    def accumulate(self, x: torch.Tensor) -> None:
+        """Leave the gradient of a pass that is not reduced where autograd has accumulated it."""
+
     def give(self, x: torch.Tensor) -> Copy | None:
         """Set the gradient of `x` to the mean, or return the copy that does so."""
         grad = x.grad
@@ -70,6 +73,51 @@ class Dense:
             x.grad = self.view if self.as_view else self.view.clone()
             return None
         return grad.detach(), self.view
+
+
+class Cast(Dense):
+    """The slot of a low-precision copy `x` of the parameter `target`, which has the gradient.
+
+    `x.grad` is there only from autograd's end until the gradient is taken.
+    """
+
+    def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor) -> None:
+        super().__init__(x, gradient, False)
+        self._divides = False
+        self._target = target
+
+    def fill(self, x: torch.Tensor) -> None:
+        """Copy the gradient of `x` to the bucket, with what has been accumulated before."""
+        own, before = self._taken(x), self._target.grad
+        if own is None:
+            self.view.zero_() if before is None else self.view.copy_(before)
+        elif before is None:
+            self.view.copy_(own)
+        else:
+            self.view.copy_(before + own)
+
+    def give(self, x: torch.Tensor) -> Copy | None:
+        """Set the target's gradient to the mean, or return the copy that does so."""
+        target = self._target
+        if target.grad is None:
+            target.grad = self.view.to(target.grad_dtype or target.dtype, copy=True)
+            return None
+        return target.grad.detach(), self.view
+
+    def accumulate(self, x: torch.Tensor) -> None:
+        """Add the gradient of `x` to the target's, in a pass that is not reduced."""
+        own, target = self._taken(x), self._target
+        if own is None:
+            return
+        if target.grad is None:
+            target.grad = own.to(target.grad_dtype or target.dtype)
+        else:
+            target.grad.add_(own)
+
+    @staticmethod
+    def _taken(x: torch.Tensor) -> torch.Tensor | None:
+        own, x.grad = x.grad, None
+        return None if own is None else own.detach()
 
 
 class Moved(Dense):
@@ -119,18 +167,24 @@ class Sparse:
         """Pass the rows of the gradient of `x` to the Reducer; no rows without a gradient."""
         assign(self._gradient, _no_rows(x) if x.grad is None else as_rows(x.grad))
 
+    def accumulate(self, x: torch.Tensor) -> None:
+        """Leave the gradient of a pass that is not reduced where autograd has accumulated it."""
+
     def give(self, x: torch.Tensor) -> None:
         """Set the gradient of `x` to the rows that the hook returned."""
         x.grad = as_sparse(self._gradient, x)
 
 
-def slot_of(x: torch.Tensor, gradient: Any, as_view: bool) -> Dense | Sparse:
-    """Return the slot of parameter `x`; `gradient` is the Reducer's gradient."""
+def slot_of(x: torch.Tensor, gradient: Any, target: torch.Tensor, as_view: bool) -> Dense | Sparse:
+    """Return the slot of the leaf `x` of parameter `target`; `gradient` is the Reducer's."""
     if isinstance(gradient, SparseGradient):
         return Sparse(gradient)
-    if x.device.type in MOVED and not as_view:
+    if x is not target:
+        return Cast(x, gradient, target)
+    same = as_tensor(gradient.reshape(-1)).dtype is x.dtype
+    if x.device.type in MOVED and same and not as_view:
         return Moved(x, gradient)
-    return Dense(x, gradient, as_view)
+    return Dense(x, gradient, as_view and same)
 
 
 def allocation(params: Iterable[torch.Tensor]) -> Allocation:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nc10d.arrays import buffer, interop
 from nc10d.arrays.buffer import Buffer
@@ -46,7 +47,9 @@ def register() -> None:
     """
     for kind in _PLAIN:
         buffer.register(kind, as_buffer, lambda x: str(x.device.type), subclasses=True)
-        interop.register_unowned_view(kind, unowned_view, torch.Tensor.data_ptr)
+        interop.register_unowned_view(
+            kind, unowned_view, torch.Tensor.data_ptr, torch.Tensor.untyped_storage
+        )
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -149,7 +152,12 @@ def _why_no_memory(x: torch.Tensor) -> str:
             "tensor belongs to a transform such as vmap"
         )
     kind = type(x).__name__
-    return f"a {kind} has no memory of its own: pass the tensor that it wraps, as x.to_local() does"
+    if isinstance(x, FakeTensor):
+        return f"a {kind} has no memory: pass a tensor that is made outside of FakeTensorMode"
+    return (
+        f"a {kind} has no memory of its own: pass the tensor that it wraps (of a DTensor, "
+        "x.to_local()), or give its storage back if that was freed"
+    )
 
 
 def _check(x: torch.Tensor) -> DType:

@@ -7,7 +7,7 @@ needs no GPU, since only the `device` attribute of tensors is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from nc10d.cuda import ordinal
 from nc10d.group.process_group import ProcessGroup
+from nc10d.torch import in_backward
 
 _KINDS = {"cpu", "cuda"}
 
@@ -61,17 +62,22 @@ def placement(
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a copy of nested tuples, lists and dicts with all tensors on a device.
+    """Return a copy of nested tuples, lists and dicts with all tensors on a device."""
+    return mapped(value, lambda x: x.to(device))
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a copy of nested tuples, lists and dicts with function(x) for each tensor x.
 
     Other containers stay unchanged, as in torch.
     """
     if isinstance(value, (torch.Tensor, PackedSequence)):
-        return value.to(device)
+        return function(value)
     if not isinstance(value, (list, tuple, dict)) or not value:
         return value
     if isinstance(value, dict):
-        return type(value)((key, moved(item, device)) for key, item in value.items())
-    items = [moved(item, device) for item in value]
+        return type(value)((key, mapped(item, function)) for key, item in value.items())
+    items = [mapped(item, function) for item in value]
     if hasattr(value, "_fields"):
         return type(value)(*items)
     return items if isinstance(value, list) else tuple(items)
@@ -80,8 +86,7 @@ def moved(value: Any, device: torch.device) -> Any:
 class Contents:
     """The parameters and buffers of `module` by name, except those in `ignored`.
 
-    RuntimeError if a parameter has no shape yet, or if an optimizer steps in its backward pass.
-    ValueError for SyncBatchNorm on the CPU.
+    RuntimeError if a parameter has no shape yet. ValueError for SyncBatchNorm on the CPU.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -90,7 +95,6 @@ class Contents:
         self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
         self._known: dict[int, torch.Tensor] = {}
         for name, x in self._params.items():
-            _require_no_step(name, x)
             if torch.nn.parameter.is_lazy(x):
                 raise RuntimeError(f"{name} has no shape yet: run a forward pass before wrapping")
         torchs = any(
@@ -120,24 +124,33 @@ class Contents:
             what = "has no parameters" if none else "has no parameter that requires a gradient"
             raise RuntimeError(f"{kind} {what}: there is nothing to reduce, do not wrap it")
         self._known = {id(x): x for x in found.values()}
+        in_backward.take_over(found.values())
+        self._steps = self._count_steps()
         self._look()
         return found
+
+    def _count_steps(self) -> int:
+        return sum(len(getattr(x, in_backward.MARK, ())) for x in self._known.values())
 
     def check_trained(self) -> None:
         """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
 
-        That is: if it was thawed, added or replaced after `trained`, or if an optimizer steps in
-        its backward pass.
+        That is: if it was thawed, added or replaced after `trained`, or if an optimizer has been
+        made to step in its backward pass since.
         """
         # Only steps in C for each layer: every forward pass takes them.
         parts = map(id, chain.from_iterable(map(dict.values, self._tables)))
         same = list(parts) == self._ids and not any(x.requires_grad for x in self._frozen)
-        if same and not any(hasattr(x, _STEP) for x in self._known.values()):
+        if self._count_steps() != self._steps:
+            raise RuntimeError(
+                "apply_optimizer_in_backward came after the module was wrapped, so the optimizer "
+                "would step by this rank's gradient, before any mean is there: call it before"
+            )
+        if same:
             return
         for name, x in self._module.named_parameters():
             if name in self.ignored or not isinstance(x, torch.nn.Parameter):
                 continue  # a tensor that stands for a parameter, as in torch.func
-            _require_no_step(name, x)
             if x.requires_grad and id(x) not in self._known:
                 raise RuntimeError(
                     f"{name} requires a gradient, but was frozen or not there when the module was "
@@ -174,21 +187,8 @@ class Contents:
         return {n: x for n, x in self._module.named_buffers() if n not in self.ignored}
 
 
-_STEP = "_in_backward_optimizers"
-"""The mark of torch.distributed.optim._apply_optimizer_in_backward."""
-
-
-def _require_no_step(name: str, x: torch.Tensor) -> None:
-    if hasattr(x, _STEP):
-        raise RuntimeError(
-            f"an optimizer steps in the backward pass of {name} "
-            "(_apply_optimizer_in_backward), by this rank's gradient, before any mean is there: "
-            "step after backward() instead"
-        )
-
-
-def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Broadcast `tensors` from rank 0, coalesced into a submission per kind of device.
+def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor], src: int = 0) -> None:
+    """Broadcast `tensors` from rank `src`, coalesced into a submission per kind of device.
 
     Blocks for tensors on the CPU. ValueError, on every rank, if elements of a tensor share memory.
     """
@@ -197,11 +197,11 @@ def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor]) ->
         with getattr(group, "coalescing_manager", nullcontext)():
             for x in whole:
                 if x.device.type == kind:
-                    group.broadcast(x, 0)
+                    group.broadcast(x, src)
 
 
 def _own(name: str, x: torch.Tensor) -> torch.Tensor:
-    # Rank 0 only reads the tensor and would not notice the problem; it would wait for the others.
+    # The source only reads the tensor and would not notice the problem, but wait for the others.
     if any(step == 0 and side > 1 for step, side in zip(x.stride(), x.shape, strict=True)):
         raise ValueError(f"elements of {name} share memory (an expanded tensor): clone it")
     return x

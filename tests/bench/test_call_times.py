@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.compare import call_times, coalescing_ways
-from benchmarks.compare.compare import COLLECTIVES
+from benchmarks.compare.compare import COLLECTIVES, MORE
 from benchmarks.libraries import NAMES, make
 from benchmarks.libraries.base import both_ways, there_and_back
 from benchmarks.libraries.c10d import c10d_calls
@@ -33,7 +33,7 @@ class OnGroup:
         self._spoilt = spoilt
 
     def bind(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
-        calls = c10d_calls(self.dist, self.rank, out, x)
+        calls = c10d_calls(self.dist, self.rank, self.size, out, x)
         if self._spoilt and out.size > 1:  # but not the all_reduce that counts mistakes
             calls[self._spoilt] = self._spoil(calls[self._spoilt], out)
         return calls
@@ -137,7 +137,9 @@ def test_every_rank_learns_the_slowest_ranks_time() -> None:
 def test_every_library_has_every_collective_and_no_other() -> None:
     import nc10d
 
-    assert set(c10d_calls(nc10d, 0, None, None)) == set(COLLECTIVES) == set(SHARES)
+    x = np.zeros(2)
+    assert set(c10d_calls(nc10d, 0, 2, x, x)) == {*COLLECTIVES, *MORE}
+    assert set(COLLECTIVES) == set(SHARES)
     assert set(NAMES) == set(coalescing_ways.WAYS)
     assert [make(name).name for name in NAMES] == list(NAMES)
 

@@ -95,7 +95,7 @@ def test_every_option_of_torchrun_that_applies_is_taken() -> None:
         "--nproc_per_node cpu --rdzv_backend c10d --rdzv_id x --rdzv_endpoint localhost:0"
         " --rdzv_conf timeout=7,is_host=true --max_restarts 1 --monitor_interval 5"
         " --start_method spawn --role r --log_dir d --redirects 0 --tee 3 --local_ranks_filter 0"
-        " --local_addr 10.0.0.1 --signals_to_handle SIGTERM,SIGUSR1 --shutdown_timeout 9"
+        " --local_addr 10.0.0.1 --signals_to_handle SIGTERM,usr1 --shutdown_timeout 9"
         " -m a"
     )
     request = read(words.split())

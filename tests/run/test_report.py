@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from nc10d.run import report
 from nc10d.run.report import Exit, failure_text, first_failure, is_secondary
 
 LOST = (
@@ -78,6 +79,18 @@ def test_the_report_gives_the_rank_how_it_ended_and_its_last_lines(
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
     text = failure_text(ended(0, 7, ("error: x", "about to fail")))
     assert text.endswith("last lines of its stderr:\n    error: x\n    about to fail\n")
+
+
+def test_the_line_is_the_programs_not_a_librarys() -> None:
+    package = report.__file__.removesuffix("run/report.py")
+    libraries = f"{package}torch/ddp.py", "/x/lib/python3.11/site-packages/torch/nn/module.py"
+    frames = [f'  File "{name}", line 7, in f' for name in ("/x/train.py", *libraries)]
+    lines = [BUG[0], '  File "earlier.py", line 1, in f', "", BUG[0], *frames, "RuntimeError: no"]
+    assert report.cause(lines) == "/x/train.py:7: RuntimeError: no"
+    assert (
+        report.cause([BUG[0], frames[2], "RuntimeError: no"])
+        == f"{libraries[1]}:7: RuntimeError: no"
+    )
 
 
 def test_a_message_of_several_lines_is_repeated_in_part() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from clocks import takes
 
-from nc10d.errors import NotANumberError, StoreError, StoreTimeout
+from nc10d.errors import NotANumberError, QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from nc10d.store.hosting import listen
 
@@ -206,7 +206,7 @@ def test_adding_to_a_value_that_is_no_number_is_an_error_that_shows_it(
     store: Store, value: str
 ) -> None:
     store.set("k", value)
-    with pytest.raises(NotANumberError, match=r"key '(p/)?k': it holds b'.{0,40}'.*not a decimal"):
+    with pytest.raises(NotANumberError, match=r"key 'k': it holds b'.{0,40}'.*not a decimal"):
         store.add("k", 1)
     assert store.get("k") == value.encode()
     assert store.add("n", 2) == 2
@@ -214,9 +214,39 @@ def test_adding_to_a_value_that_is_no_number_is_an_error_that_shows_it(
 
 def test_a_barrier_on_a_value_that_is_no_number_is_an_error(store: Store) -> None:
     store.set("k", "x")
-    with pytest.raises(NotANumberError, match=r"'(p/)?k'"):
+    with pytest.raises(NotANumberError, match="key 'k'"):
         store.barrier("k", 1)
     assert store.get("k") == b"x"
+
+
+def test_errors_name_keys_as_they_were_given(store: Store) -> None:
+    """Prefixes, of which those of a world are nc10d's own, are no part of a key in an error."""
+    inner = PrefixStore("inner", store)
+    inner.set("n", "x")
+    inner.set_timeout(0.01)
+    for key, call in {
+        "k": lambda: inner.get("k"),
+        "w": lambda: inner.wait(["w", "n"], 0.01),
+        "m": lambda: inner.multi_get(["n", "m"]),
+        "n": lambda: inner.add("n", 1),
+        "b": lambda: inner.barrier("b", 2, 0.01),
+    }.items():
+        with pytest.raises(StoreError, match=rf"keys? .*'{key}'") as caught:
+            call()
+        assert "inner" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"prefixes of its stores included, not 90.*'kkk"):
+        inner.set("k" * 9000, "x")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "hash", "file", "prefix"])  # torch's server lacks queues
+def test_errors_name_queues_as_they_were_given(kind: str, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        inner = PrefixStore("inner", store)
+        with pytest.raises(QueueEmptyError, match="the queue 'q' is empty"):
+            inner.queue_pop("q", block=False)
+        inner.set_timeout(0.01)
+        with pytest.raises(StoreTimeout, match="key 'q': "):
+            inner.queue_pop("q")
 
 
 def test_the_mistake_is_a_value_error_too(store: Store) -> None:

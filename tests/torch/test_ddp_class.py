@@ -34,7 +34,7 @@ def test_it_has_no_attribute_of_torchs_that_it_does_not_define_itself():
         if name in vars(nn.Module):
             assert getattr(DistributedDataParallel, name) is not getattr(TorchDDP, name)
         assert name in own or name in vars(type) or name in vars(object), name
-    assert not hasattr(DistributedDataParallel, "join")
+    assert not hasattr(DistributedDataParallel, "_pre_forward")
     assert DistributedDataParallel.train is nn.Module.train
 
 
@@ -104,18 +104,18 @@ def test_other_changes_of_the_module_are_none_of_its_business(how):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the import
-def test_an_optimizer_in_the_backward_pass_is_refused_whenever_it_comes():
+def test_torchs_own_optimizers_in_the_backward_pass_step_by_the_means():
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     def run(group):
-        layer = nn.Linear(2, 1)
+        layer = nn.Linear(2, 1, bias=False)
+        layer.weight.data.zero_()
+        _apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 1.0})
         model = DistributedDataParallel(layer)
-        _apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 0.1})
-        for use in (lambda: DistributedDataParallel(layer), lambda: model(torch.ones(1, 2))):
-            with pytest.raises(RuntimeError, match="steps in the backward pass of weight"):
-                use()
+        model(torch.full((1, 2), float(group.rank))).sum().backward()
+        return layer.weight.tolist(), layer.weight.grad
 
-    run_local(run, 1)
+    assert run_local(run, 2) == [([[-0.5, -0.5]], None)] * 2
 
 
 @pytest.mark.parametrize(

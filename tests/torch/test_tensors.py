@@ -71,7 +71,7 @@ def repeated_messages(group):
 
 
 def test_a_completed_message_of_a_tensor_refers_to_the_tensor():
-    assert all("CompletedMessage" in ended for ended in run_ranks(repeated_messages, 2))
+    assert all("CompletedCall" in ended for ended in run_ranks(repeated_messages, 2))
 
 
 @settings(deadline=None, max_examples=60)

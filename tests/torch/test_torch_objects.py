@@ -37,6 +37,20 @@ def test_constants_of_torch_come_back_the_same(value: Any) -> None:
     assert type(back) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (torch.nn.Linear(1, 1), r"send its state_dict\(\)"),
+        (torch.optim.SGD([torch.zeros(1)], lr=1.0), r"send its state_dict\(\)"),
+        (torch.Generator(), "register the type .*"),
+    ],
+    ids=["module", "optimizer", "generator"],
+)
+def test_another_object_of_torch_is_refused_with_advice(value: Any, advice: str) -> None:
+    with pytest.raises(CodecError, match=f"can't be carried: {advice}, or call with allow_pickle"):
+        encode(value)
+
+
 def trained() -> tuple[Any, Any, Any]:
     """Return a module, its optimizer and its scheduler after a step."""
     torch.manual_seed(0)

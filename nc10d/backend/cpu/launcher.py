@@ -46,7 +46,9 @@ class OpLauncher:
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
         self._group, self._channel = group, group.channel
-        self._shape, self._waiter = shape, waiter
+        self._shape = shape
+        self.waiter = waiter
+        """What Works wait through; see PreparingBackend."""
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
         self.latest = self.cache.latest
@@ -58,18 +60,18 @@ class OpLauncher:
         if found is None:
             works = self.start_messages(ops, timeout) if async_op and len(ops) > 1 else None
             if works is not None:
-                return CombinedWork(self._waiter, ops, works, works)
+                return CombinedWork(self.waiter, ops, works, works)
             return self._launch_new(ops, timeout, async_op)
         prepared, x, y = found
         if async_op:
-            work = self.start(prepared, x, y, timeout)
+            work = prepared.start(self.waiter, x, y, timeout)
             return work or self._launch_new(ops, timeout, True)
         # While another message crosses a socket, a bulky message goes to the worker, which moves
         # them all: a second thread would only compete for the sockets.
         links = self._group.links.channels() if prepared.bulky else []
         alone = not any(link.spec.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            lambda: prepared.start(self._waiter, x, y, timeout, here=True), ops
+            lambda: prepared.start(self.waiter, x, y, timeout, here=True), ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -93,7 +95,7 @@ class OpLauncher:
             return False
         if answer != at.DONE:
             try:
-                self._waiter.drive(prepared.channel, answer, prepared.ops(x, y), timeout)
+                self.waiter.drive(prepared.channel, answer, prepared.ops(x, y), timeout)
             finally:
                 prepared.end()
         if prepared.in_flight:
@@ -102,11 +104,7 @@ class OpLauncher:
 
     def abandon(self, prepared: Prepared, x: Any, y: Any) -> None:
         """Leave a call after an exception such as Ctrl-C; see PreparingBackend."""
-        self._waiter.abandon(prepared.channel, prepared.ops(x, y))
-
-    def start(self, prepared: Prepared, x: Any, y: Any, timeout: float) -> Work | None:
-        """Submit a prepared call and return its Work; None: nothing has happened."""
-        return prepared.start(self._waiter, x, y, timeout)
+        self.waiter.abandon(prepared.channel, prepared.ops(x, y))
 
     def _start_and_wait(self, start: Callable[[], Work | None], ops: Sequence[Op]) -> bool:
         """Submit a call by `start` and wait for it; False: nothing has happened. Blocks."""
@@ -115,10 +113,10 @@ class OpLauncher:
         except BaseException as error:
             # After Ctrl-C or a signal's SystemExit the call may be under way.
             if not isinstance(error, Exception):
-                self._waiter.interrupted(ops)
+                self.waiter.interrupted(ops)
             raise
         if work is not None:
-            self._waiter.wait_work(work)
+            self.waiter.wait_work(work)
         return work is not None
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
@@ -133,7 +131,7 @@ class OpLauncher:
                 op = ops[number]
                 if type(op) is kind:
                     work = prepared.finish_soon(x, y, how_soon)
-                    work = work or prepared.submit(self._waiter, x, y, timeout)
+                    work = work or prepared.submit(self.waiter, x, y, timeout)
                     works[number] = work or self._submit((op,), timeout)
         return [works[number] for number in range(len(ops))]
 
@@ -204,10 +202,10 @@ class OpLauncher:
                     call_sites.learn()
         except BaseException:
             # The engine may have begun: then its descriptors must stay where they are.
-            self._waiter.interrupted(ops)
+            self.waiter.interrupted(ops)
             raise
         if answer not in (at.FINISHED, at.BUSY):
-            self._waiter.go_on_together(parts, ops, deadline, answer)
+            self.waiter.go_on_together(parts, ops, deadline, answer)
         for channel, submission in parts:
             channel.forget(submission)
         return answer != at.BUSY
@@ -226,7 +224,7 @@ class OpLauncher:
         return None
 
     def _checked(self, ops: Sequence[Op]) -> Sequence[Op]:
-        self._waiter.health.check()
+        self.waiter.health.check()
         return [validate(op, self._group.rank, self._group.size) for op in ops]
 
     def _run_new(self, ops: Sequence[Op], timeout: float) -> None:
@@ -240,7 +238,7 @@ class OpLauncher:
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
             started = self._start_and_wait(
-                lambda: program.start(self._waiter, ops, None, timeout, here=True), ops
+                lambda: program.start(self.waiter, ops, None, timeout, here=True), ops
             )
             assert started, "a program always fits"
 
@@ -286,7 +284,7 @@ class OpLauncher:
             return works[0]
         # A thread waits for a single Work at a time; the worker advances the others.
         self._group.context.need_worker()
-        return CombinedWork(self._waiter, ops, works, messages)
+        return CombinedWork(self.waiter, ops, works, messages)
 
     def _submit_collectives(
         self,
@@ -304,7 +302,7 @@ class OpLauncher:
         memory = operands(lowered)
         submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)
-        return CpuWork(self._waiter, collectives, [(self._channel, submission)], deadline)
+        return CpuWork(self.waiter, collectives, [(self._channel, submission)], deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
@@ -319,7 +317,7 @@ class OpLauncher:
                 if failure is not None:
                     raise copy_to_raise(failure)
         started = work.start()
-        self._waiter.wait_work(started)
+        self.waiter.wait_work(started)
         if work.dependencies.own:
             entry_points.open_gate(self._channel.address, work.dependencies.own)
         return started

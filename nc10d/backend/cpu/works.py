@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Submission
-from nc10d.base.deadline import Deadline
-from nc10d.base.promise import DONE
+from nc10d.backend.cpu.native import entry_points
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.base.deadline import Deadline, Timeout
+from nc10d.base.promise import DONE, PENDING
 from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -55,31 +58,50 @@ class PartWaiter(Protocol):
         """Make the notifier look at all watched Works."""
 
 
-class CompletedMessage(Work):
-    """A message that ended as it was launched; it never changes, so attributes are the class's."""
+class CallOfWork(Protocol):
+    """A prepared call as a Work sees it."""
 
-    __slots__ = ("_message",)
+    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+        """Return the call as operations."""
 
+
+class _OfCall:
+    """The operations of a Work that keeps a prepared call and its arguments."""
+
+    __slots__ = ()
+
+    _call: tuple[CallOfWork, Any, Any]
+
+    @property
+    def ops(self) -> Sequence[Op]:
+        """The operations, made when they are asked for."""
+        call, x, y = self._call
+        return call.ops(x, y)
+
+    @ops.setter
+    def ops(self, ops: Sequence[Op]) -> None:
+        """Replace the arrays, which are views, by the caller's own."""
+        _, x, y = PARTS[type(ops[0])].split(ops[0])
+        self._call = self._call[0], x, y  # type: ignore[misc]
+
+
+class CompletedCall(_OfCall, Work):
+    """A prepared call that ended as it was launched; the state never changes."""
+
+    __slots__ = ("_call",)
+
+    # Attributes of the class: an asynchronous call that ends at once is as cheap as a blocking one.
     _state = DONE
     _exception = _callbacks = _finished = None
     _started = _ended = 0.0
 
-    def __init__(self, kind: type[Send | Recv], peer: int, x: Any, tag: int) -> None:
-        self._message: tuple[type[Any], int | None, Any, int] = kind, peer, x, tag
-        self._result = peer if kind is Recv else None
+    def __init__(self, call: CallOfWork, x: Any, y: Any, sender: int | None = None) -> None:
+        self._call = call, x, y
+        self._result = sender
 
-    @property
-    def ops(self) -> Sequence[Op]:
-        """The message, made anew."""
-        kind, peer, x, tag = self._message
-        return (kind(x, peer, tag),)
-
-    @ops.setter
-    def ops(self, ops: Sequence[Op]) -> None:
-        """Replace the message's array, a view, by the caller's own."""
-        (op,) = ops
-        assert isinstance(op, (Send, Recv)), "a message was launched"
-        self._message = type(op), op.peer, op.x, op.tag
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Return True."""
+        return True
 
 
 class CpuWork(Work):
@@ -88,7 +110,7 @@ class CpuWork(Work):
     # It keeps its parts and its group until it is dropped, even after its end: other threads may
     # still read them, without a lock.
 
-    __slots__ = ("_after", "_parts", "_sender", "_waiter", "deadline")
+    __slots__ = ("_after", "_deadline", "_parts", "_sender", "_waiter")
 
     def __init__(
         self,
@@ -102,7 +124,12 @@ class CpuWork(Work):
         super().__init__(ops)
         self._waiter, self._parts = waiter, parts
         self._after, self._sender = after, sender
-        self.deadline = deadline
+        self._deadline = deadline
+
+    @property
+    def deadline(self) -> Deadline:
+        """The deadline of the operations."""
+        return self._deadline
 
     def _poll(self) -> None:
         if all(submission.finished() for _, submission in self._parts):
@@ -148,6 +175,50 @@ class CpuWork(Work):
         for _, submission in list(self._parts):
             if not submission.watch():
                 self._waiter.poke()
+
+
+class PreparedWork(_OfCall, CpuWork):
+    """A prepared call in flight, as one submission; its operations are made when asked for."""
+
+    __slots__ = ("_call", "_timeout")
+
+    def __init__(
+        self,
+        waiter: PartWaiter,
+        call: CallOfWork,
+        x: Any,
+        y: Any,
+        part: Part,
+        started: float,
+        timeout: float,
+        sender: int | None = None,
+    ) -> None:
+        """`started` is a time of perf_counter(), which is that of monotonic() on Linux."""
+        # Written out instead of super().__init__(): each frame costs a small call a tenth.
+        self._state = PENDING
+        self._exception = self._result = self._callbacks = self._finished = None
+        self._ended = 0.0
+        self._started, self._timeout = started, timeout
+        self._waiter, self._parts, self._after = waiter, [part], ()
+        self._call, self._sender = (call, x, y), sender
+
+    @property
+    def deadline(self) -> Deadline:
+        """The deadline of the operations."""
+        return Deadline(self._started + self._timeout, self._timeout)
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """See Work; blocks."""
+        if self._state == PENDING and timeout is None:
+            # The common case in a single frame. Whatever else happens, CpuWork deals with it.
+            ((channel, submission),) = self._parts
+            wait, address = entry_points.wait, submission.address
+            if wait(channel.address, address, entry_points.SLICE_NS) == at.FINISHED:
+                channel.in_flight.pop(address, None)
+                if channel.in_flight:
+                    channel.reap()
+                self._finish_waiting(self._sender)
+        return super().wait(timeout)
 
 
 class CombinedWork(Work):

@@ -87,6 +87,13 @@ class Bucket:
         """Set all gradients to zero."""
         self.buffer[...] = 0
 
+    def is_reduced(self) -> bool:
+        """Return whether `wait` would not block; false for a hook that computes in `wait`."""
+        outcome = self._outcome
+        return outcome is not None and (
+            outcome.done() if isinstance(outcome, Future) else outcome.is_completed()
+        )
+
     def wait(self) -> None:
         """Wait for the reduction and copy the result to the views; raise the hook's error."""
         # Returns at once if the bucket is not launched. After a Ctrl-C the owner can wait again.

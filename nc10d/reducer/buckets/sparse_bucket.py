@@ -237,6 +237,10 @@ class SparseBucket:
             exchange.send_rows()
         self._second_step_done = True
 
+    def is_reduced(self) -> bool:
+        """Return False: rows are sent when all buckets are launched."""
+        return False
+
     def wait(self) -> None:
         """Wait for the reduction and copy the result to the gradient; raise the hook's error."""
         outcome, self._outcome = self._outcome, None

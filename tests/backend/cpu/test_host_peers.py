@@ -30,6 +30,7 @@ from nc10d.backend.cpu.memory.host_peer import HostPeer, mask, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.base.deadline import Deadline
+from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 from nc10d.store import HashStore
 
@@ -205,11 +206,13 @@ def test_a_rank_without_descriptors_reports_that_and_blames_no_rank(
 ) -> None:
     store, arena, ends = HashStore(), Arena(ARENA_BYTES), socket.socketpair()
     mine, other = pretend(store, 0), pretend(store, 1)
+    deadline = Deadline.after(10.0)
+    report = WaitReport("rank 0 of 2", deadline)
     with contextlib.closing(arena), ends[0] as here, ends[1] as there, open(os.devnull) as file:
         host_peers._send(there, other, mine.secret, arena, file.fileno())
         calls = {
             True: lambda: host_peers._read_hello(here, mine, [mine, other], {1}),
-            False: lambda: host_peers._receive(here, other, mine, Deadline.after(10.0)),
+            False: lambda: host_peers._receive(here, other, mine, deadline, report),
         }
         with descriptors_left(left), pytest.raises(OSError, match="Too many open files") as caught:
             calls[called]()
@@ -260,7 +263,10 @@ def test_a_rank_that_dies_after_publishing_its_info_is_an_error_within_the_timeo
         store = HashStore()
         pretend(store, 1)
         start = time.monotonic()
-        with pytest.raises(RendezvousError, match="rank 1 came, and then did not answer"):
+        expected = (
+            r"rank 0 of 2 timed out after 0.5 s at .*py:\d+: rank 1 came, and then did not answer"
+        )
+        with pytest.raises(RendezvousError, match=expected):
             join(store, 0, 2, timeout=0.5)
         assert time.monotonic() - start > 0.4
         return time.monotonic() - start
@@ -273,7 +279,7 @@ def test_a_dead_lower_rank_is_an_error_at_once() -> None:
         store = HashStore()
         pretend(store, 0)
         start = time.monotonic()
-        with pytest.raises(RendezvousError, match="rank 1 could not reach"):
+        with pytest.raises(RendezvousError, match=r"rank 1 could not reach.*one of them has ended"):
             join(store, 1, 2, timeout=10.0)
         return time.monotonic() - start
 

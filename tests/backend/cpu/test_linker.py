@@ -22,7 +22,7 @@ from nc10d.backend.cpu.program.program import (
     staging,
     user,
 )
-from nc10d.backend.cpu.program.steps import copy, end_round, signal
+from nc10d.backend.cpu.program.steps import copy, end_round, expose, signal
 from nc10d.kernels import copy as copying
 from nc10d.ops import SUM
 
@@ -174,3 +174,14 @@ def test_little_is_copied_by_the_c_library() -> None:
         signal(1),
     ]
     assert chosen(steps, 1) == [LIBRARY] * 3
+
+
+def test_a_program_is_short_by_the_bytes_that_it_moves() -> None:
+    moves = copy(user(0), user(1), 2 * linker.SHORT, total=64)
+    long = copy(user(0), user(1), 2 * linker.SHORT)
+    looped = [copy(user(0), user(1), 1 << 16), end_round(1, 2, 9, 1)]
+    found = [
+        link(Program(CallInfo("x"), tuple(steps), 2), 2, 0, lambda _: 0).short
+        for steps in ([moves], [long], looped, [expose(0, user(0), writable=1 << 30)])
+    ]
+    assert found == [1, 0, 0, 1]

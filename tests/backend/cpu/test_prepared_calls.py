@@ -354,17 +354,18 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
             with pytest.raises(Aborted) as aborted:
                 group.barrier()
             return str(aborted.value)
-        channel = group.backend("cpu").group.links.to(0)
-        way = "submit_message" if times else "submit"
-        submit = getattr(channel, way)
+        prepared = group.backend("cpu").launcher.latest[Send].get(0)
+        if prepared is not None:  # as if another thread were at it
+            prepared.run = lambda *_: offsets.BUSY
+        link = group.backend("cpu").group.links.to(0)
+        of, way = (prepared, "_submit") if times else (link, "submit")
+        submit = prepared.submit_entry() if times else link.submit
 
         def submitted(*arguments: Any) -> Any:
             submit(*arguments)
             raise KeyboardInterrupt
 
-        setattr(channel, way, submitted)
-        if times:  # as if another thread were at it
-            group.backend("cpu").launcher.latest[Send][0].run = lambda *_: offsets.BUSY
+        setattr(of, way, submitted)
         with pytest.raises(KeyboardInterrupt):
             group.send(x, 0)
         return ""
@@ -421,17 +422,16 @@ def frames_of_asynchronous_calls(group: Any) -> set[int]:
     fewest = set()
     for call in calls:
         call()
-        frames = []
-        for _ in range(10):
-            frames.append(python_frames(partial(call, async_op=True)))
-            group.barrier()
+        frames = [python_frames(partial(call, async_op=True)) for _ in range(10)]
         fewest.add(min(frames))
     return fewest
 
 
 def test_all_prepared_collectives_take_the_same_python_frames_when_asynchronous() -> None:
-    first, second = run_ranks(frames_of_asynchronous_calls, 2, "processes")
-    assert len(first) == len(second) == 1
+    # A rank alone: with peers, a call ends at once only if they come in time.
+    (frames,) = run_ranks(frames_of_asynchronous_calls, 1)
+    assert len(frames) == 1
+    assert max(frames) <= 9
 
 
 def frames_of_prepared_calls(group: Any) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def test_a_death_ends_work_on_devices(tmp_path: Path, backend: str, size: int) -
             ranks.run(law, [str(tmp_path)] * size)
         words = {(tmp_path / f"words-{rank}").read_text() for rank in range(size) if rank != 1}
         (message,) = words
-        assert re.search(r"rank 1 .* its last operation was #[12] barrier\(\);", message)
+        assert re.search(r"rank 1 .* its last operation: #[12] barrier\(\);", message)
         assert re.search(r"rank 0 #[23] all_reduce\(dtype=float32, count=100, op=SUM\)", message)
 
 

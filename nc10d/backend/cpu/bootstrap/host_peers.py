@@ -51,6 +51,8 @@ MAX_RANKS = 64
 _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 _MOST_STRANGERS, _SLICE = 256, 0.05
+_ENDED = ConnectionRefusedError, ConnectionResetError, BrokenPipeError
+_GAVE_UP = "has ended or given up meanwhile; its output says why"
 
 
 def map_peers(
@@ -116,6 +118,7 @@ def _exchange_all(
     # the peer's backlog, so no two ranks wait for each other.
     called: list[tuple[RankInfo, socket.socket]] = []
     peers: list[HostPeer] = []
+    report = WaitReport(f"rank {mine.rank} of {len(infos)}", deadline)
     try:
         near = [info for info in infos if info.host_id == mine.host_id]
         for info in near[: near.index(mine)]:
@@ -126,12 +129,13 @@ def _exchange_all(
                 raise ConnectionError(f"another user answers in the place of rank {info.rank}")
             _send(link, mine, info.secret, arena, pidfd)
         waiting = {info.rank for info in near[near.index(mine) + 1 :]}
-        with contextlib.closing(_accepted(listener, mine, infos, waiting, deadline)) as accepted:
+        accepted = _accepted(listener, mine, infos, waiting, deadline, report)
+        with contextlib.closing(accepted):
             for peer, link in accepted:
                 peers.append(peer)
                 link.settimeout(socket_timeout(deadline))
                 _send(link, mine, infos[peer.number].secret, arena, pidfd)
-        peers.extend(_receive(link, info, mine, deadline) for info, link in called)
+        peers.extend(_receive(link, info, mine, deadline, report) for info, link in called)
     except BaseException as error:
         for peer in peers:
             peer.close()
@@ -139,8 +143,9 @@ def _exchange_all(
             link.close()
         if not isinstance(error, OSError) or from_handler(error):
             raise
+        why = f"one of them {_GAVE_UP}" if isinstance(error, _ENDED) else error
         raise RendezvousError(
-            f"rank {mine.rank} could not reach the other ranks of its host: {error}"
+            f"rank {mine.rank} could not reach the other ranks of its host: {why}"
         ) from error
     for peer in peers:
         assert peer.wire is not None, "its hello came over that connection"
@@ -186,12 +191,12 @@ def _accepted(
     infos: list[RankInfo],
     waiting: set[int],
     deadline: Deadline,
+    report: WaitReport,
 ) -> Generator[tuple[HostPeer, socket.socket]]:
     """Yield each of the ranks `waiting` when it has sent a valid hello; turn strangers away.
 
     All connections are read at once, so silent strangers delay nobody.
     """
-    report = WaitReport(f"rank {mine.rank} of {len(infos)}", deadline)
     listener.setblocking(False)
     unproven = Admission[socket.socket](_MOST_STRANGERS)
     with selectors.DefaultSelector() as selector:
@@ -206,7 +211,7 @@ def _accepted(
             while waiting:
                 report.look(lambda: _silent(sorted(waiting)))
                 if deadline.expired():
-                    raise _no_hello(mine.rank, sorted(waiting))
+                    raise _no_hello(report, sorted(waiting))
                 for key, _ in selector.select(deadline.slice(_SLICE)):
                     link = key.fileobj
                     if link is listener:
@@ -275,31 +280,32 @@ def _refuse(fds: list[int], flags: int) -> None:
 
 def _silent(ranks: list[int]) -> str:
     return (
-        f"{ranks_text(ranks)} came, and then did not answer on their host: stopped or busy, or not "
-        f"what the store's ranks/info/{ranks[0]} says"
+        f"{ranks_text(ranks)} came, and then did not answer on this host: stopped, busy or dead, "
+        "or the store has been changed"
     )
 
 
-def _no_hello(rank: int, ranks: list[int]) -> RendezvousError:
-    return RendezvousError(f"rank {rank} timed out: {_silent(ranks)}", rank=ranks[0])
+def _no_hello(report: WaitReport, ranks: list[int]) -> RendezvousError:
+    return RendezvousError(report.timed_out(_silent(ranks)), rank=ranks[0])
 
 
-def _receive(link: socket.socket, info: RankInfo, mine: RankInfo, deadline: Deadline) -> HostPeer:
+def _receive(
+    link: socket.socket, info: RankInfo, mine: RankInfo, deadline: Deadline, report: WaitReport
+) -> HostPeer:
     link.settimeout(socket_timeout(deadline))
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except raised_here(TimeoutError) as error:
-        raise _no_hello(mine.rank, [info.rank]) from error
+        raise _no_hello(report, [info.rank]) from error
     whole = len(hello) == _HELLO.size and len(fds) == 2
     rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
     if rank == info.rank and secrets.compare_digest(proof, _proof(mine.secret, info)):
         return _host_peer(info, fds, link)
     _refuse(fds, flags)
     if not whole:
-        raise ConnectionError(f"rank {info.rank} closed the connection")
+        raise ConnectionError(f"rank {info.rank} {_GAVE_UP}")
     raise ConnectionError(
-        f"somebody else answered in the place of rank {info.rank}, or it does not say what the "
-        f"store's ranks/info/{info.rank} says"
+        f"another process answered in the place of rank {info.rank}, or the store has been changed"
     )
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
 from nc10d.backend.cpu.memory.peer_access import withdraw
-from nc10d.backend.cpu.native import entry_points, interpreter, prepared_messages, ring, slow_steps
+from nc10d.backend.cpu.native import entry_points, interpreter, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked
@@ -41,6 +41,7 @@ from nc10d.base.deadline import Deadline
 Words = npt.NDArray[np.int64]
 CENTURIES = 9e9
 """Seconds whose nanoseconds are an int64."""
+_HEAD, _TAIL = at.C_HEAD // 8, at.C_TAIL // 8
 SCANNED_PER_CALL = 4
 """Receives in flight that `reap` looks at for each call, on average."""
 
@@ -48,6 +49,11 @@ SCANNED_PER_CALL = 4
 def deadline_ns(deadline: Deadline) -> int:
     """Return a deadline in ns of the monotonic clock, as the engine takes it; 0 for never."""
     return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)
+
+
+def limit_ns(began: float, timeout: float) -> int:
+    """Return the end of a timeout in seconds that runs from `began`, as `deadline_ns`."""
+    return 0 if timeout > CENTURIES else int((began + timeout) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class Channel:
         """Marks this channel's entries in the rank's call log."""
         self.size = spec.size
         self.words: Words = np.zeros(at.channel_bytes(spec.size) // 8, np.int64)
+        self._view = self.words.data  # a memoryview reads a word three times as fast
         self.address: int = plain.address(self.words)
         self.broken = False
         """Whether the channel is stopped (or disowned): its arrays are dropped."""
@@ -183,58 +190,31 @@ class Channel:
         try:
             act()
         except BaseException:  # such as Ctrl-C: the submission never reaches the ring
-            self._drop(submission)
+            self.drop(submission)
             raise
 
-    def submit_prepared(
-        self, prepared: int, arrays: int, x: Any, y: Any, keep: Any, deadline_ns: int
-    ) -> tuple[int, Submission]:
-        """Submit the prepared call at address `prepared`, of this many `arrays`, on x and y."""
-        # This thread advances a short call at once. Returns the engine's answer and the submission:
-        # DONE, BUSY if the engine has not taken it, or a failure (negative).
-        submission = self._blank(arrays, keep)
-        words = submission.words
-        answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
-        while answer == at.NEW_SITE:
-            self._prepare(submission, call_sites.learn)
-            answer = plain.submit_prepared(words, prepared, deadline_ns, x, y)
-        if answer == at.BUSY:
-            self._drop(submission)
-        return answer, submission
-
-    def submit_message(
-        self, model: Submission, x: Any, tag: int, keep: Any, deadline_ns: int, spins: int
-    ) -> tuple[int, Submission]:
-        """Submit a message of array `x`, otherwise like `model`; returns as `submit_prepared`."""
-        # `spins` is how long this thread advances it; see prepared_messages.submit_message.
-        submission = self._blank(1, (model, keep))
-        end, words, like = self.address, submission.words, model.address
-        answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
-        while answer == at.NEW_SITE:
-            self._prepare(submission, call_sites.learn)
-            answer = prepared_messages.submit_message(end, words, like, deadline_ns, x, tag, spins)
-        if answer == at.BUSY:
-            self._drop(submission)
-        return answer, submission
-
-    def _blank(self, arrays: int, keep: Any) -> Submission:
-        """Return a submission in flight with room for `arrays` addresses; the engine fills it."""
-        self.reap()
+    def blank(self, arrays: int) -> Submission:
+        """Return a submission with room for `arrays` addresses, which the engine fills in."""
         # Not by __init__, whose work compiled code does faster for a prepared call.
         submission = Submission.__new__(Submission)
         submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
-        submission.address = address = plain.address(words)
-        submission.keep = keep
-        self.in_flight[address] = submission
+        submission.address = plain.address(words)
+        submission.keep = None
         return submission
+
+    def learn(self, submission: Submission) -> None:
+        """Add the caller's line to the table of call sites; on an error, drop the submission."""
+        self._prepare(submission, call_sites.learn)
 
     def reap(self) -> None:
         """Drop references to the arrays of submissions that have ended."""
         # Launches call this while submissions are in flight: nothing else drops the arrays of a
         # Work that the user has dropped.
+        if len(self.in_flight) <= self._view[_TAIL] - self._view[_HEAD]:  # none has ended
+            return
         # Collectives and sends end in the order of the ring, so the first are enough.
         while (first := self._first_in_flight()) is not None and first.finished():
-            self._drop(first)
+            self.drop(first)
         # Receives end in any order. A scan of all waits until there have been enough calls, so that
         # it costs each of them a few looks.
         self._scan_credit += SCANNED_PER_CALL
@@ -242,7 +222,7 @@ class Channel:
             self._scan_credit = 0
             for submission in list(self.in_flight.values()):
                 if submission.finished():
-                    self._drop(submission)
+                    self.drop(submission)
 
     def _first_in_flight(self) -> Submission | None:
         """Return the submission that was submitted first of those not dropped yet."""
@@ -264,11 +244,12 @@ class Channel:
 
     def forget(self, submission: Submission) -> None:
         """Drop a submission that has ended, and others that have ended."""
-        self._drop(submission)
+        self.drop(submission)
         if self.in_flight:
             self.reap()
 
-    def _drop(self, submission: Submission) -> None:
+    def drop(self, submission: Submission) -> None:
+        """Drop the references to a submission that has ended, or that the engine has not taken."""
         self.in_flight.pop(submission.address, None)
 
     def stop(self) -> None:
@@ -347,7 +328,7 @@ class Submission:
         room = max(len(addresses), 1)
         self.words: Words = np.zeros(at.DESCRIPTOR_WORDS + room, np.int64)
         self.address: int = plain.address(self.words)
-        self.keep = (linked, keep)
+        self.keep: Any = (linked, keep)
         self.words[at.D_PROGRAM // 8] = linked.address
         self.words[at.D_USERS // 8] = self.address + 8 * at.DESCRIPTOR_WORDS
         self.words[at.D_DEADLINE // 8] = deadline_ns

@@ -180,7 +180,7 @@ class GroupErrors:
     def died(self, rank: int, peer: HostPeer) -> PeerLost:
         """Return the error for a peer of this host (`rank` is its index there) that has died."""
         name, seq, _ = self.own_operation(())
-        end = f"its last operation was {self._last(rank)}"
+        end = f"its last operation: {self._last(rank)}"
         return self._lost(self.memory.group_ranks[rank], peer, death(peer), end, name, seq)
 
     def unreachable(self, rank: int, info: RankInfo, reason: str) -> PeerLost:

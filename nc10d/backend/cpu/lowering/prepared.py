@@ -16,20 +16,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
+from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns, limit_ns
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
-from nc10d.backend.cpu.works import CompletedMessage, CpuWork, PartWaiter
+from nc10d.backend.cpu.works import CompletedCall, CpuWork, PartWaiter, PreparedWork
 from nc10d.base.deadline import Deadline
 from nc10d.kernels.cache import EntryPoint
 from nc10d.ops import AllToAll, Op, Recv, Send
@@ -43,9 +44,24 @@ _WORD = 8
 class Prepared:
     """The base of prepared calls; see nc10d.backend.base.PreparedCall."""
 
-    __slots__ = ("__weakref__", "bulky", "channel", "in_flight", "run", "words")
+    __slots__ = (
+        "__weakref__",
+        "_spare",
+        "_submit",
+        "bulky",
+        "channel",
+        "in_flight",
+        "run",
+        "words",
+    )
 
     run: Callable[[Any, Any, Any], int]
+    address: int
+    """The address of the words from which the engine fills in a descriptor."""
+    sender: int | None = None
+    """The rank from which a receive receives."""
+    arrays = 1
+    """How many addresses of arrays follow a descriptor of the call."""
 
     def __init__(
         self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
@@ -53,6 +69,8 @@ class Prepared:
         """`entry` returns the compiled function that runs the call; it may block to compile it."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
+        self._spare: list[Submission] = []
+        self._submit: EntryPoint | None = None
         if entry is not None:
             # Not a bound method: that would be a cycle, which keeps arrays until a collection.
             self.run = partial(_first_run, weakref.ref(self), entry)
@@ -64,14 +82,58 @@ class Prepared:
     def end(self) -> None:
         """Clean up after a call that blocked in `run`, once it has ended or failed."""
 
-    def start(
-        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
+    def submit_entry(self) -> EntryPoint:
+        """Return the compiled function that submits the call; it may block to compile it."""
+        raise NotImplementedError
+
+    def submit(
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        given: tuple[Any, ...] | None = None,
     ) -> Work | None:
         """Submit the call and return its Work; None if it does not fit now: nothing has happened.
 
-        `here`: this thread is about to wait for the Work, so it advances even a long message.
+        `here`: this thread is about to wait for the Work, so it advances even a long call. x and y
+        may be views; `given` are then the caller's own arrays, and what keeps their memory.
         """
-        raise NotImplementedError
+        submit = self._submit or self._compile_submit()  # before the deadline starts to run
+        began, channel = perf_counter(), self.channel
+        try:
+            submission = self._spare.pop()
+        except IndexError:
+            submission = channel.blank(self.arrays)
+        words, address, limit = submission.words, submission.address, limit_ns(began, timeout)
+        # In flight before the engine has the address: the worker may begin at once.
+        submission.keep, channel.in_flight[address] = (self, x, y, given), submission
+        while (answer := submit(words, self.address, limit, x, y, here)) == at.NEW_SITE:
+            channel.learn(submission)
+        if given is not None:
+            x, y, *_ = given
+        if answer in (at.FINISHED, at.BUSY):
+            # No other thread has its address any more: the next call may use it.
+            channel.drop(submission)
+            submission.keep = None
+            self._spare[:] = (submission,)
+            if self.in_flight:
+                channel.reap()
+            return CompletedCall(self, x, y, self.sender) if answer == at.FINISHED else None
+        if not here:
+            waiter.need_worker()
+        if answer < 0 and answer != at.ABORTED:
+            waiter.health.engine_failed(channel, answer)
+        channel.reap()
+        return PreparedWork(waiter, self, x, y, (channel, submission), began, timeout, self.sender)
+
+    start = submit
+    """Start the call, and return its Work, as `submit`."""
+
+    def _compile_submit(self) -> EntryPoint:
+        self._submit = found = self.submit_entry()
+        return found
 
 
 def _first_run(
@@ -91,7 +153,7 @@ def _first_run(
 class PreparedCollective(Prepared):
     """A collective on plain arrays: its program, and the form, dtype and sizes of its arguments."""
 
-    __slots__ = ("_arrays", "_extra", "_keep", "_kind", "address")
+    __slots__ = ("_extra", "_keep", "_kind", "address", "arrays")
 
     def __init__(
         self, channel: Channel, linked: Linked, kind: type[Op], parts: Any, lowered: LoweredOp
@@ -128,30 +190,16 @@ class PreparedCollective(Prepared):
             words[offset // _WORD] = value
         super().__init__(channel, words, lambda: prepared_calls.run_prepared)
         self._keep = (linked, given[0].dtype, lowered.arrays[: len(own)], table, rows)
-        self._arrays = len(table)
+        self.arrays = len(table)
         self.address: int = address(words)
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
         return (PARTS[self._kind].make(self._extra, x, y),)
 
-    def start(
-        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
-    ) -> Work | None:
-        """Submit the collective; this thread advances a short collective first."""
-        if not here:
-            waiter.need_worker()
-        _ = prepared_calls.submit_prepared  # compiled before the deadline starts to run
-        deadline, ops = Deadline.after(timeout), self.ops(x, y)
-        keep, limit = (ops, self), deadline_ns(deadline)
-        answer, submission = self.channel.submit_prepared(
-            self.address, self._arrays, x, y, keep, limit
-        )
-        if answer == at.BUSY:
-            return None
-        if answer < 0 and answer != at.ABORTED:
-            waiter.health.engine_failed(self.channel, answer)
-        return CpuWork(waiter, ops, [(self.channel, submission)], deadline)
+    def submit_entry(self) -> EntryPoint:
+        """Return submit_prepared."""
+        return prepared_calls.submit_prepared
 
 
 def arrays_in(*arguments: Any) -> list[Any]:
@@ -176,7 +224,7 @@ class PreparedMessage(Prepared):
     # on this host. A message that is both is `short`: once begun, it never waits. A message that is
     # neither is `bulky`.
 
-    __slots__ = ("address", "dtype", "inbox", "model", "near", "peer", "short", "small")
+    __slots__ = ("_model", "address", "dtype", "inbox", "peer", "sender", "short")
 
     def __init__(
         self,
@@ -192,9 +240,16 @@ class PreparedMessage(Prepared):
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
         model.words[at.D_ARRAY_COUNT // _WORD] = x.size
-        self.model, self.address = model, model.address
+        # How often this thread looks for the peer as it submits. It leaves a bulky message to the
+        # worker, which moves several at once.
+        looks = LOOKS if small else -1
+        if near and not small and inbox is None:
+            looks = 0  # the peer reads the array where it lies, which takes longer than a spin
+        model.words[at.D_LOOKS // _WORD] = looks
+        model.words[at.D_LOOKS_HERE // _WORD] = LOOKS if small or near else looks
+        self._model, self.address = model, model.address
         self.inbox, self.peer, self.dtype = inbox, peer, x.dtype
-        self.small, self.near = small, near
+        self.sender = None if inbox is None else peer
         self.short = small and near
         self.bulky = not (small or near)
 
@@ -206,13 +261,27 @@ class PreparedMessage(Prepared):
         """Let other threads receive again, after a receive that run_message had begun."""
         self.channel.words[at.C_RECEIVING // _WORD] = 0
 
+    def submit_entry(self) -> EntryPoint:
+        """Return submit_message."""
+        return prepared_messages.submit_message
+
     def start(
-        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        given: tuple[Any, ...] | None = None,
     ) -> Work | None:
         """Send or receive; a short message that ends at once is not submitted."""
-        return self.finish_soon(x, y, AT_ONCE) or self.submit(waiter, x, y, timeout, here)
+        return self.finish_soon(x, y, AT_ONCE, given) or self.submit(
+            waiter, x, y, timeout, here, given
+        )
 
-    def finish_soon(self, x: Any, tag: int, how_soon: int) -> Work | None:
+    def finish_soon(
+        self, x: Any, tag: int, how_soon: int, given: tuple[Any, ...] | None = None
+    ) -> Work | None:
         """Run a short message here, waiting as `how_soon` allows; None: nothing has happened."""
         if not self.short:
             return None
@@ -223,40 +292,7 @@ class PreparedMessage(Prepared):
             return None
         if self.in_flight:
             self.channel.reap()
-        return CompletedMessage(Send if self.inbox is None else Recv, self.peer, x, tag)
-
-    def submit(
-        self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool = False
-    ) -> Work | None:
-        """Submit the message; None: nothing has happened."""
-        # With `here` this thread advances even a long message. It leaves a bulky message to the
-        # worker, which moves several at once.
-        if self.inbox is None:
-            return self._submit(waiter, x, tag, timeout, here)
-        with self.inbox.lock, self.inbox:
-            # A message in the unexpected queue may have this tag: Mailbox takes it first.
-            return None if self.inbox.unexpected else self._submit(waiter, x, tag, timeout, here)
-
-    def _submit(
-        self, waiter: PartWaiter, x: Any, tag: int, timeout: float, here: bool
-    ) -> Work | None:
-        if not here:
-            waiter.need_worker()
-        _ = prepared_messages.submit_message  # compiled before the deadline starts to run
-        channel, deadline, spins = self.channel, Deadline.after(timeout), -1
-        if self.small or (here and not self.bulky):
-            spins = LOOKS
-        elif self.near and self.inbox is None:
-            spins = 0  # the peer reads the array where it lies, which takes longer than a spin
-        ops = self.ops(x, tag)
-        limit = deadline_ns(deadline)
-        answer, submission = channel.submit_message(self.model, x, tag, ops, limit, spins)
-        if answer == at.BUSY:
-            return None
-        if answer < 0 and answer != at.ABORTED:
-            waiter.health.engine_failed(channel, answer)
-        sender = None if self.inbox is None else self.peer
-        return CpuWork(waiter, ops, [(channel, submission)], deadline, sender=sender)
+        return CompletedCall(self, x if given is None else given[0], tag, self.sender)
 
 
 class PreparedProgram(Prepared):
@@ -276,7 +312,13 @@ class PreparedProgram(Prepared):
         return x  # type: ignore[no-any-return]
 
     def start(
-        self, waiter: PartWaiter, x: Any, y: Any, timeout: float, here: bool = False
+        self,
+        waiter: PartWaiter,
+        x: Any,
+        y: Any,
+        timeout: float,
+        here: bool = False,
+        given: tuple[Any, ...] | None = None,
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
         waiter.health.check()

@@ -65,7 +65,7 @@ def span_of(ranks: int) -> tuple[int, str]:
     if space != resource.RLIM_INFINITY:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
         # Half is left for other memory of the program.
-        text = f"the limit on address space, {space} bytes (ulimit -v)"
+        text = f"the limit on address space, {space} bytes (ulimit -v) for {ranks} ranks' memory"
         found = min(found, (max(0, space - used) // (2 * ranks), text))
     if files != resource.RLIM_INFINITY:
         found = min(found, (files, f"the limit on file sizes, {files} bytes (ulimit -f)"))
@@ -73,7 +73,7 @@ def span_of(ranks: int) -> tuple[int, str]:
     if span < LEAST_BYTES:
         raise MemoryError(
             f"a rank shares at least {LEAST_BYTES} bytes of memory with the ranks of its host, and "
-            f"{bound} leaves {span} for each of {ranks}: raise it"
+            f"{bound} leaves {span}: raise it"
         )
     odd, grain = (ODD_BYTES, 1 << 30) if span > 1 << 31 else (0, ALIGNED)
     return (span - odd) // grain * grain + odd, bound

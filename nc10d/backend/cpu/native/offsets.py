@@ -115,9 +115,10 @@ LINK_TICKS = 8
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
-) = range(0, 56 * 8, 8)
+    C_POSTING,  # threads that post a receive past the inbox's lock; it excludes C_GUARD
+) = range(0, 57 * 8, 8)
 RING_SLOTS = 512  # at first
-C_TABLES = 56 * 8
+C_TABLES = 57 * 8
 # Rows of a word per rank: staging buffers and inline slots of even rounds; the same of odd rounds;
 # staging buffers of even rounds again, so that the other slot is two rows on in any round;
 # counters; and words that stay 0, the base of operands outside shared memory.
@@ -156,7 +157,9 @@ FOLD_BLOCK = 8192
     D_ARRAY_COUNT,
     D_SITE,
     D_CHANNEL,  # of a prepared message
-) = range(0, 14 * 8, 8)
+    D_LOOKS,  # how often a thread that submits it advances the channel (-1: the worker does)
+    D_LOOKS_HERE,  # and a thread that waits for it
+) = range(0, 16 * 8, 8)
 DESCRIPTOR_WORDS = 16
 
 # -- a prepared call: its program, the form of its arguments x and y, and its table ---------------

@@ -143,14 +143,17 @@ def _run_prepared(words: object, x: object, y: object) -> int:
     return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
 
 
-@on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object))
-def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: object) -> int:
+@on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object, _WORD))
+def _submit_prepared(
+    words: object, prepared: int, deadline: int, x: object, y: object, here: int
+) -> int:
     """Fill in a descriptor and submit it; `deadline` is in ns.
 
-    `words` is a zeroed array for the descriptor and all addresses; `prepared` is the address of the
-    block that `run_prepared` gets as an array. This thread first advances a short program. Returns
-    DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or a
-    failure of the channel.
+    `words` is an array for the descriptor and all addresses, zeros or those of a call that has
+    ended; `prepared` is the address of the block that `run_prepared` gets as an array. This thread
+    first advances a short program, or any if it waits `here`. Returns FINISHED if the program has
+    ended; DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or
+    a failure of the channel.
     """
     descriptor = load(as_int(words) + cpython.DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
@@ -162,7 +165,8 @@ def _submit_prepared(words: object, prepared: int, deadline: int, x: object, y: 
     store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, deadline)
-    if load(prepared + at.K_SHORT) != 0:
+    store(descriptor + at.D_STATUS, 0)
+    if here != 0 or load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY

@@ -6,7 +6,8 @@ once the slot is free, or the message there, it runs to its end.
 
     receiver of a message               mark                     excludes
     a thread, past the ring             C_RECEIVING is 1         messages moved aside by Python
-    the unexpected queue (Python)       C_GUARD is not 0         receiving past the ring
+    a thread that posts a receive       C_POSTING is not 0       the same
+    the unexpected queue (Python)       C_GUARD is not 0         both
 
 Both sides set their own mark and then look at the other's, with a full fence between the two, so at
 most a single side goes on.
@@ -181,17 +182,30 @@ def _try_message(descriptor: int, x: object, tag: int, how_soon: int) -> int:
     return nc10d_message(descriptor, atomics.as_int(x), tag, how_soon)
 
 
-@on_demand(types.int64(_WORD, atomics.any_object, _WORD, _WORD, atomics.any_object, _WORD, _WORD))
+@njit(nogil=True)
+def nc10d_may_post(channel: int) -> bool:
+    """Return whether a receive may be appended; the caller then counts C_POSTING down again."""
+    # The add is a full fence: this thread sees that the unexpected queue is held or has messages,
+    # or the holder sees C_POSTING.
+    atomics.add(channel + at.C_POSTING, 1)
+    if load_acquire(channel + at.C_GUARD) == 0:
+        return True
+    atomics.add(channel + at.C_POSTING, -1)
+    return False
+
+
+@on_demand(types.int64(atomics.any_object, _WORD, _WORD, atomics.any_object, _WORD, _WORD))
 def _submit_message(
-    channel: int, words: object, model: int, deadline: int, x: object, tag: int, spins: int
+    words: object, model: int, deadline: int, x: object, tag: int, here: int
 ) -> int:
     """Fill in a descriptor and submit it; `deadline` is in ns.
 
-    `words` is a zeroed array for the descriptor, copied from that at `model`, and for an address.
-    If `spins` is not negative, this thread first advances the channel and spins for the peer up to
-    `spins` times. Answers as `submit_prepared` in prepared_calls.py.
+    `words` is an array for the descriptor, copied from that at `model`, and for an address. This
+    thread first advances the channel, as often as the model says for a thread that waits `here` or
+    does not. Answers as `submit_prepared` in prepared_calls.py; BUSY also for a receive while the
+    unexpected queue is held or has messages.
     """
-    array = atomics.as_int(x)
+    array, channel = atomics.as_int(x), load(model + at.D_CHANNEL)
     if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
     descriptor = load(atomics.as_int(words) + DATA_OFFSET)
@@ -199,13 +213,22 @@ def _submit_message(
     store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_STATUS, 0)
     store(descriptor + at.D_TAG, tag)
     store(descriptor + at.D_BYTES, load(model + at.D_BYTES))
     store(descriptor + at.D_DTYPE, load(model + at.D_DTYPE))
     store(users, load(array + DATA_OFFSET))
-    if spins >= 0:
-        return progress.nc10d_submit_here(channel, descriptor, spins)
-    return progress.nc10d_submit(channel, descriptor)
+    receives = load(channel + at.C_KIND) == at.RECEIVER
+    if receives and not nc10d_may_post(channel):
+        return at.BUSY
+    looks = load(model + (at.D_LOOKS_HERE if here != 0 else at.D_LOOKS))
+    if looks >= 0:
+        answer = progress.nc10d_submit_here(channel, descriptor, looks)
+    else:
+        answer = progress.nc10d_submit(channel, descriptor)
+    if receives:
+        atomics.add(channel + at.C_POSTING, -1)
+    return answer
 
 
 __getattr__ = entry_points(__name__)

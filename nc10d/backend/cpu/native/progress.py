@@ -296,8 +296,8 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
 
     The thread may spin for peers that come at the same time, which saves waking the worker. Where
     the channel blocks on a peer's counter, this rank's bit is set beside that counter: the peer
-    wakes the worker when there is something to do, and no earlier. Returns DONE, BUSY, NEW_SITE,
-    or a failure.
+    wakes the worker when there is something to do, and no earlier. Returns FINISHED if it has
+    ended, DONE, BUSY, NEW_SITE, or a failure.
     """
     if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
         return at.BUSY
@@ -313,4 +313,8 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     # looked at the ring before the append. In both cases the worker has to look.
     if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
+    # The caller keeps the descriptor's memory. Looked at first: it may have ended before another
+    # submission failed.
+    if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
+        return at.FINISHED
     return min(answer, at.DONE)

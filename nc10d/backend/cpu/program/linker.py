@@ -38,12 +38,10 @@ ABROAD = {*map(StepKind, range(StepKind.GIVE, StepKind.PUSH + 1))} - {StepKind.C
 """Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
 SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL_EXPOSED + 1))}
 """Steps that slow_steps.py carries out."""
-EXPOSED = (StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_EXPOSED)
-LONG = (StepKind.LOOP_AGREED, StepKind.LOOP, *EXPOSED)
 COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_STAGED)
 """Steps that copy bytes; the linker chooses the function that does."""
 MANY = 1 << 30
-SHORT = 256 * 1024
+SHORT = 512 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
 
 
@@ -62,9 +60,7 @@ class Linked:
 
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
-        steps = self.program.steps
-        looping = any(step.repeat > 1 or step.kind in LONG for step in steps)
-        self.short = int(not looping and sum(step.nbytes for step in steps) <= SHORT)
+        self.short = int(_moved(self.program.steps) <= SHORT)
 
 
 class Scratch:
@@ -178,6 +174,17 @@ def _copier(step: Step, in_all: int) -> int:
     elif step.dst.space is not Space.USER:
         in_all = 0
     return copy.copier(min(step.nbytes, step.total or step.nbytes), in_all)
+
+
+def _moved(steps: Sequence[Step]) -> int:
+    """Return the bytes that the steps move at most, those of all branches together."""
+    moved = 0
+    for step, times in zip(steps, _times(steps), strict=True):
+        if step.kind is not StepKind.EXPOSE:  # nothing moves yet
+            # The total of a FOLD_EXPOSED is an offset.
+            total = 0 if step.kind is StepKind.FOLD_EXPOSED else step.total
+            moved += min(step.nbytes * times, total or MANY)
+    return moved
 
 
 def _times(steps: Sequence[Step]) -> list[int]:

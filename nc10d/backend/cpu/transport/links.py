@@ -77,8 +77,10 @@ class Inbox:
         self.lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Keep other threads from receiving directly, past the channel's ring."""
+        """Keep other threads from receiving directly, and from posting receives."""
         self._guard(1)
+        while self.channel.get(at.C_POSTING):  # a thread that has begun ends in a moment
+            time.sleep(0)
 
     def __exit__(self, *_: object) -> None:
         self._guard(0)

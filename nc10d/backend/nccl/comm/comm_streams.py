@@ -205,7 +205,7 @@ def wait_for_ranks(
     def give_up() -> str:
         return report.timed_out(missing())
 
-    verdict = arrive(store, size, lambda: _GO, give_up, deadline, check_and_tell)
-    if verdict != _GO.encode():
-        raise RendezvousError(verdict.decode(errors="replace"))
+    outcome = arrive(store, size, lambda: _GO, give_up, deadline, check_and_tell)
+    if outcome != _GO.encode():
+        raise RendezvousError(outcome.decode(errors="replace"))
     return store.get("id")

@@ -1,0 +1,108 @@
+"""Making torch's group "nc10d", and the group of nc10d below it.
+
+The group of nc10d below torch's default group meets in torch's store. Groups that torch makes later
+are split from it, so that all share memory and threads. Where torch's default group has another
+backend, each group meets by itself. These groups are no groups of nc10d's own default group: they
+live in a World of their own, and end with torch's groups or at exit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+import nc10d.torch
+from nc10d.backend.availability import require
+from nc10d.backend.config import BackendConfig
+from nc10d.base import uncaught, variables
+from nc10d.base.deadline import Deadline
+from nc10d.errors import DistError
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import World, close_at_exit, current_world, meet_in
+from nc10d.torch.backend import gather_op, torch_functions
+from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.side_by_side import Adopted
+from nc10d.torch.backend.torch_errors import torch_error
+from nc10d.torch.stores import as_own_store
+
+assert nc10d.torch, "tensors are arrays from here on"
+
+torch_world = World()
+"""The groups below torch's groups of this process."""
+_made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
+
+
+def create(setup: Any, options: Any) -> Any:
+    """Make the group that torch asks for; blocks until all of its ranks have come.
+
+    `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` of the call that makes
+    the group, which go to nc10d's backends.
+    """
+    try:
+        adopted = isinstance(options, Adopted)
+        group = options.group if adopted else _make(setup, options)
+    except DistError as error:
+        raise torch_error(error) from error
+    torch_functions.install()
+    world = current_world() if adopted else torch_world
+    if SUPPORTED:
+        return PythonBackend(group, world)
+    gather_op.install()
+    return PythonGroup(group, world)
+
+
+def _make(setup: Any, options: Any) -> ProcessGroup:
+    uncaught.install()
+    variables.warn_once()
+    config = BackendConfig()
+    config.options(options)
+    require(config)
+    limit = setup.timeout.total_seconds()
+    deadline = Deadline.after(limit)
+    members = [*setup.global_ranks_in_group]
+    parent = _parent() if members else None
+    if parent is None:
+        group = _meet(setup, config, options, members, limit, deadline)
+    else:
+        name = _unused_name(parent, setup.group_id)
+        group = parent.child(name, members, limit, config, options)
+    torch_world.add(group, deadline)
+    close_at_exit(torch_world)
+    return group
+
+
+def _parent() -> ProcessGroup | None:
+    """Return the group of nc10d below torch's default group, if it has one."""
+    calls = calls_of(dist.group.WORLD)
+    return None if calls is None else calls.nc10d_group
+
+
+def _unused_name(parent: ProcessGroup, name: str) -> str:
+    """Return a name for a group that torch calls `name`, which may have been another's before.
+
+    All members have made equally many groups of that name.
+    """
+    made = _made.setdefault(parent, Counter())
+    made[name] += 1
+    return name if made[name] == 1 else f"{name}#{made[name]}"
+
+
+def _meet(
+    setup: Any,
+    config: BackendConfig,
+    options: Any,
+    members: Sequence[int],
+    limit: float,
+    deadline: Deadline,
+) -> ProcessGroup:
+    """Return a group whose ranks meet in the store that torch has for it."""
+    rank, size, name = setup.group_rank, setup.group_size, setup.group_id
+    keys = meet_in(as_own_store(setup.store), name, config, rank, size, deadline, limit)
+    ranks = members or range(size)
+    return ProcessGroup(name, ranks, rank, keys, limit, config, options=options)

@@ -1,0 +1,318 @@
+"""The calls of a torch group "nc10d", by the names and arguments of torch's ProcessGroup.
+
+torch.distributed's functions, DDP's Reducer and functional collectives call these methods: from
+Python, or from C++ on any thread. Ranks are ranks in the group. A call returns a TorchWork, or None
+once it is over if its options say `asyncOp = False`. Options may be left out, and a tensor may
+stand for a list of one, as in torch's own bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nc10d import ops
+from nc10d.api.monitored_barrier import monitored_barrier
+from nc10d.backend.base import LISTS, NOTHING
+from nc10d.errors import DistError
+from nc10d.group.coalescing import CoalescingManager
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import World, current_world
+from nc10d.torch.backend.launching import UNSET, TorchLauncher
+from nc10d.torch.backend.reductions import BY_NUMBER, reduction
+from nc10d.torch.backend.sparse import sparse_all_reduce
+from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
+from nc10d.torch.backend.works import TorchWork, ended_work
+
+c10d: Any = torch._C._distributed_c10d
+
+
+class TorchCalls(TorchLauncher):
+    """A torch group's calls on the group of nc10d below it."""
+
+    def _open(self, group: ProcessGroup, world: World) -> None:
+        super()._open(group, world)
+        self._blocks: list[CoalescingManager] = []
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+        """Reduce a tensor in place."""
+        if type(opts) is not c10d.AllreduceOptions:
+            opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
+        (x,) = tensors if type(tensors) is list else _single(tensors)
+        number = opts.reduceOp
+        op = BY_NUMBER[hash(number)] or reduction(number)
+        if x.is_sparse:
+            with raising_torch_errors():
+                sparse_all_reduce(self.nc10d_group, x, op)
+            return self._kept(ended_work(), [x])
+        return self._run(ops.AllReduce, op, x, x, opts, [x])
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork | None:
+        """Reduce tensors in place, together."""
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        op, xs = reduction(opts.reduceOp), [*tensors]
+
+        def calls(timeout: timedelta | None) -> None:
+            for x in xs:
+                self.nc10d_group.all_reduce(x, op, timeout=timeout)
+
+        return self._together("all_reduce", xs, calls, opts, xs)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+        """Copy the root's tensor into every rank's."""
+        if type(opts) is not c10d.BroadcastOptions:
+            opts = _options(c10d.BroadcastOptions, opts, timeout, "rootRank")
+        (x,) = tensors if type(tensors) is list else _single(tensors)
+        return self._run(ops.Broadcast, opts.rootRank, x, x, opts, [x])
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None
+    ) -> TorchWork | None:
+        """Reduce a tensor into the root's."""
+        if type(opts) is not c10d.ReduceOptions:
+            opts = _options(c10d.ReduceOptions, opts, timeout, "rootRank")
+            opts.reduceOp = opts.reduceOp if op is None else op
+        (x,) = tensors if type(tensors) is list else _single(tensors)
+        return self._run(ops.Reduce, (opts.rootRank, reduction(opts.reduceOp)), x, x, opts, [x])
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> TorchWork | None:
+        """Copy rank r's tensor into every rank's `outputs[0][r]`."""
+        opts = _options(c10d.AllgatherOptions, opts, timeout)
+        xs, (x,) = _single_list(outputs), _single(inputs)
+        return self._run(ops.AllGather, LISTS, x, tuple(xs), opts, xs)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Copy every rank's input, rank after rank, into `output`."""
+        opts = opts or c10d.AllgatherOptions()
+        return self._run(ops.AllGather, None, input, output, opts, [output])
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> TorchWork | None:
+        """Copy rank r's `inputs[i]` into `outputs[r][i]`."""
+        opts = opts or c10d.AllgatherOptions()
+        if len(outputs) != self.nc10d_group.size() or {*map(len, outputs)} != {len(inputs)}:
+            raise ValueError("outputs must be a list for each rank, as long as that of inputs")
+
+        def calls(timeout: timedelta | None) -> None:
+            for index, x in enumerate(inputs):
+                self.nc10d_group.all_gather([xs[index] for xs in outputs], x, timeout=timeout)
+
+        written = [x for xs in outputs for x in xs]
+        return self._together("all_gather", [*inputs], calls, opts, written)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> TorchWork | None:
+        """Gather each of `inputs` into the output of the same place, together."""
+        opts = opts or c10d.AllgatherOptions()
+
+        def calls(timeout: timedelta | None) -> None:
+            for output, x in zip(outputs, inputs, strict=True):
+                self.nc10d_group.all_gather_into_tensor(output, x, timeout=timeout)
+
+        return self._together("all_gather", [*inputs], calls, opts, [*outputs])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> TorchWork | None:
+        """Reduce `inputs[0][r]` of all ranks into rank r's output."""
+        opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
+        (x,), xs = _single(outputs), _single_list(inputs)
+        extra = reduction(opts.reduceOp), LISTS
+        return self._run(ops.ReduceScatter, extra, x, tuple(xs), opts, [x])
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Reduce chunk r of all inputs into rank r's `output`."""
+        opts = opts or c10d.ReduceScatterOptions()
+        op = reduction(opts.reduceOp)
+        return self._run(ops.ReduceScatter, op, output, input, opts, [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> TorchWork | None:
+        """Reduce and scatter each of `inputs` into the output of the same place, together."""
+        opts = opts or c10d.ReduceScatterOptions()
+        op = reduction(opts.reduceOp)
+
+        def calls(timeout: timedelta | None) -> None:
+            for output, x in zip(outputs, inputs, strict=True):
+                self.nc10d_group.reduce_scatter_tensor(output, x, op, timeout=timeout)
+
+        return self._together("reduce_scatter", [*inputs], calls, opts, [*outputs])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> TorchWork | None:
+        """Exchange slices of dimension 0; without split sizes they are equally long."""
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        if output_split_sizes or input_split_sizes:
+            extra: Any = tuple(input_split_sizes) or None, tuple(output_split_sizes) or None
+        else:
+            extra = None
+        return self._run(ops.AllToAll, extra, input, output, opts, [output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> TorchWork | None:
+        """Send `inputs[r]` to rank r, into its list's place of this rank."""
+        opts = _options(c10d.AllToAllOptions, opts, timeout)
+        xs = [*outputs]
+        return self._run(ops.AllToAll, LISTS, tuple(inputs), tuple(xs), opts, xs)
+
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> TorchWork | None:
+        """Copy rank r's tensor into the root's `outputs[0][r]`; others give an empty list."""
+        opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
+        xs, (x,) = _single_list(outputs), _single(inputs)
+        extra = opts.rootRank, False
+        return self._run(ops.Gather, extra, x, tuple(xs) or None, opts, xs or [x])
+
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> TorchWork | None:
+        """Copy the root's `inputs[0][r]` into rank r's tensor; others give an empty list."""
+        opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
+        (x,), xs = _single(outputs), _single_list(inputs)
+        return self._run(ops.Scatter, (opts.rootRank, False), x, tuple(xs) or None, opts, [x])
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+        """Wait until every rank of the group has made this call."""
+        opts = _options(c10d.BarrierOptions, opts, timeout)
+        return self._run(ops.Barrier, None, NOTHING, NOTHING, opts, [])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Block until every rank has come; after the timeout, name the missing ranks."""
+        limit = None if timeout is None or timeout == UNSET else timeout
+        try:
+            monitored_barrier(self.nc10d_group, limit)
+        except DistError as error:
+            raise barrier_error(error, self.nc10d_group.rank(), wait_all_ranks) from error
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
+        """Start to send a tensor to a rank."""
+        (x,) = _single(tensors)
+        return self._message(ops.Send, dst, x, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
+        """Start to receive a tensor from a rank."""
+        (x,) = _single(tensors)
+        return self._message(ops.Recv, src, x, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
+        """Start to receive a tensor from any rank; the Work's source_rank names it."""
+        (x,) = _single(tensors)
+        return self._message(ops.Recv, None, x, tag)
+
+    # -- blocks ----------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        """Collect this thread's calls until _end_coalescing, which launches them together."""
+        block = self.nc10d_group.coalescing_manager(async_ops=True)
+        block.__enter__()
+        self._blocks.append(block)
+
+    def _end_coalescing(self, device: Any = None) -> TorchWork | None:
+        """Launch the calls since _start_coalescing; None if there were none."""
+        block = self._blocks.pop()
+        with raising_torch_errors():
+            block.__exit__(None, None, None)
+        return self._kept(block.works[0], []) if block.works else None
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
+    # -- the group -------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Fail all operations of the group, on all its ranks."""
+        self.nc10d_group.abort("torch.distributed has aborted the group")
+
+    def shutdown(self) -> None:
+        """Close the group; operations in flight fail."""
+        self._works.clear()
+        self._slim.clear()
+        own = current_world()
+        if own.default is self.nc10d_group:  # nc10d's default group is torch's
+            own.clear()
+        self._world.forget(self.nc10d_group)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later operations."""
+        self.nc10d_group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: nc10d numbers the launches of every group."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of launches so far on this rank."""
+        return self.nc10d_group.seq
+
+
+def _single(tensors: Any) -> list[Tensor]:
+    """Return a list of one tensor, from that list or the tensor."""
+    found = [tensors] if isinstance(tensors, Tensor) else [*tensors]
+    if len(found) != 1:
+        raise ValueError(f"a rank has a single tensor in a call, not {len(found)}")
+    return found
+
+
+def _single_list(lists: Any) -> list[Tensor]:
+    """Return the list of tensors in a list of one list, or of none; a plain list as it is."""
+    found = [*lists]
+    if not found or isinstance(found[0], Tensor):
+        return found
+    if len(found) != 1:
+        raise ValueError(f"a rank has a single list of tensors in a call, not {len(found)}")
+    return [*found[0]]
+
+
+def _options(kind: type[Any], given: Any, timeout: Any, argument: str = "") -> Any:
+    """Return options of torch's `kind`: as given, or the default with a given `argument`.
+
+    torch's bindings take the argument, a root or a reduction, and a timeout in place of options.
+    """
+    if type(given) is kind:
+        return given
+    made = kind()
+    if isinstance(given, timedelta) and timeout is None:
+        given, timeout = None, given
+    if given is not None:
+        if not argument:
+            raise TypeError(f"expected {kind.__name__} or a timedelta, got {given!r}")
+        setattr(made, argument, given)
+    if timeout is not None:
+        made.timeout = timeout
+    return made

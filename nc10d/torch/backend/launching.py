@@ -1,0 +1,144 @@
+"""Launching an operation of nc10d for torch: its Work, its errors, and its event in a profile."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from sys import getrefcount
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import profiler
+
+from nc10d import ops
+from nc10d.backend.base import NOTHING
+from nc10d.errors import DistError
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import World
+from nc10d.ops import OP_NAMES, Op
+from nc10d.torch.backend import profiling
+from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
+from nc10d.torch.backend.works import TorchWork
+from nc10d.work import Work
+
+UNSET = timedelta(milliseconds=-1)
+"""The timeout of torch's options that stands for the group's."""
+_MOST_SLIM = 256
+_HELD_HERE = 2
+"""References to a Work that only a local variable holds, as sys.getrefcount counts them."""
+
+
+class TorchLauncher:
+    """Launches a torch group's calls on `nc10d_group`, the group of nc10d below it."""
+
+    nc10d_group: ProcessGroup
+
+    def _open(self, group: ProcessGroup, world: World) -> None:
+        self.nc10d_group = group
+        self._world = world
+        # torch's C++ code may hold the C++ part of a Work alone, whose methods are the base's once
+        # the Python part is gone. So the group keeps Works, without tensors once they have ended.
+        self._works: deque[TorchWork] = deque()
+        self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
+
+    def _backend_name(self) -> str:
+        """Return the name by which torch knows the backend."""
+        raise NotImplementedError
+
+    def _run(
+        self, kind: type[Op], extra: Any, x: Any, y: Any, opts: Any, outputs: list[Tensor]
+    ) -> TorchWork | None:
+        """Run an operation, of parts as in nc10d.backend.base.PARTS."""
+        group, timeout = self.nc10d_group, opts.timeout
+        limit = None if timeout == UNSET else timeout
+        if profiler._is_profiler_enabled and not group.in_batch():
+            given = y if kind is ops.ReduceScatter else x
+            tensors = [x for x in (given if type(given) is tuple else [given]) if x is not NOTHING]
+            return self._traced(
+                OP_NAMES[kind],
+                tensors,
+                lambda: group._call(kind, extra, x, y, True, limit),
+                opts.asyncOp,
+                outputs,
+            )
+        try:
+            work = group._call(kind, extra, x, y, opts.asyncOp, limit)
+        except DistError as error:
+            raise torch_error(error) from error
+        return None if work is None else self._kept(work, outputs)
+
+    def _together(
+        self,
+        name: str,
+        inputs: list[Tensor],
+        calls: Callable[[timedelta | None], object],
+        opts: Any,
+        outputs: list[Tensor],
+    ) -> TorchWork | None:
+        """Launch the `calls` on nc10d's group together; in a block that is open, they join it.
+
+        They take the timeout.
+        """
+        group = self.nc10d_group
+        limit = None if opts.timeout == UNSET else opts.timeout
+        if group.in_batch():
+            calls(limit)
+            return None
+
+        def launch(async_op: bool = True) -> Work | None:
+            with group.coalescing_manager(async_ops=async_op) as manager:
+                calls(limit)
+            return manager.works[0] if manager.works else None
+
+        if profiler._is_profiler_enabled and inputs:
+            return self._traced(name, inputs, launch, opts.asyncOp, outputs)
+        with raising_torch_errors():
+            work = launch(opts.asyncOp)
+        return None if work is None else self._kept(work, outputs)
+
+    def _traced(
+        self,
+        name: str,
+        inputs: list[Tensor],
+        launch: Callable[[], Work | None],
+        async_op: bool,
+        outputs: list[Tensor],
+    ) -> TorchWork | None:
+        """Launch asynchronously, as an event of torch's profiler."""
+        name = f"{self._backend_name()}:{name}"
+        with raising_torch_errors(), profiling.beginning(name, inputs) as event:
+            work = launch()
+        assert work is not None, "no block is open"
+        kept = self._kept(work, outputs, event)
+        return kept if async_op or not kept.wait() else None
+
+    def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
+        """Start a message."""
+        group = self.nc10d_group
+        start: Any = group.isend if kind is ops.Send else group.irecv
+        if profiler._is_profiler_enabled and not group.in_batch():
+            name = "recvAnySource" if peer is None else OP_NAMES[kind]
+            traced = self._traced(name, [x], lambda: start(x, peer, tag), True, [x])
+            assert traced is not None, "it is asynchronous"
+            return traced
+        try:
+            work = start(x, peer, tag)
+        except DistError as error:
+            raise torch_error(error) from error
+        return self._kept(work, [x])
+
+    def _kept(self, work: Work, outputs: list[Tensor], event: Any = None) -> TorchWork:
+        """Return a Work for torch, and keep it alive; an `event` ends with it."""
+        if event is None:
+            kept = TorchWork(work, outputs)
+        else:
+            kept = profiling.ProfiledWork(work, outputs, event)
+        works = self._works
+        while works and works[0].is_completed():
+            ended = works.popleft()
+            if getrefcount(ended) <= _HELD_HERE:
+                ended.slim()
+            self._slim.append(ended)
+        works.append(kept)
+        return kept

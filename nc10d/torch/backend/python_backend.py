@@ -1,0 +1,51 @@
+"""The backend of torch 2.14: a Backend in Python, which torch registers in a group for devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nc10d.base.callable_values import CallableInt
+from nc10d.base.torch_entry import NAME
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import World
+from nc10d.torch.backend.group_calls import TorchCalls
+
+c10d: Any = torch._C._distributed_c10d
+
+SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
+"""Whether this torch takes a Backend that is written in Python."""
+
+# The wrapper of debug level DETAIL keeps the C++ part alone, whose methods are the base's.
+_alive: set[PythonBackend] = set()
+
+
+class PythonBackend(TorchCalls, c10d.Backend):
+    """A backend of a torch group, whose calls run on a group of nc10d."""
+
+    def __init__(self, group: ProcessGroup, world: World) -> None:
+        c10d.Backend.__init__(self, group.rank(), group.size())
+        self._open(group, world)
+        _alive.add(self)
+
+    def shutdown(self) -> None:
+        """Close the group; operations in flight fail."""
+        super().shutdown()
+        _alive.discard(self)
+
+    def name(self) -> str:
+        """Return "nc10d"."""
+        return NAME
+
+    getBackendName = _backend_name = name
+
+    # torch reads these as attributes, and its C++ code calls them.
+    supports_coalescing = CallableInt(True)
+    supports_splitting = CallableInt(False)
+    supports_shrinking = supports_time_estimate = CallableInt(False)
+    supports_reconfigure = supports_window = CallableInt(False)
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return False: torch allocates tensors itself."""
+        return False

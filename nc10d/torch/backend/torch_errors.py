@@ -1,0 +1,55 @@
+"""nc10d's errors as torch.distributed's, which torch's users catch."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from nc10d.errors import CollectiveTimeout, DistError
+
+_TIMEOUT = "; the timeout is that of the call, or of the call that made the group"
+_MISSING = re.compile(r": rank(?P<more>s?) (?P<ranks>[^:]*) of group ")
+
+
+def torch_error(error: DistError) -> Exception:
+    """Return a torch.distributed.DistBackendError whose cause is `error`, with its message."""
+    return _made(str(error), error)
+
+
+def _made(message: str, error: DistError) -> Exception:
+    if isinstance(error, CollectiveTimeout):
+        message += _TIMEOUT
+    made: Exception = dist.DistBackendError(message)
+    made.__cause__ = error
+    return made
+
+
+def barrier_error(error: DistError, rank: int, wait_all_ranks: bool) -> Exception:
+    """Return the error of a monitored_barrier on `rank`, which begins with gloo's words."""
+    missing = _MISSING.search(str(error)) if error.op == "monitored_barrier" else None
+    if not isinstance(error, CollectiveTimeout):
+        return torch_error(error)
+    if missing is None:
+        words = f"Rank {rank} timed out in monitoredBarrier"
+    elif rank:
+        words = (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+            "for send/recv from rank 0"
+        )
+    elif wait_all_ranks and missing["more"]:
+        words = f"Ranks {missing['ranks']} failed to pass monitoredBarrier"
+    else:
+        words = f"Rank {error.rank} failed to pass monitoredBarrier"
+    return _made(f"{words}: {error}", error)
+
+
+@contextlib.contextmanager
+def raising_torch_errors() -> Iterator[None]:
+    """Raise torch's error in place of nc10d's out of a with-block."""
+    try:
+        yield
+    except DistError as error:
+        raise torch_error(error) from error

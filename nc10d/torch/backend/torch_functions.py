@@ -1,0 +1,111 @@
+"""Functions of torch.distributed that refuse every backend but gloo and NCCL by name.
+
+torch calls no method of a backend there, so a wrapper passes calls on groups of nc10d on, and all
+others to torch's function. `install` is called when the first group of nc10d is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup as Group
+from torch.distributed import distributed_c10d as c10d
+
+from nc10d.group.shrink import shrink_group
+from nc10d.group.world import current_world
+from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.side_by_side import on_default, on_members
+from nc10d.torch.backend.torch_errors import raising_torch_errors
+
+
+def install() -> None:
+    """Put the wrappers into torch.distributed; again: no change."""
+    for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
+        name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
+        theirs = getattr(c10d, name, None)
+        if theirs is not None and not hasattr(theirs, "nc10d"):
+            wrapper = _passing_on(own, theirs)
+            for module in (c10d, dist):
+                if getattr(module, name, None) is theirs:
+                    setattr(module, name, wrapper)
+
+
+def _passing_on(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        found = own(*arguments, **options)
+        return theirs(*arguments, **options) if found is NotImplemented else found
+
+    wrapper.nc10d = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _monitored_barrier(
+    group: Group | None = None, timeout: Any = None, wait_all_ranks: bool = False
+) -> Any:
+    calls = calls_of(group or dist.group.WORLD)
+    if calls is None:
+        return NotImplemented
+    limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+    return calls.monitored_barrier(limit, wait_all_ranks)
+
+
+def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:
+    calls = calls_of(group or dist.group.WORLD)
+    return NotImplemented if calls is None else calls.set_timeout(timeout)
+
+
+def _split_group(
+    parent_pg: Group | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **others: Any,
+) -> Any:
+    parent = parent_pg or dist.group.WORLD
+    calls = calls_of(parent)
+    if calls is None or others.get("backend") is not None:
+        return NotImplemented
+    group = calls.nc10d_group
+    lists = [[*ranks] for ranks in split_ranks or ()]
+    if not lists or not all(lists):
+        raise ValueError("split_ranks must be lists of ranks, none of them empty")
+    group.agree_on_call(f"split_group({lists})")
+    own = next((sorted(ranks) for ranks in lists if group.rank() in ranks), None)
+    if own is None:
+        return None
+    return dist.new_group(
+        [group.global_rank(rank) for rank in own],
+        timeout=timeout or timedelta(seconds=min(group.timeout, timedelta.max.total_seconds())),
+        pg_options=pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+    )
+
+
+def _shrink_group(
+    ranks_to_exclude: Sequence[int] | None = None,
+    group: Group | None = None,
+    shrink_flags: int = 0,
+    pg_options: Any = None,
+) -> Any:
+    calls = calls_of(group or dist.group.WORLD)
+    if calls is None:
+        return NotImplemented
+    old, world = calls.nc10d_group, current_world()
+    whole = group is None or group is dist.group.WORLD
+    default = world.default
+    # The ranks of a default group's successor are numbered anew, as torch numbers them.
+    world.default = old if whole else default
+    try:
+        with raising_torch_errors():
+            new = shrink_group([*(ranks_to_exclude or ())], old)
+    finally:
+        world.default = world.default if default is old else default
+    dist.destroy_process_group(None if whole else group)
+    return on_default(new) if whole else on_members(new)

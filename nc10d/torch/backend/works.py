@@ -1,0 +1,156 @@
+"""torch's Work and Future of an operation that nc10d has launched.
+
+A Work ends before its Future does, and no lock is held while the Future's callbacks run: autograd's
+thread may wait in any of them. Where a Future is made during a backward pass (torch's Reducer, and
+comm hooks, ask for it there), the pass itself waits for the operation at its end, before the
+Reducer does. So an error of the operation comes out of `backward()` as it is, and the thread that
+waits makes the operation progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nc10d.errors import DistError
+from nc10d.torch.backend.torch_errors import torch_error
+from nc10d.work import Work
+
+NEVER = timedelta(0)
+"""What torch passes for no timeout."""
+
+
+def ended_work() -> Work:
+    """Return the Work of an operation that has ended."""
+    work = Work()
+    work._finish()
+    return work
+
+
+class TorchWork(dist._Work):
+    """A launched operation; `outputs` are the tensors that it writes."""
+
+    def __init__(self, work: Work, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.work: Work | None = work
+        self._outputs = outputs
+        self._future: Any = None
+
+    def _launched(self) -> Work:
+        assert self.work is not None, "a slim Work is seen by torch's C++ code alone"
+        return self.work
+
+    def wait(self, timeout: timedelta = NEVER) -> bool:
+        """Block until the operation has ended; see nc10d.work.Work.wait."""
+        if self.work is None:
+            return True
+        try:
+            return self.work.wait(timeout or None)
+        except DistError as error:
+            raise torch_error(error) from error
+
+    def synchronize(self) -> None:
+        """Wait for the operation; on CUDA, only the current stream does."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Order the current stream's later work after the operation."""
+        self._launched().block_current_stream()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended; never blocks."""
+        return self.work is None or self.work.is_completed()
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended without an error; never blocks."""
+        return self.work is None or self.work.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that has failed, else None."""
+        found = None if self.work is None else self.work.exception()
+        return torch_error(found) if isinstance(found, DistError) else found
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the operation writes, once it has ended."""
+        self.wait()
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the rank in the group from which a receive came."""
+        self.wait()
+        return int(self._launched().result())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a torch.futures.Future of the list of outputs."""
+        if self._future is None:
+            self._future = _LaunchedFuture(self._launched(), self._outputs)
+        return self._future.torch
+
+    def get_future_result(self) -> Any:
+        """Return a Future that ends with the operation."""
+        return self.get_future()
+
+    def slim(self) -> None:
+        """Drop the tensors of an operation that has ended; torch's C++ code may still wait."""
+        self.work, self._outputs, self._future = None, [], None
+
+
+class _LaunchedFuture:
+    """A Future of torch's that ends with an operation; `torch` is the Future."""
+
+    def __init__(self, work: Work, outputs: list[torch.Tensor]) -> None:
+        self._work, self._outputs = work, outputs
+        self._ended, self._lock = False, threading.Lock()
+        devices = sorted({x.device for x in outputs if x.is_cuda}, key=str)
+        if devices:
+            self.torch = self._ordered(devices)
+            return
+        self._first: Any = torch.futures.Future()
+        if work.is_success():
+            self.torch = self._first
+            self._first.set_result(outputs)
+            return
+        # Only the error of a callback is an error to torch's C++ code: the Reducer reads a Future
+        # with an exception that Python has set as if it had a value.
+        self.torch = self._first.then(self._check)
+        work.add_done_callback(self._end)
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+
+    def _ordered(self, devices: list[torch.device]) -> Any:
+        """Return a Future that has ended, on whose value later work on a device waits."""
+        future: Any = torch.futures.Future(devices=devices)
+        with contextlib.ExitStack() as streams:
+            for device in devices:
+                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+            self._work.wait()
+            future.set_result(self._outputs)
+        return future
+
+    def _check(self, _: Any) -> list[torch.Tensor]:
+        error = self._work.exception()
+        if isinstance(error, DistError):
+            raise torch_error(error) from error
+        if error is not None:
+            raise error
+        return self._outputs
+
+    def _end(self, _: Work) -> None:
+        with self._lock:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._first.set_result(self._outputs)
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except DistError as error:
+            raise torch_error(error) from error
+        self._end(self._work)

@@ -1,0 +1,79 @@
+"""Optimizers that step in the backward pass, each as soon as its parameter's gradient is there.
+
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    model = DistributedDataParallel(model)
+    loss(model(x)).backward()       # the parameters are trained when this returns
+
+Contract: marks on parameters and hooks are those of torch.distributed.optim, so that its functions
+work, too. DistributedDataParallel takes the hooks' place: they would step by the gradient of a
+single rank. A gradient is None after its step, so that it needs memory no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+MARK = "_in_backward_optimizers"
+"""The attribute of a parameter with the list of its optimizers."""
+
+KEEP_GRADIENTS = "NC10D_KEEP_STEPPED_GRADIENTS"
+"""The environment variable that keeps gradients after their step, if it is 1."""
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: type[torch.optim.Optimizer],
+    params: Iterable[torch.nn.Parameter],
+    optimizer_kwargs: dict[str, Any],
+    register_hook: bool = True,
+) -> None:
+    """Let each of `params` have an optimizer of its own, which steps in the backward pass.
+
+    `optimizer_class([param], **optimizer_kwargs)` makes it. Several calls give a parameter several
+    optimizers. Call it before the module is wrapped. Without `register_hook` only the marks are
+    made, and nothing steps until DistributedDataParallel wraps the module.
+    """
+    for x in params:
+        for mark, value in (
+            (MARK, optimizer_class([x], **optimizer_kwargs)),
+            ("_optimizer_classes", optimizer_class),
+            ("_optimizer_kwargs", optimizer_kwargs),
+        ):
+            setattr(x, mark, [*getattr(x, mark, ()), value])
+        if register_hook and x not in _handles:
+            _handles[x] = x.register_post_accumulate_grad_hook(step)
+
+
+_handles = WeakTensorKeyDictionary()
+"""The handle of the hook of each parameter."""
+
+
+def optimizers(x: torch.Tensor) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that step in the backward pass of a parameter."""
+    found: list[torch.optim.Optimizer] = getattr(x, MARK, [])
+    return found
+
+
+def take_over(params: Iterable[torch.Tensor]) -> None:
+    """Remove the hooks by which the optimizers of these parameters step."""
+    # torch's own function keeps its handles in its module, which may not have been imported.
+    torchs = sys.modules.get("torch.distributed.optim.apply_optimizer_in_backward")
+    for x in params:
+        handles = [_handles.pop(x)] if x in _handles else []
+        if torchs is not None:
+            handles += torchs.param_to_optim_hook_handle_map.pop(x, [])
+        for handle in handles:
+            handle.remove()
+
+
+def step(x: torch.Tensor) -> None:
+    """Let the optimizers of a parameter step by its gradient, and drop the gradient."""
+    for optimizer in optimizers(x):
+        optimizer.step()
+    if os.environ.get(KEEP_GRADIENTS) != "1":
+        x.grad = None

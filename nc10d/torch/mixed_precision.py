@@ -1,0 +1,240 @@
+"""Mixed precision for DistributedDataParallel: compute and reduce in fewer bits, train in all.
+
+    model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
+
+Contract: the module's parameters keep their dtype, their values and their place; optimizers and
+state_dict see these alone. During a forward pass the module has low-precision copies instead,
+leaves of the graph, which each forward pass fills anew. The Reducer reduces the gradients of the
+copies; a gradient is cast back when its mean is known. PR 92882 of pytorch has the fields' meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import PackedSequence
+
+from nc10d.torch.wrapped_module import mapped
+
+Places = Sequence[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]
+"""A layer's table of parameters, a name in it, the parameter, and its copy."""
+
+_OWN, _COPY = 2, 3
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """The dtypes of a forward pass and of the reduction; None: the parameters' own.
+
+    `reduce_dtype` None is `param_dtype`. `buffer_dtype` is given to floating-point buffers when the
+    module is wrapped. With `keep_low_precision_grads`, gradients have `reduce_dtype` after the
+    backward pass, for an optimizer that takes them. `cast_root_forward_inputs` casts the arguments
+    of the whole module to `param_dtype`, `cast_forward_inputs` those of each layer. Layers of
+    `modules_to_keep` (and the layers inside them) keep their dtypes; their inputs are cast to
+    these, and their outputs to `param_dtype`.
+
+    TypeError for a dtype without fractions.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    keep_low_precision_grads: bool = False
+    cast_forward_inputs: bool = False
+    cast_root_forward_inputs: bool = True
+    modules_to_keep: tuple[type[torch.nn.Module], ...] = (_BatchNorm,)
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+            dtype = getattr(self, name)
+            if dtype is not None and not (
+                isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            ):
+                raise TypeError(f"{name} must be a floating-point dtype of torch's, got {dtype!r}")
+
+    @classmethod
+    def of(cls, other: Any) -> MixedPrecision:
+        """Return these settings, or those of torch's MixedPrecision for FSDP or DDP."""
+        if isinstance(other, cls):
+            return other
+        names = ("param_dtype", "reduce_dtype", "buffer_dtype")
+        if not all(hasattr(other, name) for name in names):
+            raise TypeError(f"mixed_precision must be a MixedPrecision, got {type(other)}")
+        flags = ("keep_low_precision_grads", "cast_forward_inputs", "cast_root_forward_inputs")
+        given = {name: getattr(other, name) for name in (*names, *flags) if hasattr(other, name)}
+        return cls(
+            **given,
+            modules_to_keep=tuple(getattr(other, "_module_classes_to_ignore", (_BatchNorm,))),
+        )
+
+
+class LowPrecision:
+    """The low-precision copies of a module's parameters, and their place in its layers.
+
+    `trained` are the parameters to train and `ignored` the names that DDP ignores. `leaves` has the
+    copies of the trained parameters by name; a parameter that keeps its dtype is its own leaf.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        trained: Mapping[str, torch.Tensor],
+        ignored: frozenset[str],
+        options: MixedPrecision,
+    ) -> None:
+        self._options, self._active = options, False
+        kept = [x for x in module.modules() if isinstance(x, options.modules_to_keep)]
+        inside = {id(x) for layer in kept for x in layer.modules()}
+        own = {id(x) for layer in kept for x in (*layer.parameters(), *layer.buffers())}
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        own.update(id(x) for name, x in named.items() if name in ignored)
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
+        for layer in module.modules():
+            if id(layer) not in inside:
+                self._take(layer, own)
+        for layer in kept:
+            self._hook(layer, _dtype(layer), options.param_dtype)
+        self._versions: list[int] = []
+        self.leaves = {name: self._copies.get(id(x), (x, x))[1] for name, x in trained.items()}
+        self.dtypes = {
+            name: x.dtype if id(x) in own or not x.is_floating_point() else self._reduced(x)
+            for name, x in trained.items()
+        }
+        if options.keep_low_precision_grads:
+            for name, x in trained.items():
+                x.grad_dtype = self.dtypes[name]
+
+    def _reduced(self, x: torch.Tensor) -> torch.dtype:
+        return self._options.reduce_dtype or self._options.param_dtype or x.dtype
+
+    def _take(self, layer: torch.nn.Module, own: set[int]) -> None:
+        """Make the copies of a layer's parameters, and cast its buffers."""
+        options = self._options
+        for name, x in layer._buffers.items():
+            if options.buffer_dtype and _castable(x) and id(x) not in own:
+                layer._buffers[name] = x.to(options.buffer_dtype)
+        found = [(n, x) for n, x in layer._parameters.items() if _castable(x) and id(x) not in own]
+        if options.param_dtype is None:
+            return
+        places = len(self._places)
+        for name, x in found:
+            if x.dtype != options.param_dtype:
+                if id(x) not in self._copies:
+                    low = x.detach().to(options.param_dtype)
+                    copy = torch.nn.Parameter(low, requires_grad=x.requires_grad)
+                    self._copies[id(x)] = (x, copy)
+                self._places.append((layer._parameters, name, *self._copies[id(x)]))
+        cast = options.param_dtype if options.cast_forward_inputs else None
+        if len(self._places) > places or cast:
+            self._hook(layer, cast, None, self._places[places:])
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Give the module its copies, with the parameters' current values, for a forward pass."""
+        self._refresh()
+        self._exchange(self._places, _COPY)
+        self._active = True
+        try:
+            yield
+        finally:
+            self._active = False
+            self._exchange(self._places, _OWN)
+
+    def inputs(self, value: Any) -> Any:
+        """Return the arguments of a forward pass with floating-point tensors cast."""
+        dtype = self._options.param_dtype
+        if dtype is None or not self._options.cast_root_forward_inputs:
+            return value
+        return mapped(value, lambda x: _cast(x, dtype))
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        sources = [x for x, _ in self._copies.values()]
+        copies = [copy for _, copy in self._copies.values()]
+        versions = [x._version for x in sources]
+        if versions == self._versions:
+            # The graph of an earlier forward pass may hold the copies. Their values are the same,
+            # but for what nc10d has written, which torch does not count as a change either.
+            copies = [x.data for x in copies]
+        self._versions = versions
+        if copies:
+            torch._foreach_copy_(copies, sources)
+
+    @staticmethod
+    def _exchange(places: Places, which: int) -> None:
+        for place in places:
+            place[0][place[1]] = place[which]
+
+    def _hook(
+        self,
+        layer: torch.nn.Module,
+        given: torch.dtype | None,
+        result: torch.dtype | None,
+        places: Places = (),
+    ) -> None:
+        """Cast a layer's inputs and outputs; give it its copies where a backward pass calls it."""
+        # Checkpointing calls a layer again in the backward pass, outside of `forward`. A recurrent
+        # layer holds its parameters in a list of its own, too.
+        names: list[str] = getattr(layer, "_flat_weights_names", [])
+
+        def exchange(which: int) -> None:
+            if not self._active:
+                self._exchange(places, which)
+            if names:
+                found = {name: place[which] for place in places for name in (place[1],)}
+                layer._flat_weights = [found[name] for name in names]
+
+        def before(_: Any, args: Any, kwargs: Any) -> Any:
+            if not self._used():
+                return None
+            exchange(_COPY)
+            return None if given is None else mapped((args, kwargs), lambda x: _cast(x, given))
+
+        def after(_: Any, _args: Any, output: Any) -> Any:
+            if not self._used():
+                return None
+            exchange(_OWN)
+            return None if result is None else mapped(output, lambda x: _cast(x, result))
+
+        layer.register_forward_pre_hook(_Hook(before), with_kwargs=True)
+        layer.register_forward_hook(_Hook(after), always_call=True)
+
+    def _used(self) -> bool:
+        return self._active or torch._C._current_graph_task_id() != -1
+
+
+class _Hook:
+    """A hook of a layer; a copy of the layer has a hook without effect."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *values: Any) -> Any:
+        return self._function(*values)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    """Leave a layer's inputs and outputs alone."""
+
+
+def _castable(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    whole = x.data if isinstance(x, PackedSequence) else x
+    return x.to(dtype) if whole.is_floating_point() else x
+
+
+def _dtype(layer: torch.nn.Module) -> torch.dtype:
+    held = (*layer.parameters(), *layer.buffers())
+    return next((x.dtype for x in held if x.is_floating_point()), torch.float32)

@@ -1,0 +1,81 @@
+"""DistributedDataParallel in a Join block: what a rank sends that has no batch left.
+
+Contract: in a block, each forward pass of DDP begins with an all_reduce of a vector: element 0 is
+the number of ranks that have a batch, element 1 + r the state of rank r. A rank that has joined
+makes the same all_reduce, and learns from it which collectives the others will make. The others do
+not wait for it: the Reducer reads the divisor when it launches the first bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.api.join import Join, JoinHook
+from nc10d.ops import MAX
+from nc10d.torch.wrapped_module import same_everywhere
+from nc10d.work import Work
+
+JOINED, EVALUATES, RECORDS, REDUCES = range(4)
+"""A rank's state: no batch left; a forward pass without a graph, with a graph, to be reduced."""
+
+States = npt.NDArray[np.int64]
+
+
+class UnevenInputs(JoinHook):
+    """The part of `ddp`, a DistributedDataParallel, in a Join block."""
+
+    def __init__(self, ddp: Any, divide_by_initial_world_size: bool) -> None:
+        self._ddp = ddp
+        self._static = divide_by_initial_world_size
+        self._has_sync_bn = ddp._contents.has_sync_bn()
+        self._notified: Work | None = None
+
+    def begin(self, state: int) -> States:
+        """Begin an iteration of this rank; return all ranks' states, once `_agreed` is over.
+
+        ValueError if the module's own layers communicate, which a rank that has joined cannot.
+        """
+        if self._has_sync_bn and not self._ddp._join_config.throw_on_early_termination:
+            raise ValueError(
+                "a rank without a batch cannot take part in SyncBatchNorm: pass "
+                "throw_on_early_termination=True to the Join block"
+            )
+        if self._notified is not None:
+            self._notified.wait()
+        self._notified = Join.notify_join_context(self._ddp)
+        return self._agree(state)
+
+    def source(self) -> int:
+        """Return the last rank that has a batch; its buffers are everybody's. Blocks."""
+        self._agreed.wait()
+        return int(np.flatnonzero(self._states[1:])[-1])
+
+    def count(self) -> None:
+        """Let the Reducer divide the next pass by the number of ranks that have a batch."""
+        self._ddp.reducer.set_forward_pass_work_handle(self._agreed, self._static)
+
+    def _agree(self, state: int) -> States:
+        group = self._ddp.process_group
+        self._states = np.zeros(1 + group.size(), np.int64)
+        self._states[0] = state != JOINED
+        self._states[1 + group.rank()] = state
+        self._agreed = group.all_reduce(self._states, async_op=True)
+        return self._states
+
+    def main_hook(self) -> None:
+        """Make the collectives of an iteration of the ranks that have a batch."""
+        states = self._agree(JOINED)
+        self._agreed.wait()
+        self._ddp._shadow(int(states[1:].max()), self)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Give every rank the parameters and buffers of the last rank that had a batch."""
+        if self._notified is not None:
+            self._notified.wait()
+        group = self._ddp.process_group
+        last = np.array([group.rank() if is_last_joiner else -1], np.int64)
+        group.all_reduce(last, MAX)
+        same_everywhere(group, self._ddp._contents.states(buffers=True), int(last[0]))

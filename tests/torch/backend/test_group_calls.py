@@ -1,0 +1,372 @@
+"""The calls of a torch group on nc10d, by torch's own names and options, ranks as threads."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from nc10d.errors import CollectiveMismatch, CollectiveTimeout
+from nc10d.group.world import World
+from nc10d.testing import Ranks
+from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.python_group import PythonGroup
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(SIZE) as started:
+        yield started
+
+
+def torch_group(group):
+    return (PythonBackend if SUPPORTED else PythonGroup)(group, World())
+
+
+def on(ranks, body):
+    return ranks.run(lambda group: body(torch_group(group), group.rank()))
+
+
+def waited(work):
+    assert work.wait()
+    return work.result()
+
+
+def mine(rank, *shape, dtype=torch.float32):
+    return torch.full(shape, rank + 1).to(dtype)
+
+
+def all_reduce(group, rank):
+    (x,) = waited(group.allreduce([mine(rank, 4)]))
+    return x, torch.full((4,), 6.0)
+
+
+def all_reduce_by_convention(group, rank):
+    (x,) = waited(group.allreduce(mine(rank, 4), dist.ReduceOp.MAX))
+    return x, torch.full((4,), 3.0)
+
+
+def broadcast(group, rank):
+    (x,) = waited(group.broadcast(mine(rank, 2), 1))
+    return x, torch.full((2,), 2.0)
+
+
+def reduce(group, rank):
+    options = c10d.ReduceOptions()
+    options.rootRank, options.reduceOp = 2, dist.ReduceOp.PRODUCT
+    (x,) = waited(group.reduce([mine(rank, 2)], options))
+    return x, torch.full((2,), 6.0 if rank == 2 else rank + 1)
+
+
+def all_gather(group, rank):
+    outs = [torch.zeros(2) for _ in range(SIZE)]
+    waited(group.allgather([outs], [mine(rank, 2)]))
+    return torch.stack(outs), torch.stack([mine(r, 2) for r in range(SIZE)])
+
+
+def all_gather_of_uneven_tensors(group, rank):
+    outs = [torch.zeros(r) for r in range(SIZE)]
+    waited(group.allgather([outs], [mine(rank, rank)]))
+    return torch.cat(outs), torch.tensor([2.0, 3.0, 3.0])
+
+
+def all_gather_single(group, rank):
+    out = torch.zeros(SIZE, 2)
+    waited(group.all_gather_single(out, mine(rank, 2)))
+    return out, torch.stack([mine(r, 2) for r in range(SIZE)])
+
+
+def all_gather_coalesced(group, rank):
+    outs = [[torch.zeros(1), torch.zeros(2)] for _ in range(SIZE)]
+    waited(group.allgather_coalesced(outs, [mine(rank, 1), mine(rank, 2)]))
+    return torch.cat([x for xs in outs for x in xs]), torch.arange(1, 4.0).repeat_interleave(3)
+
+
+def reduce_scatter(group, rank):
+    out = torch.zeros(2)
+    waited(group.reduce_scatter([out], [[mine(rank, 2) * r for r in range(SIZE)]]))
+    return out, torch.full((2,), 6.0 * rank)
+
+
+def reduce_scatter_single(group, rank):
+    out = torch.zeros(2)
+    waited(group.reduce_scatter_single(out, mine(rank, SIZE, 2)))
+    return out, torch.full((2,), 6.0)
+
+
+def all_to_all(group, rank):
+    outs = [torch.zeros(2) for _ in range(SIZE)]
+    waited(group.alltoall(outs, [mine(rank, 2) * r for r in range(SIZE)]))
+    return torch.stack(outs), torch.stack([mine(r, 2) * rank for r in range(SIZE)])
+
+
+def all_to_all_by_sizes(group, rank):
+    out = torch.zeros(rank * SIZE)
+    sizes = [*range(SIZE)]
+    waited(group.all_to_all_single(out, mine(rank, sum(sizes)), [rank] * SIZE, sizes))
+    return out, torch.arange(1, 4.0).repeat_interleave(rank)
+
+
+def gather(group, rank):
+    outs = [[torch.zeros(2) for _ in range(SIZE)]] if rank == 1 else []
+    options = c10d.GatherOptions()
+    options.rootRank = 1
+    waited(group.gather(outs, [mine(rank, 2)], options))
+    found = torch.stack(outs[0]) if outs else torch.zeros(0)
+    return found, torch.stack([mine(r, 2) for r in range(SIZE)]) if outs else torch.zeros(0)
+
+
+def scatter(group, rank):
+    out = torch.zeros(2)
+    ins = [[mine(r, 2) for r in range(SIZE)]] if rank == 2 else []
+    options = c10d.ScatterOptions()
+    options.rootRank = 2
+    waited(group.scatter([out], ins, options))
+    return out, mine(rank, 2)
+
+
+def message(group, rank):
+    x = mine(rank, 2)
+    if rank:
+        group.send([x], 0, 5 + rank).wait()
+        return x, x
+    waited(group.recv([x], 1, 6))
+    work = group.recv_anysource([x], 7)
+    work.wait()
+    return torch.tensor([work._source_rank(), *x]), torch.tensor([2.0, 3.0, 3.0])
+
+
+def coalesced_messages(group, rank):
+    x, y = mine(rank, 2), torch.zeros(2)
+    group._start_coalescing(torch.device("cpu"))
+    group.send([x], (rank + 1) % SIZE, 0)
+    group.recv([y], (rank - 1) % SIZE, 0)
+    assert group._end_coalescing(torch.device("cpu")).wait()
+    return y, mine((rank - 1) % SIZE, 2)
+
+
+def all_reduces_together(group, rank):
+    xs = [mine(rank, 2), mine(rank, 3)]
+    waited(group.allreduce_coalesced(xs))
+    return torch.cat(xs), torch.full((5,), 6.0)
+
+
+def gathers_together(group, rank):
+    outs = [torch.zeros(SIZE), torch.zeros(SIZE, 2)]
+    waited(group.all_gather_single_coalesced(outs, [mine(rank, 1), mine(rank, 2)]))
+    return outs[1], torch.stack([mine(r, 2) for r in range(SIZE)])
+
+
+def reduce_scatters_together(group, rank):
+    outs = [torch.zeros(1), torch.zeros(2)]
+    waited(group.reduce_scatter_single_coalesced(outs, [mine(rank, SIZE), mine(rank, SIZE, 2)]))
+    return torch.cat(outs), torch.full((3,), 6.0)
+
+
+def sparse(group, rank):
+    x = torch.sparse_coo_tensor([[0, rank]], [1.0, 2.0], (SIZE,), check_invariants=True)
+    (x,) = waited(group.allreduce([x]))
+    return x.to_dense(), torch.tensor([5.0, 2.0, 2.0])
+
+
+def strided(group, rank):
+    x = mine(rank, 4, 6)
+    waited(group.allreduce([x[::2, ::3]]))
+    expected = mine(rank, 4, 6)
+    expected[::2, ::3] = 6
+    return x, expected
+
+
+def premultiplied(group, rank):
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist._make_nccl_premul_sum(0.5)
+    (x,) = waited(group.allreduce([mine(rank, 2)], options))
+    return x, torch.full((2,), 3.0)
+
+
+def blocking(group, rank):
+    options = c10d.AllreduceOptions()
+    options.asyncOp = False
+    x = mine(rank, 2)
+    assert group.allreduce([x], options) is None
+    assert group.barrier() is not None
+    return x, torch.full((2,), 6.0)
+
+
+CALLS = [
+    all_reduce,
+    all_reduce_by_convention,
+    broadcast,
+    reduce,
+    all_gather,
+    all_gather_of_uneven_tensors,
+    all_gather_single,
+    all_gather_coalesced,
+    reduce_scatter,
+    reduce_scatter_single,
+    all_to_all,
+    all_to_all_by_sizes,
+    gather,
+    scatter,
+    message,
+    coalesced_messages,
+    all_reduces_together,
+    gathers_together,
+    reduce_scatters_together,
+    sparse,
+    strided,
+    premultiplied,
+    blocking,
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_call_gives_torch_s_result(ranks, call):
+    for found, expected in on(ranks, call):
+        assert torch.equal(found, expected)
+
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int16",
+    "uint16",
+    "uint32",
+    "uint64",
+    "half",
+    "bfloat16",
+    "float64",
+    "complex64",
+]
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_gloo_refuses_are_summed_too(ranks, name):
+    dtype = getattr(torch, name)
+
+    def body(group, rank):
+        (x,) = waited(group.allreduce([mine(rank, 3, dtype=dtype)]))
+        return x.to(torch.complex64).real.tolist()
+
+    assert on(ranks, body) == [[1.0 if dtype is torch.bool else 6.0] * 3] * SIZE
+
+
+def test_a_future_has_the_outputs_and_its_callbacks_run(ranks):
+    def body(group, rank):
+        future = group.allreduce([mine(rank, 2)]).get_future()
+        return future.then(lambda done: done.value()[0] * 2).wait().tolist()
+
+    assert on(ranks, body) == [[12.0, 12.0]] * SIZE
+
+
+def disagree(group, rank):
+    return group.allreduce([mine(rank, 2 + (rank == 1))])
+
+
+def test_a_mismatch_is_torch_s_error_with_nc10d_s_as_its_cause():
+    def body(group):
+        work = disagree(torch_group(group), group.rank())
+        with pytest.raises(dist.DistBackendError) as caught:
+            work.wait()
+        assert isinstance(work.exception(), dist.DistBackendError)
+        assert not work.is_success()
+        return caught.value.__cause__
+
+    with Ranks(2) as two:
+        assert {type(cause) for cause in two.run(body)} == {CollectiveMismatch}
+
+
+def test_a_failed_future_raises_and_so_does_what_is_chained_to_it():
+    def body(group):
+        future = disagree(torch_group(group), group.rank()).get_future()
+        with pytest.raises(RuntimeError, match="all_reduce"):
+            future.then(lambda done: done.value()).wait()
+
+    with Ranks(2) as two:
+        two.run(body)
+
+
+def test_a_timeout_of_a_call_says_so_in_torch_s_words():
+    def body(group):
+        if group.rank():
+            return None
+        options = c10d.BarrierOptions()
+        options.timeout = timedelta(milliseconds=10)
+        with pytest.raises(dist.DistBackendError, match=r" timed out .* timeout ") as caught:
+            torch_group(group).barrier(opts=options).wait()
+        return type(caught.value.__cause__)
+
+    with Ranks(2) as two:
+        assert two.run(body)[0] is CollectiveTimeout
+
+
+def test_a_wait_may_be_shorter_than_the_operation():
+    def body(group):
+        calls = torch_group(group)
+        if group.rank():
+            calls.recv([torch.zeros(1)], 0).wait()
+            return calls.barrier().wait()
+        work = calls.barrier()
+        with pytest.raises(dist.DistBackendError, match="it goes on"):
+            work.wait(timedelta(milliseconds=1))
+        calls.send([torch.zeros(1)], 1).wait()
+        return work.wait()
+
+    with Ranks(2) as two:
+        assert two.run(body) == [True, True]
+
+
+def test_a_barrier_names_the_missing_rank_in_gloo_s_words():
+    def body(group):
+        if group.rank() == 1:
+            return ""
+        with pytest.raises(dist.DistBackendError) as caught:
+            torch_group(group).monitored_barrier(timedelta(milliseconds=50))
+        return str(caught.value)
+
+    with Ranks(3) as three:
+        first, _, last = three.run(body)
+    assert first.startswith("Rank 1 failed to pass monitoredBarrier")
+    assert last.startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
+
+
+MISTAKES = {
+    "two tensors": lambda group: group.allreduce([torch.zeros(1), torch.zeros(1)]),
+    "no tensor": lambda group: group.broadcast([]),
+    "wrong root": lambda group: group.broadcast(torch.zeros(1), SIZE),
+    "wrong sizes": lambda group: group.all_gather_single(torch.zeros(2), torch.zeros(1)),
+    "a list too few": lambda group: group.allgather_coalesced([], [torch.zeros(1)]),
+    "sparse maximum": lambda group: group.allreduce(torch.zeros(1).to_sparse(), dist.ReduceOp.MAX),
+    "options of another call": lambda group: group.barrier(c10d.AllreduceOptions()),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found_before_anything_is_sent(ranks, mistake):
+    def body(group, rank):
+        with pytest.raises((ValueError, TypeError)):
+            MISTAKES[mistake](group)
+        return waited(group.allreduce([mine(rank, 1)]))[0].item()
+
+    assert on(ranks, body) == [6.0] * SIZE
+
+
+def test_works_that_have_ended_keep_no_tensors(ranks):
+    def body(group, rank):
+        for _ in range(10):
+            group.allreduce([mine(rank, 1)]).wait()
+        return len(group._works)
+
+    assert on(ranks, body) == [1] * SIZE
+
+
+def test_launches_are_counted(ranks):
+    def body(group, rank):
+        before = group._get_sequence_number_for_group()
+        group.barrier().wait()
+        return group._get_sequence_number_for_group() - before
+
+    assert on(ranks, body) == [1] * SIZE

@@ -1,0 +1,46 @@
+"""The examples of torch.distributed on nc10d run, and what they say is true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(ranks: int, *words: str) -> str:
+    """Run an example on nc10d.run's ranks (0: by itself); return what it prints."""
+    launcher = ["-m", "nc10d.run", "--nproc-per-node", str(ranks)] if ranks else []
+    command = [sys.executable, *launcher, *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_three_ranks_resume_a_checkpoint_of_two(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    first = run(2, "examples/torch_fsdp.py", "--steps", "2", "--save", folder)
+    assert "step 0: loss" in first
+    resumed = run(3, "examples/torch_fsdp.py", "--steps", "1", "--resume", folder)
+    assert "step 2: loss" in resumed
+
+
+def test_a_split_network_learns_as_the_whole_one() -> None:
+    assert "largest difference" in run(2, "examples/torch_tensor_parallel.py")
+
+
+def test_lightning_trains_on_nc10d() -> None:
+    pytest.importorskip("lightning")
+    assert "backend nc10d, loss" in run(0, "examples/torch_lightning.py")
+
+
+def test_accelerate_trains_on_nc10d() -> None:
+    pytest.importorskip("accelerate")
+    assert "2 ranks, backend nc10d, DistributedDataParallel" in run(
+        2, "examples/torch_accelerate.py"
+    )
