@@ -26,8 +26,11 @@ WHOLE = {"all_reduce", "broadcast", "reduce", "ping_pong", "exchange", "window"}
 """Collectives whose arrays all have the whole size; in others a chunk is 1/size of it."""
 MESSAGES = {"ping_pong", "exchange"}
 IN_PLACE = {"all_reduce", "broadcast", "reduce", "window"}
-FROM_CHUNKS = {"all_gather", "all_gather_list", "gather", "gather_list"}
-TO_ROOT = {"gather", "gather_list"}
+FROM_CHUNK = {"all_gather", "gather", "all_gather_list", "gather_list"}
+"""Collectives whose input is a rank's chunk."""
+TO_ROOT = {"reduce", "gather", "gather_list"}
+FROM_ROOT = {"broadcast", "scatter", "scatter_list"}
+"""Collectives that have a result, or read an array, on rank 0 alone."""
 Check = Callable[[], int]
 
 
@@ -39,9 +42,8 @@ def pattern(rank: int, count: int) -> Array:
 def expected(collective: str, inputs: list[Array], rank: int) -> tuple[Array, Array]:
     """Return a rank's input, and its expected output, given every rank's whole input."""
     chunks = [[x] if collective in WHOLE else np.split(x, len(inputs)) for x in inputs]
-    x = chunks[rank][0] if collective in FROM_CHUNKS else inputs[rank]
-    wanted = EXPECTED[collective.removesuffix("_list")](chunks, rank)
-    return x, wanted[:0] if collective in TO_ROOT and rank else wanted
+    x = chunks[rank][0] if collective in FROM_CHUNK else inputs[rank]
+    return x, EXPECTED[collective.removesuffix("_list")](chunks, rank)
 
 
 def _total(arrays: list[Array]) -> Array:
@@ -54,11 +56,11 @@ EXPECTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
     "reduce_scatter": lambda chunks, rank: _total([own[rank] for own in chunks]),
     "broadcast": lambda chunks, _: chunks[0][0],
     "reduce": lambda chunks, _: _total([own[0] for own in chunks]),
+    "gather": lambda chunks, _: np.concatenate([own[0] for own in chunks]),
+    "scatter": lambda chunks, rank: chunks[0][rank],
     "all_to_all": lambda chunks, rank: np.concatenate([own[rank] for own in chunks]),
     "ping_pong": lambda chunks, rank: chunks[rank ^ 1][0],
     "exchange": lambda chunks, rank: chunks[rank ^ 1][0],
-    "gather": lambda chunks, _: np.concatenate([own[0] for own in chunks]),
-    "scatter": lambda chunks, rank: chunks[0][rank],
     "window": lambda chunks, _: _total([own[0] for own in chunks]),
 }
 """The output of a rank, given every rank's chunks."""
@@ -93,10 +95,10 @@ def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call,
     def check() -> int:
         out[:] = inputs[rank][: out.size]
         call()
-        return 0 if collective == "reduce" and rank else int(np.count_nonzero(out != wanted))
+        return 0 if collective in TO_ROOT and rank else int(np.count_nonzero(out != wanted))
 
     read = out if collective in IN_PLACE else x
-    if collective == "broadcast" and rank != 0:
+    if collective in FROM_ROOT and rank != 0:
         return call, nothing, check
     return call, partial(np.multiply, read, np.float32(1), out=read), check
 

@@ -52,14 +52,17 @@ COLLECTIVES = [
     "all_gather",
     "reduce_scatter",
     "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
     "all_to_all",
     "ping_pong",
     "exchange",
     "barrier",
 ]
 MORE = [
-    *("reduce", "gather", "scatter", "window"),
     *("all_gather_list", "gather_list", "scatter_list", "reduce_scatter_list", "all_to_all_list"),
+    "window",
 ]
 """Collectives that are compared if they are named: a list is MPI's call with counts (Gatherv); a
 window is 64 asynchronous all_reduces of equal pieces of the array, and then all waits."""

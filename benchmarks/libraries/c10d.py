@@ -84,7 +84,7 @@ class C10dLibrary(Library):
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
         """Bind the public calls to these arrays."""
-        return c10d_calls(self.dist, self.rank, self.tensor(out), self.tensor(x))
+        return c10d_calls(self.dist, self.rank, self.size, self.tensor(out), self.tensor(x))
 
     def call(self, kind: int, count: int) -> None:
         """Make one of `COLLECTIVES` collectives on `count` elements."""
@@ -127,9 +127,10 @@ class C10dLibrary(Library):
         self.dist.destroy_process_group()
 
 
-def c10d_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
-    """Bind the calls that torch.distributed and nc10d spell in the same way."""
+def c10d_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the calls that torch.distributed and nc10d spell in the same way; the root is rank 0."""
     peer = rank ^ 1
+    into, parts = (pieces(y, size) if rank == 0 else None for y in (out, x))
     send, recv = partial(dist.send, x, peer), partial(dist.recv, out, peer)
     return {
         "all_reduce": partial(dist.all_reduce, out),
@@ -137,17 +138,18 @@ def c10d_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
         "reduce_scatter": partial(dist.reduce_scatter_tensor, out, x),
         "broadcast": partial(dist.broadcast, out, 0),
         "reduce": partial(dist.reduce, out, 0),
+        "gather": partial(dist.gather, x, into, 0),
+        "scatter": partial(dist.scatter, out, parts, 0),
         "all_to_all": partial(dist.all_to_all_single, out, x),
         "ping_pong": there_and_back(send, recv, rank < peer),
         "exchange": both_ways(partial(dist.isend, x, peer), recv),
         "barrier": dist.barrier,
-        **list_calls(dist, rank, out, x),
+        **list_calls(dist, rank, size, out, x),
     }
 
 
-def list_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
-    """Bind the forms of calls that take a list with an array for each rank."""
-    size = dist.get_world_size()
+def list_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the forms of calls that take a list with an array for each rank, and a window."""
     outs, parts = pieces(out, size), pieces(x, size)
     # On the root the whole is longer than the chunk of other ranks.
     received, given = (outs, parts) if rank == 0 else (None, None)
@@ -156,6 +158,8 @@ def list_calls(dist: Any, rank: int, out: Any, x: Any) -> dict[str, Call]:
         "reduce_scatter_list": partial(dist.reduce_scatter, out, parts),
         "gather_list": partial(dist.gather, x, received, 0),
         "scatter_list": partial(dist.scatter, out, given, 0),
+        "all_to_all_list": partial(dist.all_to_all, outs, parts),
+        "window": partial(window, dist, out),
     }
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from benchmarks.libraries.base import Array, Call
-from benchmarks.libraries.c10d import HOST, C10dLibrary, Move, stay, window
+from benchmarks.libraries.c10d import HOST, C10dLibrary, Move, stay
 
 
 class Gloo(C10dLibrary):
@@ -44,14 +43,9 @@ class Gloo(C10dLibrary):
         os._exit(0)
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
-        """Bind c10d's calls; where gloo has a single form, that serves for both rows."""
+        """Bind c10d's calls; gloo exchanges lists in its single form only."""
         calls = super().bind(out, x)
-        return calls | {
-            "gather": calls["gather_list"],
-            "scatter": calls["scatter_list"],
-            "all_to_all_list": calls["all_to_all"],
-            "window": partial(window, self.dist, self.tensor(out)),
-        }
+        return calls | {"all_to_all_list": calls["all_to_all"]}
 
     def tensor(self, array: Array) -> Any:
         """Return a tensor over the memory of an array."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -25,13 +24,17 @@ class Mpi(Library):
         """Bind the calls of COMM_WORLD to described buffers."""
         comm, peer = self.comm, self.rank ^ 1
         into, source = [out, self.mpi.FLOAT], [x, self.mpi.FLOAT]
+        root = self.rank == 0
+        reduced = [self.mpi.IN_PLACE, into] if root else [into, None]
         send, recv = partial(comm.Send, source, peer), partial(comm.Recv, into, peer)
         return {
             "all_reduce": partial(comm.Allreduce, self.mpi.IN_PLACE, into),
             "all_gather": partial(comm.Allgather, source, into),
             "reduce_scatter": partial(comm.Reduce_scatter_block, source, into),
             "broadcast": partial(comm.Bcast, into, 0),
-            "reduce": self._reduce(into),
+            "reduce": partial(comm.Reduce, *reduced, self.mpi.SUM, 0),
+            "gather": partial(comm.Gather, source, into if root else None, 0),
+            "scatter": partial(comm.Scatter, source if root else None, into, 0),
             "all_to_all": partial(comm.Alltoall, source, into),
             "ping_pong": there_and_back(send, recv, self.rank < peer),
             "exchange": partial(comm.Sendrecv, source, peer, 0, into, peer, 0),
@@ -39,20 +42,13 @@ class Mpi(Library):
             **self._with_counts(out, x),
         }
 
-    def _reduce(self, into: list[Any]) -> Call:
-        if self.rank:
-            return partial(self.comm.Reduce, into, None, self.mpi.SUM, 0)
-        return partial(self.comm.Reduce, self.mpi.IN_PLACE, into, self.mpi.SUM, 0)
-
     def _with_counts(self, out: Array, x: Array) -> dict[str, Call]:
-        """Bind the calls with a root, and those with a count for each rank, MPI's lists."""
+        """Bind the calls with a count for each rank, MPI's lists, and a window."""
         comm, kind, size = self.comm, self.mpi.FLOAT, self.comm.size
         into, source = [out, kind], [x, kind]
         all_into, all_from = [out, [out.size // size] * size], [x, [x.size // size] * size]
         first = self.rank == 0
         return {
-            "gather": partial(comm.Gather, source, into if first else None),
-            "scatter": partial(comm.Scatter, source if first else None, into),
             "all_gather_list": partial(comm.Allgatherv, source, all_into),
             "gather_list": partial(comm.Gatherv, source, all_into if first else None),
             "scatter_list": partial(comm.Scatterv, all_from if first else None, into),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.libraries.base import Array, Call
-from benchmarks.libraries.c10d import COLLECTIVES, HOST, C10dLibrary, Move, pieces, stay, window
+from benchmarks.libraries.c10d import COLLECTIVES, HOST, C10dLibrary, Move, stay
 
 _TOKEN = b"t" * 32
 
@@ -35,16 +35,9 @@ class Nc10d(C10dLibrary):
         self.dist.destroy_process_group()
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
-        """Bind c10d's calls, and those that c10d lacks."""
-        dist, peer, first = self.dist, self.rank ^ 1, self.rank == 0
-        outs, parts = pieces(out, self.size), pieces(x, self.size)
-        return super().bind(out, x) | {
-            "exchange": partial(dist.sendrecv, x, peer, out, peer),
-            "gather": partial(dist.gather_single, x, out if first else None, 0),
-            "scatter": partial(dist.scatter_single, out, x if first else None, 0),
-            "all_to_all_list": partial(dist.all_to_all, outs, parts),
-            "window": partial(window, dist, out),
-        }
+        """Bind c10d's calls, and the exchange that c10d lacks."""
+        exchange = partial(self.dist.sendrecv, x, self.rank ^ 1, out, self.rank ^ 1)
+        return super().bind(out, x) | {"exchange": exchange}
 
     def tensor(self, array: Array) -> Any:
         """Return the ndarray itself."""

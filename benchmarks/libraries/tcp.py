@@ -37,6 +37,8 @@ SHARES: dict[str, Share] = {
     "all_to_all": lambda hosts, host, peer: 1 / hosts,
     "broadcast": lambda hosts, host, peer: float(host == 0),
     "reduce": lambda hosts, host, peer: float(peer == 0),
+    "gather": lambda hosts, host, peer: (peer == 0) / hosts,
+    "scatter": lambda hosts, host, peer: (host == 0) / hosts,
     "ping_pong": lambda hosts, host, peer: float(host ^ 1 == peer),
     "exchange": lambda hosts, host, peer: float(host ^ 1 == peer),
     "barrier": lambda hosts, host, peer: 0.0,
