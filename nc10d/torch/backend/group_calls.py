@@ -212,6 +212,7 @@ class TorchCalls(TorchLauncher):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has come; after the timeout, name the missing ranks."""
+        timeout = getattr(timeout, "timeout", timeout)  # torch 2.14 passes options
         limit = None if timeout is None or timeout == UNSET else timeout
         try:
             monitored_barrier(self.nc10d_group, limit)

@@ -24,7 +24,7 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
-    for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
+    for own in (_monitored_barrier, _recv, _set_pg_timeout, _split_group, _shrink_group):
         name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
@@ -52,6 +52,20 @@ def _monitored_barrier(
         return NotImplemented
     limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
     return calls.monitored_barrier(limit, wait_all_ranks)
+
+
+def _recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Any:
+    # The Work that torch 2.14 makes of a Backend's does not know the sender.
+    calls = calls_of(group or dist.group.WORLD)
+    if calls is None or src is not None or group_src is not None:
+        return NotImplemented
+    return calls.nc10d_group.global_rank(calls.recv_anysource([tensor], tag).source_rank())
 
 
 def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:
