@@ -110,9 +110,12 @@ def replace_gloo(theirs: Any, backend: str) -> None:
     """Let the tests make groups of `backend` where they name gloo."""
     import torch.distributed as dist
 
-    import nc10d.torch  # registers "nc10d", also where nc10d is not installed
+    # Loaded before ranks are forked: once instead of for each rank of each test.
+    import nc10d.backend.cpu.backend
+    import nc10d.torch.backend.creation  # and registers "nc10d" where nc10d is not installed
 
-    assert nc10d.torch
+    assert nc10d.backend.cpu.backend
+    assert nc10d.torch.backend.creation
     theirs.BACKEND = GloosPlace(backend)
     for supported in (
         theirs.PROFILING_SUPPORTED_BACKENDS,
