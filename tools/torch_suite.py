@@ -95,15 +95,14 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     if own_ddp:
         replace_ddp()
 
-    class TestInGloosPlace(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
-        def setUp(self) -> None:
-            super().setUp()
-            import torch.multiprocessing as multiprocessing
+    def start(self: Any) -> None:
+        import torch.multiprocessing as multiprocessing
 
-            self._start_processes(multiprocessing.get_context("fork").Process)
+        theirs.TestDistBackend.setUp(self)
+        self._start_processes(multiprocessing.get_context("fork").Process)
 
-    TestInGloosPlace.__module__ = __name__
-    return TestInGloosPlace
+    bases = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
+    return type("TestInGloosPlace", bases, {"setUp": start, "__module__": __name__})
 
 
 def replace_gloo(theirs: Any, backend: str) -> None:
@@ -146,7 +145,7 @@ def replace_ddp() -> None:
         def __init__(self, module: Any, *arguments: Any, **options: Any) -> None:
             group = options.pop("process_group", None) or torch.distributed.group.WORLD
             group = nc10d.torch.group_of(group)
-            super().__init__(module, *arguments, process_group=group, **options)
+            super().__init__(module, *arguments, **options | {"process_group": group})
 
     # Pickle finds the class by its name.
     DistributedDataParallel.__qualname__ = DistributedDataParallel.__name__

@@ -14,8 +14,9 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Row(NamedTuple):
 
     name: str
     nbytes: int
-    calls: dict[str, Call]
+    calls: Mapping[str, Call]
     step: bool = False
 
 
@@ -107,7 +108,7 @@ def _collectives(groups: dict[str, Any], own: ProcessGroup, sizes: Sequence[int]
         whole = torch.zeros(max(1, nbytes // 4 // ranks) * ranks)
         part = whole[: whole.numel() // ranks].clone()
         other = torch.zeros_like(whole)
-        calls: dict[str, tuple[Callable[[Any], object], Call]] = {
+        calls: dict[str, Any] = {
             "all_reduce": (
                 lambda g, x=x: dist.all_reduce(x, group=g),
                 lambda x=x: own.all_reduce(x),
@@ -151,7 +152,7 @@ def _there_and_back(x: Any, send: Callable[..., Any], recv: Callable[..., Any], 
 
 
 def _turns(groups: dict[str, Any], call: Callable[[Any], object]) -> dict[str, Call]:
-    return {way: (lambda group=group: call(group)) for way, group in groups.items()}
+    return {way: partial(call, group) for way, group in groups.items()}
 
 
 def _small(groups: dict[str, Any], own: ProcessGroup) -> Iterator[Row]:
