@@ -95,26 +95,26 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     if own_ddp:
         replace_ddp()
 
-    bases: Any = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
+    def start(self: Any) -> None:
+        import torch.multiprocessing as multiprocessing
 
-    class TestInGloosPlace(*bases):  # type: ignore[misc]
-        def setUp(self) -> None:
-            super().setUp()
-            import torch.multiprocessing as multiprocessing
+        theirs.TestDistBackend.setUp(self)
+        self._start_processes(multiprocessing.get_context("fork").Process)
 
-            self._start_processes(multiprocessing.get_context("fork").Process)
-
-    TestInGloosPlace.__module__ = __name__
-    return TestInGloosPlace
+    bases = (theirs.TestDistBackend, theirs.DistributedTest._DistTestBase)
+    return type("TestInGloosPlace", bases, {"setUp": start, "__module__": __name__})
 
 
 def replace_gloo(theirs: Any, backend: str) -> None:
     """Let the tests make groups of `backend` where they name gloo."""
     import torch.distributed as dist
 
-    import nc10d.torch  # registers "nc10d", also where nc10d is not installed
+    # Loaded before ranks are forked: once instead of for each rank of each test.
+    import nc10d.backend.cpu.backend
+    import nc10d.torch.backend.creation  # and registers "nc10d" where nc10d is not installed
 
-    assert nc10d.torch
+    assert nc10d.backend.cpu.backend
+    assert nc10d.torch.backend.creation
     theirs.BACKEND = GloosPlace(backend)
     for supported in (
         theirs.PROFILING_SUPPORTED_BACKENDS,
@@ -145,7 +145,7 @@ def replace_ddp() -> None:
         def __init__(self, module: Any, *arguments: Any, **options: Any) -> None:
             group = options.pop("process_group", None) or torch.distributed.group.WORLD
             group = nc10d.torch.group_of(group)
-            super().__init__(module, *arguments, **{"process_group": group, **options})
+            super().__init__(module, *arguments, **options | {"process_group": group})
 
     # Pickle finds the class by its name.
     DistributedDataParallel.__qualname__ = DistributedDataParallel.__name__

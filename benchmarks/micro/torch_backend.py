@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     name: str
     nbytes: int
-    calls: dict[str, Call]
+    calls: Mapping[str, Call]
     step: bool = False
 
 
@@ -108,25 +108,34 @@ def _collectives(groups: dict[str, Any], own: ProcessGroup, sizes: Sequence[int]
         whole = torch.zeros(max(1, nbytes // 4 // ranks) * ranks)
         part = whole[: whole.numel() // ranks].clone()
         other = torch.zeros_like(whole)
-        calls: dict[str, tuple[Any, ...]] = {
-            "all_reduce": (x,),
-            "all_gather_into_tensor": (whole, part),
-            "reduce_scatter_tensor": (part, whole),
-            "broadcast": (x, 0),
-            "all_to_all_single": (other, whole),
+        calls: dict[str, Any] = {
+            "all_reduce": (
+                lambda g, x=x: dist.all_reduce(x, group=g),
+                lambda x=x: own.all_reduce(x),
+            ),
+            "all_gather_into_tensor": (
+                lambda g, o=whole, i=part: dist.all_gather_into_tensor(o, i, group=g),
+                lambda o=whole, i=part: own.all_gather_into_tensor(o, i),
+            ),
+            "reduce_scatter_tensor": (
+                lambda g, o=part, i=whole: dist.reduce_scatter_tensor(o, i, group=g),
+                lambda o=part, i=whole: own.reduce_scatter_tensor(o, i),
+            ),
+            "broadcast": (
+                lambda g, x=x: dist.broadcast(x, 0, group=g),
+                lambda x=x: own.broadcast(x, 0),
+            ),
+            "all_to_all_single": (
+                lambda g, o=other, i=whole: dist.all_to_all_single(o, i, group=g),
+                lambda o=other, i=whole: own.all_to_all_single(o, i),
+            ),
+            "send, recv": (
+                lambda g, x=x: _there_and_back(x, dist.send, dist.recv, g),
+                lambda x=x: _there_and_back(x, own.send, own.recv),
+            ),
         }
-        for name, arguments in calls.items():
-            call = partial(_on_group, getattr(dist, name), *arguments)
-            third = partial(getattr(own, name), *arguments)
+        for name, (call, third) in calls.items():
             yield Row(name, nbytes, _turns(groups, call) | {THIRD: third})
-        both_ways = _turns(groups, partial(_there_and_back, x, dist.send, dist.recv))
-        third = partial(_there_and_back, x, own.send, own.recv)
-        yield Row("send, recv", nbytes, both_ways | {THIRD: third})
-
-
-def _on_group(call: Callable[..., object], *arguments: Any) -> None:
-    """Make a call of torch.distributed; the last argument is its group."""
-    call(*arguments[:-1], group=arguments[-1])
 
 
 def _there_and_back(x: Any, send: Callable[..., Any], recv: Callable[..., Any], *on: Any) -> None:
@@ -170,10 +179,7 @@ def _small(groups: dict[str, Any], own: ProcessGroup) -> Iterator[Row]:
                 own.all_reduce(x)
 
     # torch refuses its manager on gloo, which has no such call: there a list is the nearest.
-    calls: dict[str, Call] = {
-        OURS: lambda: coalesced(groups[OURS]),
-        GLOO: lambda: by_list(groups[GLOO]),
-    }
+    calls = {OURS: lambda: coalesced(groups[OURS]), GLOO: lambda: by_list(groups[GLOO])}
     yield Row("64 coalesced all_reduces", 256, calls | {THIRD: own_block})
     value = {"step": 1, "names": ["a", "b"]}
     gathered: list[Any] = [None] * own.size()
