@@ -25,14 +25,14 @@ class Mpi(Library):
         comm, peer = self.comm, self.rank ^ 1
         into, source = [out, self.mpi.FLOAT], [x, self.mpi.FLOAT]
         root = self.rank == 0
-        reduced = [self.mpi.IN_PLACE, into] if root else [into, None]
+        given, total = (self.mpi.IN_PLACE, into) if root else (into, None)
         send, recv = partial(comm.Send, source, peer), partial(comm.Recv, into, peer)
         return {
             "all_reduce": partial(comm.Allreduce, self.mpi.IN_PLACE, into),
             "all_gather": partial(comm.Allgather, source, into),
             "reduce_scatter": partial(comm.Reduce_scatter_block, source, into),
             "broadcast": partial(comm.Bcast, into, 0),
-            "reduce": partial(comm.Reduce, *reduced, self.mpi.SUM, 0),
+            "reduce": partial(comm.Reduce, given, total, self.mpi.SUM, 0),
             "gather": partial(comm.Gather, source, into if root else None, 0),
             "scatter": partial(comm.Scatter, source if root else None, into, 0),
             "all_to_all": partial(comm.Alltoall, source, into),
