@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
-from nc10d.base.deadline import NEVER, Deadline, Timeout
+from nc10d.base.deadline import NEVER, Deadline, Timeout, seconds
 from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
@@ -64,6 +64,8 @@ class Work(Promise):
         """
         if self._state != DONE:
             self._settle(timeout)
+        elif timeout is not None:
+            seconds(timeout)  # a wrong timeout is an error whoever comes first
         return True
 
     def synchronize(self) -> None:

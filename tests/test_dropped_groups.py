@@ -67,7 +67,8 @@ def test_dropped_groups_leave_nothing(ranks: Ranks, count: int) -> None:
     finally:
         gc.enable()
     assert first[0][1:] == (1, 1), "the default group alone"
-    assert after[:2] == before[:2]
+    assert after[0] == before[0]
+    assert after[1] - before[1] <= 1, "the worker, which starts when a peer is first late"
     assert after[2] - before[2] < 8
 
 

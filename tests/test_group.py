@@ -354,7 +354,7 @@ CALLS = [
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_and_its_method_differ_in_how_they_name_groups_ranks_and_times(name: str) -> None:
-    by_group = {"group", "group_src", "group_dst", "device_ids", "timeout"}
+    by_group = {"group", "group_src", "group_dst", "device_ids", "timeout", "out"}
     call, method = (parameters(getattr(nc10d, name)), parameters(getattr(ProcessGroup, name)))
     assert [p for p in call if p not in by_group] == [p for p in method if p != "timeout"]
     assert "group" in call

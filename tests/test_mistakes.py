@@ -80,7 +80,7 @@ REDUCTIONS: list[Mistake] = [
     ("op by name", reducing(piece, "sum"), TypeError, "ReduceOp"),
     ("op by number", reducing(piece, 0), TypeError, "ReduceOp"),
     ("no op", reducing(piece, None), TypeError, "ReduceOp"),
-    ("an array for an op", reducing(piece, np.ones(N)), TypeError, "the result replaces tensor"),
+    ("an array for an op", reducing(piece, np.ones(N)), TypeError, "is passed as out="),
     ("a list for an op", reducing(piece, [1]), TypeError, "ReduceOp"),
     ("a kind for an op", reducing(piece, O.RedOp.SUM), TypeError, "ReduceOp"),
     ("bits of floats", reducing(piece, O.BAND), TypeError, "bitwise"),
@@ -94,7 +94,7 @@ REDUCTIONS: list[Mistake] = [
         "can't be scaled",
     ),
     ("reduce", lambda g, **h: g.reduce(piece(), 0, "sum", **h), TypeError, "ReduceOp"),
-    ("reduce", lambda g, **h: g.reduce(piece(), 0, piece(), **h), TypeError, "replaces tensor"),
+    ("reduce", lambda g, **h: g.reduce(piece(), 0, piece(), **h), TypeError, "passed as out="),
     (
         "an array to reduce by",
         lambda g, **h: g.reduce_scatter_tensor(piece(), whole(), whole(), **h),

@@ -125,6 +125,10 @@ def rows(torchs: Any, nc10d: Any) -> Iterator[tuple[str, str]]:
             yield name, "of torch 2.14: present" if hasattr(nc10d, name) else "absent: ?"
 
 
+_OWN_NAME = "NC10D"
+"""The attribute of torch's Backend that nc10d has registered, where it is installed."""
+
+
 def attributes(torchs: Any, nc10d: Any) -> Iterator[tuple[str, str]]:
     """Yield each attribute that a class of torch.distributed has and nc10d's lacks."""
     for kind in public(torchs):
@@ -133,7 +137,8 @@ def attributes(torchs: Any, nc10d: Any) -> Iterator[tuple[str, str]]:
             continue
         own = {*dir(ours), *_instance_names(ours)}
         for name in dir(theirs):
-            if not (name.startswith("_") or name in own or hasattr(ours, name)):
+            known = name in own or hasattr(ours, name) or name == _OWN_NAME
+            if not (name.startswith("_") or known):
                 yield f"{kind}.{name}", ABSENT.get(f"{kind}.{name}", "?")
 
 

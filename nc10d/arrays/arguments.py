@@ -58,12 +58,18 @@ def arrays(call: str, name: str, xs: Sequence[Any], size: int, *, written: bool)
     return [array(call, f"{name}[{index}]", x, written=written) for index, x in enumerate(xs)]
 
 
+_HAVE_OUT = {"all_reduce", "reduce"}
+
+
 def check_reducible(x: Argument, op: ReduceOp) -> None:
     """Raise TypeError unless the dtype of `x` supports the reduction `op`."""
     if not isinstance(op, ReduceOp):
         found = f"{op!r}"
         if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
-            found = f"an array ({type(op).__name__}): an array for the result is passed as out="
+            into = f"the result replaces {x.name}; to keep that, pass a copy"
+            if x.call in _HAVE_OUT:
+                into = "the result's array is passed as out="
+            found = f"an array ({type(op).__name__}): {into}"
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
         check_reduce(x.buffer.dtype, op)

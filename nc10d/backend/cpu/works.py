@@ -10,7 +10,7 @@ from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.base.deadline import Deadline, Timeout
+from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import DONE, PENDING
 from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
@@ -100,7 +100,9 @@ class CompletedCall(_OfCall, Work):
         self._result = sender
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Return True."""
+        """Return True; a wrong timeout is an error, as in a wait that blocks."""
+        if timeout is not None:
+            seconds(timeout)
         return True
 
 
