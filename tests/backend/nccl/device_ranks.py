@@ -550,7 +550,8 @@ def groups_of_groups_end_alone(group: ProcessGroup) -> None:
     else:
         after(group, "aborted")
         with pytest.raises(Aborted, match="enough"):
-            _reduce_and_wait(child, arrays[1])
+            for _ in range(2):  # the first may meet rank 0's, which was launched before the abort
+                _reduce_and_wait(child, arrays[1])
     grandchild.all_reduce(arrays[2])
     group.all_reduce(arrays[0])
     assert (value(arrays[0]), value(arrays[2])) == (4.0, 4.0)
