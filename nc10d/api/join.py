@@ -105,7 +105,7 @@ class Join:
             if not (hasattr(x, "join_hook") and hasattr(x, "_join_config")):
                 raise TypeError(f"{type(x)} is not joinable, or calls no Joinable constructor")
         self._enable, self._throw = enable, throw_on_early_termination
-        self._group = group_of(_same("join_process_group", self._joinables))
+        self._group = own_group(_same("join_process_group", self._joinables))
         _same("join_device", self._joinables)
         self._hooks = [x.join_hook(**kwargs) for x in self._joinables]
         for index, x in enumerate(self._joinables):
@@ -132,7 +132,7 @@ class Join:
     def _join(self) -> None:
         """Make the other ranks' collectives until no rank has a batch."""
         last = True
-        while _count(self._group, 0):
+        while _having_batches(self._group):
             if self._throw:
                 raise EarlyTermination(f"Rank {self._group.rank} exhausted all inputs.")
             last = False
@@ -153,7 +153,7 @@ class Join:
         config = joinable._join_config
         if not (config.enable and config.is_first_joinable):
             return None
-        group = group_of(joinable.join_process_group)
+        group = own_group(joinable.join_process_group)
         count = np.ones(1, np.int64)
         work = group.all_reduce(count, async_op=True)
         if config.throw_on_early_termination:
@@ -165,8 +165,9 @@ class Join:
         return work
 
 
-def _count(group: ProcessGroup, own: int) -> int:
-    count = np.array([own], np.int64)
+def _having_batches(group: ProcessGroup) -> int:
+    """Return how many ranks have a batch; this rank has none."""
+    count = np.zeros(1, np.int64)
     group.all_reduce(count)
     return int(count[0])
 
@@ -183,7 +184,7 @@ groups_of_others: list[Callable[[Any], ProcessGroup | None]] = []
 """Functions that return nc10d's group under a group of another library, or None."""
 
 
-def group_of(group: Any) -> ProcessGroup:
+def own_group(group: Any) -> ProcessGroup:
     """Return a group of nc10d's, or the group of nc10d's under another library's group."""
     if isinstance(group, Collectives):
         return group  # type: ignore[return-value]

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
-from nc10d.api.queries import is_initialized
-from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
 from nc10d.reducer import hooks
@@ -33,7 +30,7 @@ from nc10d.reducer.logger import Fields, Logger
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
-from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.groups import own_group
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.tensor_bucket import on_tensors
@@ -102,7 +99,7 @@ class DistributedDataParallel(TorchDDP):
         self.device = next(iter(trained.values())).device
         self.device_type = self.device.type
         self.parameters_to_ignore = set(self._contents.ignored)
-        self.process_group = _group(process_group, device_mesh)
+        self.process_group = own_group(process_group, device_mesh)
         self.module = module
         self.dim = dim
         at_start = broadcast_buffers is not False or forward_sync_buffers is not None
@@ -335,6 +332,8 @@ class DistributedDataParallel(TorchDDP):
     def _remove_autograd_hooks(self) -> None:
         """Stop reducing the module's gradients, so that the module can be wrapped again."""
         self._gradients.close()
+        if self._precision is not None:
+            self._precision.close()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not get_default_group():
@@ -376,31 +375,6 @@ class _Missing:
 _without_torchs(DistributedDataParallel)
 Joinable.register(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
-
-
-def _group(group: Any, mesh: Any) -> ProcessGroup:
-    chosen: Any = _chosen(group, mesh)
-    if isinstance(chosen, Collectives):
-        return cast(ProcessGroup, chosen)
-    below = calls_of(chosen)
-    if below is None:
-        raise TypeError(
-            "process_group must be a group of nc10d's, or of torch.distributed with the backend "
-            f"'nc10d', got {type(chosen)}"
-        )
-    return below.nc10d_group
-
-
-def _chosen(group: Any, mesh: Any) -> Any:
-    if mesh is None:
-        if group is None and not is_initialized() and calls_of(dist.group.WORLD) is not None:
-            return dist.group.WORLD
-        return get_default_group() if group is None else group
-    if group is not None:
-        raise ValueError("give either process_group or device_mesh")
-    if mesh.ndim != 1:
-        raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
-    return mesh.get_group()
 
 
 def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:

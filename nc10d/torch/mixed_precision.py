@@ -88,6 +88,7 @@ class LowPrecision:
         options: MixedPrecision,
     ) -> None:
         self._options, self._active = options, False
+        self._handles: list[Any] = []
         kept = [x for x in module.modules() if isinstance(x, options.modules_to_keep)]
         inside = {id(x) for layer in kept for x in layer.modules()}
         own = {id(x) for layer in kept for x in (*layer.parameters(), *layer.buffers())}
@@ -181,14 +182,14 @@ class LowPrecision:
         """Cast a layer's inputs and outputs; give it its copies where a backward pass calls it."""
         # Checkpointing calls a layer again in the backward pass, outside of `forward`. A recurrent
         # layer holds its parameters in a list of its own, too.
-        names: list[str] = getattr(layer, "_flat_weights_names", [])
+        names: list[str] = getattr(layer, "_flat_weights_names", []) if places else []
 
         def exchange(which: int) -> None:
             if not self._active:
                 self._exchange(places, which)
             if names:
-                found = {name: place[which] for place in places for name in (place[1],)}
-                layer._flat_weights = [found[name] for name in names]
+                cast = {place[1]: place[which] for place in places}
+                layer._flat_weights = [cast.get(name, layer._parameters[name]) for name in names]
 
         def before(_: Any, args: Any, kwargs: Any) -> Any:
             if not self._used():
@@ -202,8 +203,15 @@ class LowPrecision:
             exchange(_OWN)
             return None if result is None else mapped(output, lambda x: _cast(x, result))
 
-        layer.register_forward_pre_hook(_Hook(before), with_kwargs=True)
-        layer.register_forward_hook(_Hook(after), always_call=True)
+        self._handles += [
+            layer.register_forward_pre_hook(_Hook(before), with_kwargs=True),
+            layer.register_forward_hook(_Hook(after), always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks of the layers."""
+        while self._handles:
+            self._handles.pop().remove()
 
     def _used(self) -> bool:
         return self._active or torch._C._current_graph_task_id() != -1

@@ -155,9 +155,21 @@ def test_buffers_kept_layers_frozen_and_ignored_parameters():
         return seen, module.table.dtype, module[1].running_mean.dtype
 
     low, whole = (LOW,) * 3, (torch.float32,) * 3
-    expected = [low, (LOW, *whole[1:]), low, low, torch.float32], LOW, torch.float32
-    for seen, table, running in run_local(run, SIZE):
-        assert ([*seen[:1], (LOW, *seen[1][1:]), *seen[2:]], table, running) == expected
+    expected = [low, whole, low, low, torch.float32], LOW, torch.float32
+    assert run_local(run, SIZE) == [expected] * SIZE
+
+
+def test_a_recurrent_layer_may_be_kept():
+    def run(group):
+        module = filled(Recurrent())
+        mixed = MixedPrecision(LOW, modules_to_keep=(nn.LSTM,))
+        model = DistributedDataParallel(module, mixed_precision=mixed)
+        model._set_static_graph()
+        output = model(data_of(group.rank))
+        output.float().sum().backward()
+        return output.dtype, module.layer.weight_ih_l0.grad.dtype
+
+    assert run_local(run, SIZE) == [(LOW, torch.float32)] * SIZE
 
 
 def test_gradients_accumulate_in_whole_precision_and_stay_low_on_request():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
+from nc10d.api.queries import is_initialized
+from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import get_default_group
 from nc10d.torch.backend.group_calls import TorchCalls
 
 
@@ -34,3 +37,29 @@ def group_of(group: Any = None) -> ProcessGroup:
     if found is None:
         raise ValueError(f"{group!r} is no group of the backend 'nc10d' of torch.distributed")
     return found.nc10d_group
+
+
+def own_group(group: Any, mesh: Any = None) -> ProcessGroup:
+    """Return the group of nc10d that a module takes: given, below a torch group, or of a mesh.
+
+    Without either it is the default group: nc10d's if there is one, else the group below torch's.
+    ValueError for both, and for a mesh with several dimensions; TypeError for other groups.
+    """
+    if mesh is not None:
+        if group is not None:
+            raise ValueError("give either process_group or device_mesh")
+        if mesh.ndim != 1:
+            raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
+        group = mesh.get_group()
+    elif group is None:
+        below = None if is_initialized() else calls_of(dist.group.WORLD)
+        return get_default_group() if below is None else below.nc10d_group
+    if isinstance(group, Collectives):
+        return cast(ProcessGroup, group)
+    below = calls_of(group)
+    if below is None:
+        raise TypeError(
+            "process_group must be a group of nc10d's, or of torch.distributed with the backend "
+            f"'nc10d', got {type(group)}"
+        )
+    return below.nc10d_group
