@@ -37,6 +37,15 @@ def use(group: Any) -> None:
     group.all_reduce(x, async_op=True).wait()
 
 
+def start_worker(group: Any) -> None:
+    """Start this rank's worker, which else starts when a peer is first late."""
+    x, peer = np.ones(3), 1 - group.rank
+    work = group.irecv(x, peer)
+    group.barrier()
+    group.send(np.ones(3), peer)
+    work.wait()
+
+
 def make_and_drop(group: Any, count: int) -> tuple[int, int, int]:
     """Make, use and drop so many groups; return what is left: memory, groups, registered groups."""
     for turn in range(count):
@@ -58,6 +67,7 @@ def process() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.long)])
 def test_dropped_groups_leave_nothing(ranks: Ranks, count: int) -> None:
+    ranks.run(start_worker)
     first = ranks.run(make_and_drop, [10] * 2)
     before = process()
     gc.disable()
@@ -67,8 +77,7 @@ def test_dropped_groups_leave_nothing(ranks: Ranks, count: int) -> None:
     finally:
         gc.enable()
     assert first[0][1:] == (1, 1), "the default group alone"
-    assert after[0] == before[0]
-    assert after[1] - before[1] <= 1, "the worker, which starts when a peer is first late"
+    assert after[:2] == before[:2]
     assert after[2] - before[2] < 8
 
 
