@@ -69,11 +69,11 @@ def test_an_error_of_the_receiver_ends_the_pass_on_its_rank():
         def on_reduced(_):
             raise KeyError("receiver")
 
-        reducer = Reducer(params(), group, on_reduced=on_reduced)
+        reducer = Reducer(params(), group, on_reduced=on_reduced, delay_all_reduce=True)
         reducer.begin()
+        for index in range(COUNT):
+            reducer.grad_ready(index, np.ones(3))
         with pytest.raises(KeyError, match="receiver"):
-            for index in range(COUNT):
-                reducer.grad_ready(index, np.ones(3))
             reducer.finish()
 
     run_local(run, 2)
