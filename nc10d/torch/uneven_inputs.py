@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.api.join import Join, JoinHook
 from nc10d.ops import MAX
@@ -20,8 +19,6 @@ from nc10d.work import Work
 
 JOINED, EVALUATES, RECORDS, REDUCES = range(4)
 """A rank's state: no batch left; a forward pass without a graph, with a graph, to be reduced."""
-
-States = npt.NDArray[np.int64]
 
 
 class UnevenInputs(JoinHook):
@@ -33,9 +30,10 @@ class UnevenInputs(JoinHook):
         self._has_sync_bn = ddp._contents.has_sync_bn()
         self._notified: Work | None = None
 
-    def begin(self, state: int) -> States:
-        """Begin an iteration of this rank; return all ranks' states, once `_agreed` is over.
+    def begin(self, state: int) -> None:
+        """Begin an iteration of this rank, in which its state is `state`.
 
+        Blocks as `Join.notify_join_context`, and until the exchange of the iteration before is over.
         ValueError if the module's own layers communicate, which a rank that has joined cannot.
         """
         if self._has_sync_bn and not self._ddp._join_config.throw_on_early_termination:
@@ -46,10 +44,10 @@ class UnevenInputs(JoinHook):
         if self._notified is not None:
             self._notified.wait()
         self._notified = Join.notify_join_context(self._ddp)
-        return self._agree(state)
+        self._agree(state)
 
     def source(self) -> int:
-        """Return the last rank that has a batch; its buffers are everybody's. Blocks."""
+        """Return the last rank that has a batch, whose buffers all ranks get. Blocks."""
         self._agreed.wait()
         return int(np.flatnonzero(self._states[1:])[-1])
 
@@ -57,19 +55,19 @@ class UnevenInputs(JoinHook):
         """Let the Reducer divide the next pass by the number of ranks that have a batch."""
         self._ddp.reducer.set_forward_pass_work_handle(self._agreed, self._static)
 
-    def _agree(self, state: int) -> States:
+    def _agree(self, state: int) -> None:
+        """Start the exchange of all ranks' states."""
         group = self._ddp.process_group
         self._states = np.zeros(1 + group.size(), np.int64)
         self._states[0] = state != JOINED
         self._states[1 + group.rank()] = state
         self._agreed = group.all_reduce(self._states, async_op=True)
-        return self._states
 
     def main_hook(self) -> None:
         """Make the collectives of an iteration of the ranks that have a batch."""
-        states = self._agree(JOINED)
+        self._agree(JOINED)
         self._agreed.wait()
-        self._ddp._shadow(int(states[1:].max()), self)
+        self._ddp._shadow(int(self._states[1:].max()), self)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Give every rank the parameters and buffers of the last rank that had a batch."""
