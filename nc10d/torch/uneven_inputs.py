@@ -33,7 +33,7 @@ class UnevenInputs(JoinHook):
     def begin(self, state: int) -> None:
         """Begin an iteration of this rank, in which its state is `state`.
 
-        Blocks as `Join.notify_join_context`, and until the exchange of the iteration before is over.
+        Blocks as `Join.notify_join_context`, and until the last iteration's exchange is over.
         ValueError if the module's own layers communicate, which a rank that has joined cannot.
         """
         if self._has_sync_bn and not self._ddp._join_config.throw_on_early_termination:
