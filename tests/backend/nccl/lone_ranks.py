@@ -42,6 +42,8 @@ def a_collective_keeps_its_place_in_a_stream(group: ProcessGroup) -> None:
     """The call runs between earlier and later work of its stream, and does not block the host."""
     x, new, after = full(group, 1.0), full(group, 3.0), full(group, 0.0)
     group.all_reduce(x, DOUBLE)
+    # That call is in the order of the current stream alone: it ends before another stream begins.
+    cuda.synchronize(device(group))
     mine = cuda.Stream(device(group))
     with cuda.on_device(device(group)), cuda.stream(mine):
         with held(mine.handle):
