@@ -46,6 +46,7 @@ join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()
+compiling.rewrite_calls()
 torch_entry.register()
 
 
