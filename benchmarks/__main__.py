@@ -15,6 +15,7 @@ TABLES = {
     "store": ("micro.store", "TCPStore beside torch's"),
     "ddp": ("micro.ddp", "communication in a training step, by nc10d and by torch over gloo"),
     "torch": ("micro.torch_backend", "torch.distributed on nc10d and on gloo"),
+    "compile": ("micro.compiled", "compiled programs with collectives, beside eager and gloo"),
     "objects": ("micro.objects", "objects by nc10d's codec and by pickle"),
     "flatten": ("micro.flatten", "packing a bucket of 25 MiB, beside torch and memcpy"),
     "overlap": ("micro.overlap", "share of an all_reduce that a matrix product hides; timeline"),
