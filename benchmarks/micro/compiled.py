@@ -44,8 +44,10 @@ def programs(functional: Any, group: Any, width: int) -> dict[str, Program]:
             return x
         return functional.recv(x, 0, group) @ weight
 
-    found = {"tensor parallel": tensor_parallel, "data parallel": data_parallel}
-    return {**found, "pipeline": pipeline} if hasattr(functional, "send") else found
+    found: dict[str, Program] = {"tensor parallel": tensor_parallel, "data parallel": data_parallel}
+    if hasattr(functional, "send"):
+        found["pipeline"] = pipeline
+    return found
 
 
 def measure(own: ProcessGroup, meeting: str, rounds: int, width: int, backend: str) -> None:
