@@ -40,20 +40,17 @@ class UsedParameters:
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count
-        self._local = bytearray(count)
+        self.local = bytearray(count)
+        """Per parameter 1 if this rank has used it, in this pass or an accumulating pass before."""
         self._any_rank: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
-
-    def mark(self, param: int) -> None:
-        """Record that this rank used a parameter, in this pass or an accumulating pass before."""
-        self._local[param] = 1
 
     def agree(self, group: Collectives) -> None:
         """Launch the exchange; all ranks call. Does not block."""
         # The exchange gets an array of its own: marks of the next pass may come before it ends, and
         # after a failed pass no thread waits for it.
-        self._any_rank = np.frombuffer(self._local, np.uint8)
-        self._local = bytearray(len(self._local))
+        self._any_rank = np.frombuffer(self.local, np.uint8)
+        self.local = bytearray(len(self.local))
         self._work = group.all_reduce(self._any_rank, MAX, async_op=True)
 
     def wait(self) -> list[bool]:

@@ -211,9 +211,9 @@ class DistributedDataParallel(TorchDDP):
     def _before(self, recording: bool, reducing: bool) -> None:
         uneven = self._uneven if self._join_config.enable else None
         if recording:
-            self._connect()
+            gradients, _ = self._connect()
             self._contents.check_trained()
-            self.reducer.prepare_for_forward()
+            gradients.reducer.prepare_for_forward()
         if uneven is not None:
             uneven.begin(EVALUATES + recording + reducing)
         self._synchronise(recording, reducing, uneven)
