@@ -23,7 +23,7 @@ from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.slots import as_rows, as_sparse
-from nc10d.torch.tensors import as_numpy, as_tensor
+from nc10d.torch.tensors import as_numpy, as_tensor, like
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
 
@@ -57,7 +57,14 @@ class TensorBucket(GradBucket):
         self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else numpy_view(buffer))
 
     def gradients(self) -> list[torch.Tensor]:
-        return [self._tensor(x) for x in self._inner.gradients()]
+        """Return the gradients, as views of the buffer with the parameters' shapes and strides."""
+        found = self._inner.gradients()
+        return [
+            self._tensor(x)
+            if isinstance(x, SparseGradient)
+            else like(self._tensor(x.reshape(-1)), p)
+            for x, p in zip(found, self._inner.parameters(), strict=True)
+        ]
 
     def parameters(self) -> list[torch.Tensor]:
         return self._inner.parameters()
