@@ -89,7 +89,7 @@ class Logger:
             "has_rebuilt_buckets": int(done),
             "rebuilt_bucket_sizes": _sizes(plan) if done else "",
             "rebuilt_per_bucket_param_indices": _params(plan) if done else "",
-            "num_buckets_reduced": len(plan.buckets),
+            "num_buckets_reduced": len(plan.buckets) - self._reducer.skipped_buckets,
         }
 
 
