@@ -13,7 +13,8 @@ optimizer on a part of the parameters. A saved state is that of the optimizer on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,6 +26,7 @@ from nc10d.api.objects import gather_object
 from nc10d.group.world import get_default_group
 from nc10d.optim import Shares, partition
 from nc10d.torch.backend.groups import own_group
+from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
 from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
 from nc10d.torch.optim.param_buckets import ParamBuckets
 
@@ -43,6 +45,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     Frozen parameters without a gradient are not sent. Learning-rate schedulers take it like any
     optimizer. The optimizer must treat each parameter alone: L-BFGS is a ValueError.
 
+    With `overlap_with_ddp`, a comm hook of DistributedDataParallel steps (`hook_with_zero_step`),
+    and `step` does nothing. The first two backward passes train nothing, or three with a static
+    graph. A state that is loaded before is used from the first step on.
+
     Blocks only with `parameters_as_bucket_view`, until all ranks call. ValueError without
     parameters, or if types differ; TypeError for anything else than tensors.
     """
@@ -57,14 +63,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         **defaults: Any,
     ) -> None:
         self._owners: list[list[int]] = []
+        self._made = False
         self._has_whole = False
-        if overlap_with_ddp:
-            raise NotImplementedError("overlap_with_ddp: not yet")
-        if issubclass(optimizer_class, torch.optim.LBFGS):
-            raise ValueError(
-                "L-BFGS couples all parameters, so its state can't be divided: use it without "
-                "ZeroRedundancyOptimizer"
-            )
+        self.overlap_with_ddp = overlap_with_ddp
+        self._optimizer_class, self._defaults = optimizer_class, defaults
+        self._overlapping = False
+        self._pending: dict[str, Any] | None = None
+        require_separable(optimizer_class)
         Optimizer.__init__(self, params, defaults)
         self._join_config = JoinConfig()
         self._check_types()
@@ -72,13 +77,21 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._loads = [0] * self.world_size
         for group in self.param_groups:
             self._own(group)
-        self.parameters_as_bucket_view = parameters_as_bucket_view
+        self.parameters_as_bucket_view = parameters_as_bucket_view and not overlap_with_ddp
         self._buckets: ParamBuckets | None = None
-        self.optim: Any = optimizer_class(
-            [self._share_of(g, mine) for g, mine in self._rows()], **defaults
-        )
+        self.optim: Any = None
+        self._make_optimizer()
+        if not overlap_with_ddp:
+            self._connect()
+        self._made = True
+
+    def _make_optimizer(self) -> None:
+        """Make the optimizer of this rank's share."""
+        rows = [self._share_of(group, owners) for group, owners in self._rows()]
+        kind = self._optimizer_class
+        make = partial(FunctionalOptimizer, kind) if self.overlap_with_ddp else kind
+        self.optim = make(rows, **self._defaults)
         copy_options(self.optim.param_groups, self.param_groups)
-        self._connect()
 
     def _attach(self, process_group: Any) -> None:
         self._group = own_group(process_group)
@@ -113,8 +126,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         Owners of other parameters stay. Blocks as the constructor.
         """
+        if self._made and self.overlap_with_ddp:
+            raise RuntimeError(
+                "add_param_group: with overlap_with_ddp the groups are fixed, since a step is part "
+                "of the backward pass: give all groups to the constructor"
+            )
         super().add_param_group(param_group)
-        if "optim" not in self.__dict__:
+        if not self._made:
             return  # the constructor
         group = self.param_groups[-1]
         try:
@@ -148,8 +166,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step by this rank's share, then give every rank all values; return the loss, if any.
 
-        `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast.
+        `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. With
+        `overlap_with_ddp` nothing happens: the backward pass has stepped.
         """
+        if self.overlap_with_ddp:
+            return None
         _notify(self)
         if self._sent() != self._sending:
             self._connect()
@@ -166,6 +187,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         All ranks call. Blocks until the state has arrived or has been sent. CodecError, on all
         ranks, if a rank's state has objects that can't be sent (docs/objects.md).
         """
+        self._require_owners()
         copy_options(self.param_groups, self.optim.param_groups)
         shares: list[Any] | None = [None] * self.world_size if self.rank == to else None
         gather_object(self.optim.state_dict()["state"], shares, group=self._group, group_dst=to)
@@ -195,12 +217,48 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
-        self.optim.load_state_dict(share_of(state_dict, self._owners, self.rank))
-        copy_options(self.optim.param_groups, self.param_groups)
+        share = share_of(state_dict, self._owners, self.rank)
+        if self._waits_for_owners():
+            self._pending = state_dict
+            copy_options(share["param_groups"], self.param_groups)
+        else:
+            self.optim.load_state_dict(share)
+            copy_options(self.optim.param_groups, self.param_groups)
         self.state.clear()
         self._has_whole = False
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def _waits_for_owners(self) -> bool:
+        return self.overlap_with_ddp and not self._overlapping
+
+    def _require_owners(self) -> None:
+        if self._waits_for_owners():
+            raise RuntimeError(
+                "with overlap_with_ddp there is no state before the third backward pass (with a "
+                "static graph, the fourth)"
+            )
+
+    def _begin_overlap(self, owners: Mapping[torch.Tensor, int]) -> None:
+        """Divide the state by the owners of what data parallel trains, before the first step."""
+        known = set(self._all_params)
+        if not owners.keys() <= known:
+            raise ValueError(
+                "DistributedDataParallel trains a parameter that is not in the optimizer: give the "
+                "optimizer all of model.parameters()"
+            )
+        self._owners = [[owners.get(x, 0) for x in group["params"]] for group in self.param_groups]
+        self._make_optimizer()
+        self._overlapping = True
+        if self._pending is not None:
+            self.optim.load_state_dict(share_of(self._pending, self._owners, self.rank))
+            self._pending = None
+
+    def _before_steps(self) -> None:
+        copy_options(self.param_groups, self.optim.param_groups)
+
+    def _after_steps(self) -> None:
+        copy_options(self.optim.param_groups, self.param_groups)
 
     def join_hook(self, **_kwargs: Any) -> JoinHook:
         """Return the hook of a Join block: a rank without a batch steps by the gradients it has.
@@ -222,6 +280,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         if self._group is not get_default_group():
             raise RuntimeError("only an optimizer on the default group can be copied or pickled")
+        if self.overlap_with_ddp:
+            raise RuntimeError("an optimizer with overlap_with_ddp steps in a hook: copy its state")
         kept = {name: self.__dict__[name] for name in _KEPT}
         return {**super().__getstate__(), **kept, "_place": (self.rank, self.world_size)}
 
@@ -235,7 +295,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 f"this is the share of rank {place[0]} of {place[1]}, and this rank is "
                 f"{self.rank} of {self.world_size}: load a state_dict() instead of a pickle"
             )
-        self._buckets, self._has_whole = None, False
+        self._buckets, self._pending = None, None
+        self._has_whole = self.overlap_with_ddp = self._overlapping = False
+        self._made = True
         self._connect()
 
 
