@@ -21,6 +21,9 @@ from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.in_backward import apply_optimizer_in_backward
 from nc10d.torch.mixed_precision import MixedPrecision
+from nc10d.torch.optim.functional_steps import as_functional_optim
+from nc10d.torch.optim.overlap import hook_with_zero_step, hook_with_zero_step_interleaved
+from nc10d.torch.optim.zero import ZeroRedundancyOptimizer
 from nc10d.torch.sampler import DistributedSampler
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
@@ -30,10 +33,14 @@ __all__ = [
     "DistributedSampler",
     "MixedPrecision",
     "SyncBatchNorm",
+    "ZeroRedundancyOptimizer",
     "apply_optimizer_in_backward",
+    "as_functional_optim",
     "as_store",
     "as_torch_group",
     "group_of",
+    "hook_with_zero_step",
+    "hook_with_zero_step_interleaved",
     "init_process_group",
 ]
 
