@@ -150,14 +150,11 @@ class DistributedDataParallel(TorchDDP):
         return LowPrecision(self.module, trained, ignored, self.mixed_precision)
 
     def _logger(self, reducer: Reducer) -> Logger:
-        devices = {x.device for x in self._contents.parameters()}
         return Logger(
             reducer,
-            module_name=type(self.module).__name__,
+            **self._contents.fields(),
             gradient_as_bucket_view=int(self.gradient_as_bucket_view),
             broadcast_buffers=int(self.forward_sync_buffers),
-            has_sync_bn=int(self._contents.has_sync_bn()),
-            is_multi_device_module=int(len(devices) > 1),
             device_ids=" ".join(map(str, self.device_ids or ())),
             output_device=-1 if self.output_device is None else self.output_device,
         )
@@ -306,9 +303,10 @@ class DistributedDataParallel(TorchDDP):
         tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
         group as state.
         """
-        if not callable(hook):
-            raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
-        self.reducer.register_comm_hook(state, on_tensors(hook))
+        with self.logger.reporting():
+            if not callable(hook):
+                raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
+            self.reducer.register_comm_hook(state, on_tensors(hook))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
@@ -316,8 +314,12 @@ class DistributedDataParallel(TorchDDP):
 
     def _set_static_graph(self) -> None:
         """Switch to a static graph; every rank calls, before the first pass."""
-        if self.reducer.arrived is not None or self.reducer.hook_name:
-            raise RuntimeError("pass static_graph=True: there is a pass or a comm hook already")
+        with self.logger.reporting():
+            if self.reducer.arrived is not None or self.reducer.hook_name:
+                raise RuntimeError(
+                    "_set_static_graph() should be called before training loop starts, and before "
+                    "a comm hook is registered: pass static_graph=True to the constructor"
+                )
         self._remove_autograd_hooks()
         self._parts, self.static_graph = None, True
         self._connect()
