@@ -74,6 +74,7 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least 99
 	$(SUITE) --ranks 4 --more --least 126
+	$(SUITE) --ranks 2 --ddp ddp DDP DistributedDataParallel no_sync static_graph uneven
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)

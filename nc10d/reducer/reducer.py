@@ -271,6 +271,9 @@ class Reducer(PassStats):
             current.end()
             if self.settings.find_unused:
                 current.restore(self._used_parameters.wait())
+        except BaseException as error:
+            self._failed(error)
+            raise
         finally:
             self._averaging.reset()
         self._record(Moment.COMM_END)

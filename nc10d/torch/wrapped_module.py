@@ -24,6 +24,15 @@ _KINDS = {"cpu", "cuda"}
 _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
 Tables = Sequence[dict[str, Any]]
 """Dicts of layers, with what a layer has by name."""
+_C_NAMES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+"""The names of dtypes in torch's DDP logging data: its types in C++."""
 
 
 class Placement(NamedTuple):
@@ -118,6 +127,17 @@ class Contents:
     def has_sync_bn(self) -> bool:
         """Return whether the module has a SyncBatchNorm layer."""
         return any(isinstance(x, torch.nn.SyncBatchNorm) for x in self._module.modules())
+
+    def fields(self) -> dict[str, int | str]:
+        """Return the fields of DDP logging data about the module, with torch's values."""
+        params = self._params.values()
+        trained = {x.dtype for x in params if x.requires_grad}
+        return {
+            "module_name": type(self._module).__name__,
+            "dtypes": ", ".join(sorted(_C_NAMES.get(x, str(x)) for x in trained)),
+            "has_sync_bn": int(self.has_sync_bn()),
+            "is_multi_device_module": int(len({x.device for x in params}) > 1),
+        }
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters."""
