@@ -4,7 +4,8 @@
 
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
 copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
-`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d. A function that
+`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d; `save` and `load` keep the
+state of a job. `nc10d.torch.training` has comm hooks and averagers of parameters. A function that
 torch.compile compiles may make all calls; they stay uncompiled. `as_store` makes a store of nc10d
 into one of torch's, and nc10d's groups take torch's stores.
 
@@ -24,6 +25,7 @@ from nc10d.torch.mixed_precision import MixedPrecision
 from nc10d.torch.sampler import DistributedSampler
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
+from nc10d.torch.training.saving import load, save
 
 __all__ = [
     "DistributedDataParallel",
@@ -35,6 +37,8 @@ __all__ = [
     "as_torch_group",
     "group_of",
     "init_process_group",
+    "load",
+    "save",
 ]
 
 tensors.register()

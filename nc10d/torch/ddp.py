@@ -238,6 +238,8 @@ class DistributedDataParallel(TorchDDP):
         uneven = self._uneven if self._join_config.enable else None
         if recording:
             self._connect()
+            if self._contents.has_new_steps() and self.reducer.arrived is None:
+                self._reconnect()
             self._contents.check_trained()
             self.reducer.prepare_for_forward()
         if uneven is not None:
