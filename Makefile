@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 RANKS ?= 4
-CODE := nc10d benchmarks simulation tests examples tools
+CODE := nc10d pytest_nc10d.py benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
@@ -42,9 +42,11 @@ warm: .venv/test.stamp
 	@time $(BIN)/python -m nc10d.warmup
 
 # Three files of tests at a time: much of what they do is waiting for processes to start and to end.
+# A worker that dies is a failure and is not replaced: pytest-xdist 3.8 never ends after that with
+# `--dist loadfile`.
 JOBS ?= 3
 unit: .venv/test.stamp
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --max-worker-restart 0
 
 # Hours. `make test-long ARGS="-k traffic"` runs a part of it; a day's runs share one log.
 test-long: warm
@@ -72,6 +74,7 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least 99
 	$(SUITE) --ranks 4 --more --least 126
+	$(SUITE) --ranks 2 --ddp ddp DDP DistributedDataParallel no_sync static_graph uneven
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)

@@ -25,7 +25,7 @@ from nc10d.ops import Array
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.buckets.storage import BucketLayouts
-from nc10d.reducer.gradients import SparseGradient, assign, check
+from nc10d.reducer.gradients import SparseGradient, assign, check, fits
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.plan import (
@@ -219,17 +219,16 @@ class Reducer(PassStats):
         RuntimeError if the gradient is not expected, or not again; ValueError or TypeError if it
         does not fit. Outside of a pass, only records that the parameter is used.
         """
-        if gradient is not None:
+        if gradient is not None and not fits(gradient, self._storage.gradients[param]):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
         if self._pass is not None:
-            self._pass.take(param, gradient, self.divisor)
-            if divided:
-                self._storage.mark_divided(param)
+            divisor = 0 if gradient is None or self._hook is not None else self._averaging.divisor
+            self._pass.take(param, gradient, divisor, divided)
         elif gradient is not None:
             assign(self.gradients[param], gradient)
         with self._lock:
-            self._used_parameters.mark(param)
+            self._used_parameters.local[param] = 1
             if self._pass is not None:
                 self._pass.ready(param)
 
@@ -272,6 +271,9 @@ class Reducer(PassStats):
             current.end()
             if self.settings.find_unused:
                 current.restore(self._used_parameters.wait())
+        except BaseException as error:
+            self._failed(error)
+            raise
         finally:
             self._averaging.reset()
         self._record(Moment.COMM_END)

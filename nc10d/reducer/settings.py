@@ -72,7 +72,9 @@ class Settings:
         """
         if self.static:
             return first
-        if unused and not self.find_unused:
+        if not unused:
+            return (1,) * len(self.names)
+        if not self.find_unused:
             raise ValueError("unused gradients need a Reducer with find_unused_parameters=True")
         if not unused <= frozenset(range(len(self.names))):
             raise ValueError(f"unused must be parameters' indices, got {sorted(unused)}")

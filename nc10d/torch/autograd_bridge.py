@@ -123,8 +123,8 @@ class Gradients:
         with self._begin_lock:
             if not self._running:
                 self._begin()
-        slot, divisor = self._slots[index], self.reducer.divisor
-        divided = divisor > 1 and slot.divide(x, divisor)
+        slot = self._slots[index]
+        divided = slot.divides and slot.divide(x, self.reducer.divisor)
         gradient = None if divided else slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
@@ -161,9 +161,12 @@ class Gradients:
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
-        means = {*self._outside_buckets, *self._unused, *late} - self._stepped
-        self._write_means(index for index in means if used[index])
-        self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
+        means: Collection[int] = {*self._outside_buckets, *self._unused, *late} - self._stepped
+        if not all(used):
+            means = [index for index in means if used[index]]
+        self._write_means(means)
+        if self._stepping:
+            self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
 
     def _step(self, params: Iterable[int]) -> None:
         """Let the optimizers of these parameters step by their means."""
@@ -186,10 +189,10 @@ class Gradients:
 
     def _write_means(self, params: Iterable[int]) -> None:
         """Write the means to these gradients; all other gradients are views of the buckets."""
-        copies = [self._slots[index].give(self.params[index]) for index in params]
-        pairs = [copy for copy in copies if copy is not None]
-        if pairs:
-            torch._foreach_copy_([target for target, _ in pairs], [mean for _, mean in pairs])
+        slots, tensors = self._slots, self.params
+        copies = [copy for i in params if (copy := slots[i].give(tensors[i])) is not None]
+        if copies:
+            torch._foreach_copy_(*zip(*copies, strict=True))
 
     def check_finished(self) -> None:
         """Raise a RuntimeError if a backward pass has begun and not ended."""

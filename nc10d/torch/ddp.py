@@ -176,14 +176,11 @@ class DistributedDataParallel(TorchDDP):
         return LowPrecision(self.module, trained, ignored, self.mixed_precision)
 
     def _logger(self, reducer: Reducer) -> Logger:
-        devices = {x.device for x in self._contents.parameters()}
         return Logger(
             reducer,
-            module_name=type(self.module).__name__,
+            **self._contents.fields(),
             gradient_as_bucket_view=int(self.gradient_as_bucket_view),
             broadcast_buffers=int(self.forward_sync_buffers),
-            has_sync_bn=int(self._contents.has_sync_bn()),
-            is_multi_device_module=int(len(devices) > 1),
             device_ids=" ".join(map(str, self.device_ids or ())),
             output_device=-1 if self.output_device is None else self.output_device,
         )
@@ -237,11 +234,12 @@ class DistributedDataParallel(TorchDDP):
     def _before(self, recording: bool, reducing: bool) -> None:
         uneven = self._uneven if self._join_config.enable else None
         if recording:
-            self._connect()
-            if self._contents.has_new_steps() and self.reducer.arrived is None:
+            gradients, _ = self._connect()
+            if gradients.reducer.arrived is None and self._contents.has_new_steps():
                 self._reconnect()
+                gradients = self._gradients
             self._contents.check_trained()
-            self.reducer.prepare_for_forward()
+            gradients.reducer.prepare_for_forward()
         if uneven is not None:
             uneven.begin(EVALUATES + recording + reducing)
         self._synchronise(recording, reducing, uneven)
@@ -339,9 +337,10 @@ class DistributedDataParallel(TorchDDP):
         tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
         group as state.
         """
-        if not callable(hook):
-            raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
-        self.reducer.register_comm_hook(state, on_arrays := on_tensors(hook))
+        with self.logger.reporting():
+            if not callable(hook):
+                raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
+            self.reducer.register_comm_hook(state, on_arrays := on_tensors(hook))
         self._comm_hook = state, on_arrays
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
@@ -350,7 +349,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _set_static_graph(self) -> None:
         """Switch to a static graph; every rank calls, before the first pass."""
-        self._refuse_late("_set_static_graph", "pass static_graph=True")
+        self._refuse_late("_set_static_graph()", "pass static_graph=True to the constructor")
         self.static_graph = True
         self._reconnect()
 
@@ -386,11 +385,12 @@ class DistributedDataParallel(TorchDDP):
         self._gradients.check_finished()
 
     def _refuse_late(self, call: str, instead: str) -> None:
-        if self.reducer.arrived is not None or self._comm_hook is not None:
-            raise RuntimeError(
-                f"{call} should be called before training loop starts, and before a comm hook is "
-                f"registered: {instead}"
-            )
+        with self.logger.reporting():
+            if self.reducer.arrived is not None or self._comm_hook is not None:
+                raise RuntimeError(
+                    f"{call} should be called before training loop starts, and before a comm hook "
+                    f"is registered: {instead}"
+                )
 
     def _reconnect(self) -> None:
         """Make a new Reducer with all ranks of the group."""

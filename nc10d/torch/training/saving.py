@@ -66,9 +66,7 @@ def load(
     if found.rank:
         data = np.empty(int(size[0]), np.uint8)
     found.broadcast(data, 0)
-    return torch.load(
-        io.BytesIO(data.data), map_location=map_location, weights_only=weights_only
-    )
+    return torch.load(io.BytesIO(data.data), map_location=map_location, weights_only=weights_only)
 
 
 def _agree(group: ProcessGroup, problem: Exception | None, what: str) -> None:
