@@ -18,8 +18,11 @@ the torch group on one of nc10d's.
 import importlib
 from typing import Any
 
+import torch
+
 from nc10d.api import join
 from nc10d.base import torch_entry
+from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.backend.groups import calls_of, group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
@@ -33,6 +36,7 @@ from nc10d.torch.sampler import DistributedSampler
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 from nc10d.torch.training.saving import load, save
+from nc10d.torch.training.tensor_math import TensorMath
 
 __all__ = [
     "DistributedDataParallel",
@@ -54,6 +58,7 @@ __all__ = [
 
 tensors.register()
 join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group", None))
+array_math.MATHS[torch.Tensor] = TensorMath
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()

@@ -101,7 +101,7 @@ class PrivateMethods:
 
         Every rank of the new group calls, between passes or after a failed pass, and blocks until
         all have called. A rank outside of the new group stays as it is. The comm hook goes on; its
-        state is the caller's, who replaces the group there.
+        state is the caller's, and so is the group in it.
         """
         if not any(new_process_group is outside for outside in _OUTSIDE):
             self.process_group = own_group(new_process_group)
@@ -123,7 +123,7 @@ class PrivateMethods:
 
     def _get_ddp_logging_data(self) -> Fields:
         """Return the options of the Reducer and the times of its passes, in torch's fields."""
-        return self.logger.data()  # type: ignore[no-any-return]
+        return self.logger.data()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Sample a pass in every `sample_rate` after the first ten."""

@@ -76,4 +76,4 @@ def _outcome(outcome: Any) -> Work | Future[Any]:
         return require_work(outcome.work)
     if isinstance(outcome, TORCHS_FUTURE):
         return from_torch(outcome)
-    return outcome  # type: ignore[no-any-return]
+    return outcome
