@@ -41,6 +41,10 @@ class Logger:
         self._initial = reducer.plan
         reducer.set_logger(self)
 
+    def note(self, **more: int | str) -> None:
+        """Add fields of the caller's own."""
+        self._more.update(more)
+
     def set_sample_rate(self, rate: int) -> None:
         """Sample a pass in every `rate` after the first ten; ValueError for a rate below 1."""
         if rate < 1:

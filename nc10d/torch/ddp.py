@@ -24,23 +24,22 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import GroupMember, get_default_group
-from nc10d.reducer import hooks
+from nc10d.group.world import get_default_group
 from nc10d.reducer.hooks import CommHook
-from nc10d.reducer.logger import Fields, Logger
+from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.compiling import in_python
-from nc10d.torch.in_backward import apply_optimizer_in_backward
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
-from nc10d.torch.reducer_options import as_keywords, delayed_options, size_limits
+from nc10d.torch.reducer_options import delayed_options, size_limits
 from nc10d.torch.tensor_bucket import on_tensors
+from nc10d.torch.training.ddp_methods import BufferHook, PrivateMethods, without_torchs
 from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
 
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(PrivateMethods, TorchDDP):
     """Trains `module` on all ranks of a group, each with data of its own.
 
     `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
@@ -135,6 +134,7 @@ class DistributedDataParallel(TorchDDP):
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
         self._comm_hook: tuple[Any, CommHook] | None = None
+        self._buffer_hook: BufferHook | None = None
         self._connect()
         if init_sync:
             same_everywhere(self.process_group, self._contents.states(buffers=at_start))
@@ -217,6 +217,8 @@ class DistributedDataParallel(TorchDDP):
         reducing = recording and self.require_backward_grad_sync
         self._before(recording, reducing)
         output = self._call_module(*self._placement.moved((inputs, kwargs)))
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing
         if recording:
             self._after(reducing, output)
@@ -235,6 +237,9 @@ class DistributedDataParallel(TorchDDP):
         uneven = self._uneven if self._join_config.enable else None
         if recording:
             gradients, _ = self._connect()
+            if gradients.reducer.arrived is None and self._contents.has_new_steps():
+                self._reconnect()
+                gradients = self._gradients
             self._contents.check_trained()
             gradients.reducer.prepare_for_forward()
         if uneven is not None:
@@ -247,7 +252,9 @@ class DistributedDataParallel(TorchDDP):
         """Make the collectives before a forward pass, also for a pass of the other ranks."""
         if recording:
             self._gradients.prepare(reducing)
-        if self.will_sync_module_buffers():
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=False)
+        elif self.will_sync_module_buffers():
             src = 0 if uneven is None else uneven.source()
             same_everywhere(self.process_group, self._contents.buffers(), src)
         if uneven is not None and reducing:
@@ -257,6 +264,8 @@ class DistributedDataParallel(TorchDDP):
         """Make the collectives of a forward and a backward pass of the other ranks."""
         reducing = state == REDUCES
         self._synchronise(state >= RECORDS, reducing, uneven)
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing
         if reducing:
             self.reducer.shadow_pass()
@@ -266,6 +275,12 @@ class DistributedDataParallel(TorchDDP):
         searching = reducing and self.find_unused_parameters and not self.static_graph
         unused = unused_in(output, self._gradients.params) if searching else ()
         self._gradients.expect(reducing, output, unused)
+
+    @in_python
+    def _run_buffer_hook(self, after: bool) -> None:
+        hook = self._buffer_hook
+        if hook is not None and hook.after is after and self.will_sync_module_buffers():
+            hook.run(self._contents.buffers())
 
     def will_sync_module_buffers(self) -> bool:
         """Return whether the next forward pass sends rank 0's buffers to every rank."""
@@ -312,6 +327,7 @@ class DistributedDataParallel(TorchDDP):
         """
         if self.skip_all_reduce_unused_params:
             raise ValueError("a Join block takes no module with skip_all_reduce_unused_params")
+        self.logger.note(join_uneven_inputs=1)
         self._uneven = UnevenInputs(self, kwargs.get("divide_by_initial_world_size", True))
         return self._uneven
 
@@ -340,75 +356,6 @@ class DistributedDataParallel(TorchDDP):
             self.reducer.register_comm_hook(state, on_arrays := on_tensors(hook))
         self._comm_hook = state, on_arrays
 
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
-        self.register_comm_hook(None, _BUILTIN[comm_hook_type.name])
-
-    def _set_static_graph(self) -> None:
-        """Switch to a static graph; every rank calls, before the first pass."""
-        self._refuse_late("_set_static_graph()", "pass static_graph=True to the constructor")
-        self.static_graph = True
-        self._reconnect()
-
-    def _register_fused_optim(
-        self, optim: Any, *args: Any, optim_params: Any = None, **kwargs: Any
-    ) -> None:
-        """Let `optim(params, *args, **kwargs)` step in the backward pass, for each parameter.
-
-        `optim_params` are the parameters (None: all). As `apply_optimizer_in_backward` before
-        wrapping; every rank calls, before the first pass and any comm hook.
-        """
-        self._refuse_late("_register_fused_optim", "call apply_optimizer_in_backward first")
-        chosen = self._contents.trained().values() if optim_params is None else optim_params
-        apply_optimizer_in_backward(optim, chosen, as_keywords(optim, args, kwargs), False)
-        self._reconnect()
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        """Train on another group of nc10d or torch.distributed from the next pass on.
-
-        Every rank of the new group calls, between passes or after a failed pass, and blocks until
-        all have called. A rank outside of the new group stays as it is. The comm hook goes on; its
-        state is the caller's, who replaces the group there.
-        """
-        if not any(new_process_group is outside for outside in _OUTSIDE):
-            self.process_group = own_group(new_process_group)
-            self._reconnect()
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Do nothing: outputs are the module's own, and may be changed in place."""
-
-    def _check_reducer_finalized(self) -> None:
-        """Raise a RuntimeError if an exception ended the last backward pass, until a forward."""
-        self._gradients.check_finished()
-
-    def _refuse_late(self, call: str, instead: str) -> None:
-        with self.logger.reporting():
-            if self.reducer.arrived is not None or self._comm_hook is not None:
-                raise RuntimeError(
-                    f"{call} should be called before training loop starts, and before a comm hook "
-                    f"is registered: {instead}"
-                )
-
-    def _reconnect(self) -> None:
-        """Make a new Reducer with all ranks of the group."""
-        if self._parts is not None:
-            self._remove_autograd_hooks()
-            self._parts = None
-        self._connect()
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: torch.nn.Module, params_and_buffers_to_ignore: Iterable[str]
-    ) -> None:
-        """Let a later DDP of `module` ignore these parameters and buffers."""
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
-
-    def _remove_autograd_hooks(self) -> None:
-        """Stop reducing the module's gradients, so that the module can be wrapped again."""
-        self._gradients.close()
-        if self._precision is not None:
-            self._precision.close()
-
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not get_default_group():
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
@@ -421,32 +368,6 @@ class DistributedDataParallel(TorchDDP):
         self.process_group = get_default_group()
         self._contents = Contents(self.module)
 
-    def _get_ddp_logging_data(self) -> Fields:
-        """Return the options of the Reducer and the times of its passes, in torch's fields."""
-        return self.logger.data()
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Sample a pass in every `sample_rate` after the first ten."""
-        self.logger.set_sample_rate(sample_rate)
-
-
-def _without_torchs(kind: type[TorchDDP]) -> None:
-    """Hide what a class inherits from torch's DistributedDataParallel, as if from Module alone."""
-    for name in vars(TorchDDP).keys() - vars(kind).keys() - vars(type).keys():
-        setattr(kind, name, getattr(Module, name) if hasattr(Module, name) else _Missing(name))
-
-
-class _Missing:
-    """An attribute that is not there."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> Any:
-        raise AttributeError(f"nc10d's {owner.__name__} has no attribute {self._name!r}")
-
-
-_without_torchs(DistributedDataParallel)
+without_torchs(DistributedDataParallel)
 Joinable.register(DistributedDataParallel)
-_BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
-_OUTSIDE = GroupMember.NON_GROUP_MEMBER, torch.distributed.GroupMember.NON_GROUP_MEMBER

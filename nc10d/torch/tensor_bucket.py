@@ -28,6 +28,8 @@ from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
 
 _KINDS = "cpu", "cuda"
+TORCHS_FUTURE: type = torch._C.Future
+"""The base of torch.futures.Future: the type of the Futures of torch.distributed's Works."""
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
@@ -128,8 +130,8 @@ def on_tensors(hook: TensorHook) -> CommHook:
             outcome = outcome.work
         if isinstance(outcome, Work):
             outcome.ops = [_on_arrays(op, bucket) for op in outcome.ops]
-        elif isinstance(outcome, torch.futures.Future):
-            return _from_torch(outcome, bucket)
+        elif isinstance(outcome, TORCHS_FUTURE):
+            return from_torch(outcome, lambda value: _arrays(value, bucket))
         elif isinstance(outcome, Future):
             return outcome.then(lambda done: _arrays(done.value(), bucket))
         return outcome  # for any other type the Reducer raises a TypeError
@@ -171,12 +173,13 @@ def _on_arrays(op: Op, bucket: GradBucket) -> Op:
     return converted
 
 
-def _from_torch(source: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
+def from_torch(source: Any, convert: Callable[[Any], Any] = lambda value: value) -> Future[Any]:
+    """Return a Future of nc10d that ends with one of torch's, and with its value converted."""
     future: Future[Any] = Future()
 
-    def end(done: torch.futures.Future[Any]) -> None:
+    def end(done: Any) -> None:
         try:
-            future.set_result(_arrays(done.value(), bucket))
+            future.set_result(convert(done.value()))
         except Exception as error:  # noqa: BLE001  (wait raises it)
             future.set_exception(error)
 

@@ -159,6 +159,10 @@ class Contents:
     def _count_steps(self) -> int:
         return sum(map(len, map(_OPTIMIZERS, map(vars, self._known.values()))))
 
+    def has_new_steps(self) -> bool:
+        """Return whether an optimizer has been made to step in backward passes since `trained`."""
+        return self._count_steps() != self._steps
+
     def check_trained(self) -> None:
         """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
 
@@ -167,10 +171,10 @@ class Contents:
         """
         # Only steps in C for each layer: every forward pass takes them.
         same = _ids(self._tables) == self._ids and not any(map(_TRAINS, self._frozen))
-        if self._count_steps() != self._steps:
+        if self.has_new_steps():
             raise RuntimeError(
-                "apply_optimizer_in_backward came after the module was wrapped, so the optimizer "
-                "would step by this rank's gradient, before any mean is there: call it before"
+                "apply_optimizer_in_backward came after the first pass, so the optimizer would "
+                "step by this rank's gradient, before any mean is there: call it before"
             )
         if same:
             return

@@ -65,7 +65,7 @@ class Descent:
 
 
 def compressed_by_torch(group, bucket):
-    future = torch.futures.Future()
+    future = torch._C.Future([])  # as of torch.distributed's Works
     group.all_reduce(bucket.buffer().div_(int(group.size)))
     future.set_result(bucket.buffer())
     return future

@@ -249,3 +249,27 @@ def test_outputs_may_be_changed_in_place():
         output.backward()
 
     run_local(run, 1)
+
+
+@pytest.mark.parametrize("when", ["PRE_FORWARD", "POST_FORWARD"])
+def test_a_buffer_hook_takes_the_place_of_rank_0s_buffers(when):
+    places = torch.nn.parallel.distributed._BufferCommHookLocation
+
+    def add_up(group, buffers):
+        return [group.all_reduce(x, async_op=True).get_future() for x in buffers.values()]
+
+    def run(group):
+        module = nn.Linear(1, 1)
+        module.register_buffer("count", torch.zeros(1))
+        model = DistributedDataParallel(module)
+        model._register_buffer_comm_hook(group, add_up, places[when])
+        module.count.fill_(group.rank + 1.0)
+        module.register_forward_hook(lambda layer, *_: seen.append(layer.count.item()))
+        seen = []
+        model(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(TypeError, match="must be callable"):
+            model._register_buffer_comm_hook(None, 3)
+        return seen[0], module.count.item()
+
+    first = {"PRE_FORWARD": (3.0, 3.0), "POST_FORWARD": (1.0, 2.0)}[when]
+    assert run_local(run, 2) == [(x, 3.0) for x in first]

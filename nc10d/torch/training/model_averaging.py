@@ -118,7 +118,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.averager = averager
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The state of the optimizer inside."""
         return self.optim.state
 
@@ -141,7 +141,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.param_groups = self.optim.param_groups
         self.averager.step = state_dict["step"]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, then average if this step is due; return the closure's loss. Blocks."""
         loss = self.optim.step() if closure is None else self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)

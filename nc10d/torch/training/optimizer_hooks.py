@@ -16,6 +16,7 @@ import torch
 
 from nc10d.reducer.hooks import GradBucket, require_work
 from nc10d.reducer.hooks.grad_bucket import single_array
+from nc10d.torch.tensor_bucket import TORCHS_FUTURE, from_torch
 from nc10d.torch.tensors import as_tensor, like
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
@@ -73,15 +74,6 @@ def _outcome(outcome: Any) -> Work | Future[Any]:
     """Return the Work or Future of nc10d for the result of a hook."""
     if isinstance(outcome, LaunchedCall):
         return require_work(outcome.work)
-    if not isinstance(outcome, torch.futures.Future):
-        return outcome  # type: ignore[no-any-return]
-    future: Future[Any] = Future()
-
-    def end(done: torch.futures.Future[Any]) -> None:
-        try:
-            future.set_result(done.value())
-        except Exception as error:  # noqa: BLE001  (wait raises it)
-            future.set_exception(error)
-
-    outcome.add_done_callback(end)
-    return future
+    if isinstance(outcome, TORCHS_FUTURE):
+        return from_torch(outcome)
+    return outcome
