@@ -31,6 +31,7 @@ def test_three_ranks_resume_a_checkpoint_of_two(tmp_path: Path) -> None:
     assert "step 2: loss" in resumed
 
 
+@pytest.mark.long  # seven imports of torch; tests/torch/test_zero.py has the law on threads
 def test_three_ranks_resume_an_optimizer_of_four_with_the_same_curve(tmp_path: Path) -> None:
     file = str(tmp_path / "half.pt")
     first = run(4, "examples/torch_zero.py", "--steps", "8", "--save-after", "4", file)
