@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 KINDS = ("threads", "processes")
 MARK = (
-    "ranks(*sizes, kind=..., timeout=10.0): run the body of the test on each rank of a group, once "
-    "for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in seconds, is that of "
-    "every operation."
+    "ranks(*sizes, kind=..., timeout=10.0, strict=True): run the body of the test on each rank of "
+    "a group, once for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in "
+    "seconds, is that of every operation. `strict` finds Works without a wait and arrays that are "
+    "used before it, and lets sends wait for their receivers."
 )
 _pool: pytest.StashKey[RankPool] = pytest.StashKey()
 
