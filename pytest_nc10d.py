@@ -99,7 +99,7 @@ def world(request: pytest.FixtureRequest) -> RankWorld:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test of ranks on its ranks."""
     __tracebackhide__ = True
-    given = pyfuncitem.funcargs.get("world")
+    given: Any = pyfuncitem.funcargs.get("world")
     if type(given).__name__ != "RankWorld":  # its module is imported only with the first of them
         return None
     from nc10d.testing.plugin.items import run_item

@@ -80,6 +80,11 @@ class PoisonedWork(RaceCheckedWork):
             use.before = use.array.copy()
             poison(use.array)
 
+    def end_unattended(self) -> None:
+        """Let the work end as soon as its operation has, though no thread waits for it."""
+        self.unattended = True
+        self._inner._attach(lambda _: self._poll())
+
     def _on_end(self) -> None:
         if self.unattended:
             self._end()
@@ -114,8 +119,7 @@ class WatchedWork(Work):
     def _watch(self) -> None:
         self._seen()
         if isinstance(self._inner, PoisonedWork):
-            self._inner.unattended = True
-            self._inner._inner._attach(lambda _: self._inner._poll())
+            self._inner.end_unattended()
         self._inner._attach(self._follow)
 
     def _follow(self, inner: Work) -> None:
@@ -138,8 +142,7 @@ class WatchedWork(Work):
     def __del__(self) -> None:
         # Its arrays get their results, or stay read-only for ever.
         if self._state == PENDING and isinstance(self._inner, PoisonedWork):
-            self._inner.unattended = True
-            self._inner._inner._attach(lambda _, inner=self._inner: inner._poll())
+            self._inner.end_unattended()
 
 
 class Watch:
