@@ -30,6 +30,10 @@ _TOOLS = tuple(
     for site in _SITE
     for name in ("_pytest", "pluggy", "hypothesis", "numba", "numpy", "xdist")
 )
+FRAMES = "_nc10d_frames"
+"""The attribute of an error that names other lines than its traceback does."""
+REMARKS = "_nc10d_remarks"
+"""The attribute of an error with remarks for its Outcome."""
 REPORT = "_nc10d_report"
 """The attribute of an error that has a RunReport."""
 
@@ -115,6 +119,9 @@ def is_shown(name: str) -> bool:
 
 def error_frames(error: BaseException) -> tuple[UserFrame, ...]:
     """Return the user's frames of an error's traceback; the innermost of all if there is none."""
+    given: tuple[UserFrame, ...] | None = getattr(error, FRAMES, None)
+    if given is not None:
+        return given
     steps = [*traceback.walk_tb(error.__traceback__)]
     shown = [step for step in steps if _is_shown_frame(step[0])]
     return tuple(_user_frame(frame, line) for frame, line in shown or steps[-1:])
