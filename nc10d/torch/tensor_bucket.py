@@ -108,7 +108,7 @@ def on_tensors(hook: TensorHook) -> CommHook:
             outcome = outcome.work
         if isinstance(outcome, Work):
             outcome.ops = [_on_arrays(op, bucket) for op in outcome.ops]
-        elif isinstance(outcome, torch.futures.Future):
+        elif isinstance(outcome, torch._C.Future):  # also what `then` of torch's returns
             return _from_torch(outcome, bucket)
         elif isinstance(outcome, Future):
             return outcome.then(lambda done: _arrays(done.value(), bucket))
@@ -124,10 +124,10 @@ def _on_arrays(op: Op, bucket: GradBucket) -> Op:
     return converted
 
 
-def _from_torch(source: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
+def _from_torch(source: Any, bucket: GradBucket) -> Future[Any]:
     future: Future[Any] = Future()
 
-    def end(done: torch.futures.Future[Any]) -> None:
+    def end(done: Any) -> None:
         try:
             future.set_result(_arrays(done.value(), bucket))
         except Exception as error:  # noqa: BLE001  (wait raises it)
