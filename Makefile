@@ -11,7 +11,7 @@ CODE := nc10d benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch test test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch docs test test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -24,6 +24,17 @@ demo-torch: .venv/test.stamp
 	$(TRAIN) --ddp nc10d --against build/torch.json --plot build/loss.png
 
 test: lint typecheck warm unit
+
+# The site, in build/site. Its tools have a venv of their own and read the code without importing it.
+docs: .venv-docs/docs.stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+EXTRA = import sys, tomllib; \
+  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])
+.venv-docs/docs.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -c "$(EXTRA)" docs | xargs .venv-docs/bin/python -m pip install -q
+	@touch $@
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check $(CODE)
@@ -116,5 +127,5 @@ $(GPU)/test.stamp: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-gpu .venv-gpu13 .venv-torch* build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
