@@ -1,15 +1,35 @@
-"""Check the built site: every link of its pages leads to a file and, in it, to an anchor.
+"""Two steps of `make docs`, which mkdocs calls (mkdocs.yml names this file).
 
-mkdocs calls `on_post_build` at the end of `make docs` (mkdocs.yml names this file). mkdocs itself
-checks the links between pages; this check also covers generated pages, pictures and folders.
+Pages name each other by file, which is how a reader of a checkout finds them. On the site, a link
+has the title of its page. At the end, every link must lead to a file and, in it, to an anchor.
+mkdocs itself checks the links between pages; this check also covers generated pages, pictures and
+folders.
 """
 
 from __future__ import annotations
 
 import html.parser
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+_NAMED = re.compile(r"\[[\w./-]+\.md\](\(([\w./-]+\.md)(?:#[\w-]+)?\))")
+
+
+def titled(text: str, folder: Path) -> str:
+    """Return a page of `folder` with titles in place of file names as the texts of links."""
+
+    def title(link: re.Match[str]) -> str:
+        head = (folder / link[2]).read_text().partition("\n")[0]
+        return f"[{head.removeprefix('# ')}]{link[1]}"
+
+    return _NAMED.sub(title, text)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Give links the titles of their pages."""
+    return titled(markdown, Path(page.file.abs_src_path).parent)
 
 
 class _Page(html.parser.HTMLParser):
