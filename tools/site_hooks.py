@@ -22,7 +22,7 @@ def titled(text: str, folder: Path) -> str:
 
     def title(link: re.Match[str]) -> str:
         head = (folder / link[2]).read_text().partition("\n")[0]
-        return f"[{head.removeprefix('# ')}]{link[1]}"
+        return f"[{head.removeprefix('# ').partition(':')[0]}]{link[1]}"
 
     return _NAMED.sub(title, text)
 
