@@ -152,7 +152,8 @@ def replace_ddp() -> None:
     globals()[DistributedDataParallel.__name__] = DistributedDataParallel
     theirs = torch.distributed.init_process_group
 
-    def init_both(**options: Any) -> None:
+    def init_both(backend: str | None = None, **options: Any) -> None:
+        assert backend == "nc10d", backend
         torch.distributed.init_process_group = theirs
         try:
             nc10d.torch.init_process_group(**options)

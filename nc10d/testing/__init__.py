@@ -10,6 +10,7 @@
 | `run_ranks`, `Ranks` | a group of ranks, as threads or processes, that runs a function |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
+| `assert_same_bits`, `assert_replicated`, ... | assertions that name rank, index and values |
 | `reference` | the results that every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
 | `check_backend`, `conformance` | checks of the contract of every backend |
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from nc10d.testing import layouts as layouts
     from nc10d.testing import reference as reference
     from nc10d.testing import strategies as strategies
+    from nc10d.testing.asserts import assert_gathered as assert_gathered
+    from nc10d.testing.asserts import assert_partition as assert_partition
+    from nc10d.testing.asserts import assert_reduced as assert_reduced
+    from nc10d.testing.asserts import assert_replicated as assert_replicated
+    from nc10d.testing.asserts import assert_same_bits as assert_same_bits
     from nc10d.testing.conformance import check_backend as check_backend
     from nc10d.testing.external_ranks import Launcher as Launcher
     from nc10d.testing.local_backend import run_local as run_local
@@ -41,6 +47,11 @@ _MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
     "Launcher": "external_ranks",
     "Ranks": "ranks",
+    "assert_gathered": "asserts",
+    "assert_partition": "asserts",
+    "assert_reduced": "asserts",
+    "assert_replicated": "asserts",
+    "assert_same_bits": "asserts",
     "check_backend": "conformance",
     "pairwise": "pair_cover",
     "run_local": "local_backend",

@@ -15,7 +15,7 @@ compiles the module, but not the code of this class. The class derives from torc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,17 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import get_default_group
+from nc10d.group.world import GroupMember, get_default_group
 from nc10d.reducer import hooks
+from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Fields, Logger
-from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.compiling import in_python
+from nc10d.torch.in_backward import apply_optimizer_in_backward
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
+from nc10d.torch.reducer_options import as_keywords, delayed_options, size_limits
 from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
@@ -44,16 +46,22 @@ class DistributedDataParallel(TorchDDP):
     `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
     the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
     dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most
-    1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which its
-    output does not depend. With `static_graph`, the first pass determines them for all passes. With
+    1 MiB. `bucket_cap_mb_list` has a size for each bucket instead, and the last repeats. With
+    `find_unused_parameters`, each forward pass searches for parameters on which its output does not
+    depend. With `static_graph`, the first pass determines them for all passes. With
     `gradient_as_bucket_view`, gradients are views of the buckets.
 
     With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
     `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
     `broadcast_buffers` is the older name; if it is False, the constructor does not send buffers,
     either. `device_ids` contains the GPU of a module, and inputs are moved there; it must be None
-    for a module on the CPU or on several GPUs. `output_device`, `dim` and `check_reduction` exist
-    for compatibility and have no effect: outputs stay on the module's device.
+    for a module on the CPU or on several GPUs. `output_device`, `dim`, `check_reduction` and
+    `batched_grad_copy` exist for compatibility and have no effect: outputs stay on the module's
+    device.
+
+    Gradients of `delay_all_reduce_named_params`, pairs of a name and a parameter, are reduced
+    together, behind the bucket of `param_to_hook_all_reduce`. With `skip_all_reduce_unused_params`,
+    a bucket whose parameters are all unused is not reduced; the same must be unused on every rank.
 
     `mixed_precision` is a MixedPrecision. Optimizers of `apply_optimizer_in_backward` step by the
     means, as soon as these are known.
@@ -84,9 +92,13 @@ class DistributedDataParallel(TorchDDP):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
-        *,
+        delay_all_reduce_named_params: Iterable[tuple[str, torch.Tensor]] | None = None,
+        param_to_hook_all_reduce: torch.Tensor | None = None,
         mixed_precision: Any = None,
         device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
     ) -> None:
         Module.__init__(self)
@@ -109,12 +121,20 @@ class DistributedDataParallel(TorchDDP):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.bucket_bytes_cap, self._first_cap = _caps(bucket_cap_mb)
+        self._limits = size_limits(bucket_cap_mb, bucket_cap_mb_list)
+        self.bucket_bytes_cap = max(self._limits)
+        self.bucket_bytes_cap_list = list(self._limits) if bucket_cap_mb_list else []
+        self.batched_grad_copy = batched_grad_copy
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self._delayed = delayed_options(
+            trained, delay_all_reduce_named_params, param_to_hook_all_reduce
+        )
         self.mixed_precision = (
             None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         )
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
+        self._comm_hook: tuple[Any, CommHook] | None = None
         self._connect()
         if init_sync:
             same_everywhere(self.process_group, self._contents.states(buffers=at_start))
@@ -131,11 +151,17 @@ class DistributedDataParallel(TorchDDP):
                 targets=trained,
                 dtypes=None if precision is None else precision.dtypes,
                 as_views=self.gradient_as_bucket_view,
-                caps=(self.bucket_bytes_cap, self._first_cap),
+                options={
+                    "size_limits": self._limits,
+                    "skip_unused_buckets": self.skip_all_reduce_unused_params,
+                    **self._delayed,
+                },
                 find_unused=self.find_unused_parameters,
                 static=self.static_graph,
             )
             self._parts = gradients, self._logger(gradients.reducer)
+            if self._comm_hook is not None:
+                gradients.reducer.register_comm_hook(*self._comm_hook)
         return self._parts
 
     def _lowered(self, trained: dict[str, torch.Tensor], sparse: set[str]) -> LowPrecision | None:
@@ -150,14 +176,11 @@ class DistributedDataParallel(TorchDDP):
         return LowPrecision(self.module, trained, ignored, self.mixed_precision)
 
     def _logger(self, reducer: Reducer) -> Logger:
-        devices = {x.device for x in self._contents.parameters()}
         return Logger(
             reducer,
-            module_name=type(self.module).__name__,
+            **self._contents.fields(),
             gradient_as_bucket_view=int(self.gradient_as_bucket_view),
             broadcast_buffers=int(self.forward_sync_buffers),
-            has_sync_bn=int(self._contents.has_sync_bn()),
-            is_multi_device_module=int(len(devices) > 1),
             device_ids=" ".join(map(str, self.device_ids or ())),
             output_device=-1 if self.output_device is None else self.output_device,
         )
@@ -211,9 +234,9 @@ class DistributedDataParallel(TorchDDP):
     def _before(self, recording: bool, reducing: bool) -> None:
         uneven = self._uneven if self._join_config.enable else None
         if recording:
-            self._connect()
+            gradients, _ = self._connect()
             self._contents.check_trained()
-            self.reducer.prepare_for_forward()
+            gradients.reducer.prepare_for_forward()
         if uneven is not None:
             uneven.begin(EVALUATES + recording + reducing)
         self._synchronise(recording, reducing, uneven)
@@ -283,7 +306,12 @@ class DistributedDataParallel(TorchDDP):
         )
 
     def join_hook(self, **kwargs: Any) -> UnevenInputs:
-        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True)."""
+        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True).
+
+        ValueError with `skip_all_reduce_unused_params`: a joined rank does not know who is unused.
+        """
+        if self.skip_all_reduce_unused_params:
+            raise ValueError("a Join block takes no module with skip_all_reduce_unused_params")
         self._uneven = UnevenInputs(self, kwargs.get("divide_by_initial_world_size", True))
         return self._uneven
 
@@ -306,9 +334,11 @@ class DistributedDataParallel(TorchDDP):
         tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
         group as state.
         """
-        if not callable(hook):
-            raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
-        self.reducer.register_comm_hook(state, on_tensors(hook))
+        with self.logger.reporting():
+            if not callable(hook):
+                raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
+            self.reducer.register_comm_hook(state, on_arrays := on_tensors(hook))
+        self._comm_hook = state, on_arrays
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
@@ -316,10 +346,54 @@ class DistributedDataParallel(TorchDDP):
 
     def _set_static_graph(self) -> None:
         """Switch to a static graph; every rank calls, before the first pass."""
-        if self.reducer.arrived is not None or self.reducer.hook_name:
-            raise RuntimeError("pass static_graph=True: there is a pass or a comm hook already")
-        self._remove_autograd_hooks()
-        self._parts, self.static_graph = None, True
+        self._refuse_late("_set_static_graph()", "pass static_graph=True to the constructor")
+        self.static_graph = True
+        self._reconnect()
+
+    def _register_fused_optim(
+        self, optim: Any, *args: Any, optim_params: Any = None, **kwargs: Any
+    ) -> None:
+        """Let `optim(params, *args, **kwargs)` step in the backward pass, for each parameter.
+
+        `optim_params` are the parameters (None: all). As `apply_optimizer_in_backward` before
+        wrapping; every rank calls, before the first pass and any comm hook.
+        """
+        self._refuse_late("_register_fused_optim", "call apply_optimizer_in_backward first")
+        chosen = self._contents.trained().values() if optim_params is None else optim_params
+        apply_optimizer_in_backward(optim, chosen, as_keywords(optim, args, kwargs), False)
+        self._reconnect()
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Train on another group of nc10d or torch.distributed from the next pass on.
+
+        Every rank of the new group calls, between passes or after a failed pass, and blocks until
+        all have called. A rank outside of the new group stays as it is. The comm hook goes on; its
+        state is the caller's, who replaces the group there.
+        """
+        if not any(new_process_group is outside for outside in _OUTSIDE):
+            self.process_group = own_group(new_process_group)
+            self._reconnect()
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Do nothing: outputs are the module's own, and may be changed in place."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise a RuntimeError if an exception ended the last backward pass, until a forward."""
+        self._gradients.check_finished()
+
+    def _refuse_late(self, call: str, instead: str) -> None:
+        with self.logger.reporting():
+            if self.reducer.arrived is not None or self._comm_hook is not None:
+                raise RuntimeError(
+                    f"{call} should be called before training loop starts, and before a comm hook "
+                    f"is registered: {instead}"
+                )
+
+    def _reconnect(self) -> None:
+        """Make a new Reducer with all ranks of the group."""
+        if self._parts is not None:
+            self._remove_autograd_hooks()
+            self._parts = None
         self._connect()
 
     @staticmethod
@@ -340,7 +414,7 @@ class DistributedDataParallel(TorchDDP):
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
         omitted = {"process_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
-        return {**kept, "_parts": None, "_uneven": None, "_precision": None}
+        return {**kept, "_parts": None, "_uneven": None, "_precision": None, "_comm_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)
@@ -375,13 +449,4 @@ class _Missing:
 _without_torchs(DistributedDataParallel)
 Joinable.register(DistributedDataParallel)
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
-
-
-def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:
-    """Return the caps of buckets and of the first bucket, in bytes; as in torch."""
-    if bucket_cap_mb is None:
-        return BUCKET_BYTES, FIRST_BUCKET_BYTES
-    if not bucket_cap_mb > 0:
-        raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb}")
-    cap = int(bucket_cap_mb * (1 << 20))
-    return cap, min(cap, FIRST_BUCKET_BYTES)
+_OUTSIDE = GroupMember.NON_GROUP_MEMBER, torch.distributed.GroupMember.NON_GROUP_MEMBER

@@ -36,7 +36,8 @@ class Dense:
         self.as_view = as_view
         # A view accumulates. The Reducer copies on devices. torch divides no 8-bit floats.
         kind = x.is_cpu and x.is_floating_point() and x.itemsize > 1
-        self._divides = kind and not as_view and self.view.nbytes >= LARGE
+        self.divides = kind and not as_view and self.view.nbytes >= LARGE
+        """Whether `divide` may succeed."""
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy the gradient of `x` into the bucket; return None."""
@@ -46,7 +47,7 @@ class Dense:
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
         """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
         grad = x.grad
-        if not self._divides or grad is None or grad.dtype is not self.view.dtype:
+        if divisor < 2 or grad is None or grad.dtype is not self.view.dtype:
             return False
         torch.div(grad.detach() if grad.requires_grad else grad, divisor, out=self.view)
         return True
@@ -83,7 +84,7 @@ class Cast(Dense):
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor) -> None:
         super().__init__(x, gradient, False)
-        self._divides = False
+        self.divides = False
         self._target = target
 
     def fill(self, x: torch.Tensor) -> None:
@@ -150,7 +151,7 @@ class Moved(Dense):
 class Sparse:
     """The rows of an embedding's gradient, which have no slot in a bucket."""
 
-    as_view = False
+    as_view = divides = False
 
     def divide(self, _x: torch.Tensor, _divisor: int) -> bool:
         """Return False: every rank divides the rows of all ranks."""

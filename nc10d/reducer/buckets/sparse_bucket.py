@@ -53,7 +53,8 @@ class SparseGradBucket(GradBucket):
 
     def reset(self) -> None:
         """Make the gradient itself the buffer again, and drop all exchanges."""
-        self._buffer, self.exchanges = self.gradient, []
+        super().reset()
+        self.exchanges = []
 
     def flat(self) -> Array:
         """Raise TypeError: a sparse gradient is no flat array."""
@@ -215,7 +216,13 @@ class SparseBucket:
         if params:
             assign(self.grad_bucket.gradient, kept)
 
-    def take(self, _param: int, gradient: SparseGradient | None, _divisor: int = 0) -> None:
+    def take(
+        self,
+        _param: int,
+        gradient: SparseGradient | None,
+        _divisor: int = 0,
+        _divided: bool = False,
+    ) -> None:
         """Take final rows: the caller's own, or None if they are in place."""
         if gradient is not None:
             self._given = gradient

@@ -90,13 +90,16 @@ class DeadlockDetector:
             self._published = notice
         return self._look(stable)
 
-    def rest(self, finished: int) -> None:
-        """Publish that this rank makes no call before all others have `finished` as many tasks."""
+    def rest(self, finished: int, site: str) -> None:
+        """Publish that this rank makes no call before all others have `finished` as many tasks.
+
+        `site` is the line that its function has returned from, or empty.
+        """
         self._finished = finished
         if self._alone():
             others = {info.rank for info in self._context.infos} - {self._context.number}
             needs = tuple(Need(_TASKS, finished, -1, other, _TASKS) for other in sorted(others))
-            text = f"rank {self._context.number} {RETURNED}"
+            text = called(f"rank {self._context.number} {RETURNED}", site)
             self._owner = get_ident()
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 

@@ -325,7 +325,7 @@ class PreparedProgram(Prepared):
         if not here:
             waiter.need_worker()
         deadline = Deadline.after(timeout)
-        keep = (tuple(x), self._keep)
+        keep = (x, self._keep)
         submission = Submission(self.linked, self._addresses, keep, deadline_ns(deadline))
         self.channel.submit(submission)
         return CpuWork(waiter, x, [(self.channel, submission)], deadline)
