@@ -93,7 +93,7 @@ def nc10d_read(prepared: int, users: int, argument: int, form: int, number: int)
     if load(argument + cpython.SIZE_OFFSET) != form:
         return -1
     for i in range(form):
-        array = load(argument + cpython.ITEMS_OFFSET + 8 * i)
+        array = load(argument + cpython.TUPLE_OFFSET + 8 * i)
         if not nc10d_place(prepared, users, number + i, array):
             return -1
     return number + form
