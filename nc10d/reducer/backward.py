@@ -1,8 +1,8 @@
 """A backward pass, from its beginning until all of its buckets are reduced.
 
 Contract: each pass is a new object, so no state remains from the last pass. The object is not
-thread-safe: its owner holds a lock. The pass calls `launch(index)` once for every bucket, in plan
-order.
+thread-safe: its owner holds a lock. The pass calls `launch(index, unused)` once for every bucket,
+in plan order; `unused` says that the bucket is to be skipped.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class BackwardPass:
     # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
     # in their order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of
     # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
+    # With `skip_unused`, buckets whose gradients are all unused are skipped, `skipped` in number.
     # `reduced(index)` is called in plan order for each bucket, as soon as the pass sees its means.
 
     def __init__(
@@ -32,9 +33,10 @@ class BackwardPass:
         storage: Storage,
         schedule: Schedule,
         marks: Sequence[int] | None,
-        launch: Callable[[int], None],
+        launch: Callable[[int, bool], None],
         *,
         delay: bool = False,
+        skip_unused: bool = False,
         reduced: Callable[[int], None] | None = None,
     ) -> None:
         self._storage = storage
@@ -42,6 +44,7 @@ class BackwardPass:
         self._marks = marks
         self._launch = launch
         self._delay = delay
+        self._skips, self.skipped = skip_unused, 0
         self._reduced, self._launched, self._handed = reduced, 0, 0
         self._delayed: list[int] = []
         self._failure: BaseException | None = None
@@ -126,6 +129,9 @@ class BackwardPass:
             self._reduced(self._handed)
             self._handed += 1
 
+    def _is_unused(self, index: int) -> bool:
+        return set(self._storage.buckets[index].views) <= set(self._unused)
+
     def restore(self, used: Sequence[bool]) -> None:
         """Restore the old values of gradients that no rank has used."""
         self._storage.restore([param for param in self._unused if not used[param]])
@@ -156,7 +162,9 @@ class BackwardPass:
         for index in indices:
             self.first_launch = self.first_launch or perf_counter_ns()
             try:
-                self._launch(index)
+                unused = self._skips and self._is_unused(index)
+                self._launch(index, unused)
+                self.skipped += unused
                 self._launched += 1
                 if self._reduced is not None:
                     self._hand_over()

@@ -1,7 +1,7 @@
 """Statistics of a Reducer's passes: their times, the used parameters, and the attached logger.
 
 Contract: `PassStats` neither changes a pass nor waits for a rank. The Reducer calls `_record` at
-the moments of a pass, and `_ended` after it.
+the moments of a pass, and `_ended` or `_failed` after it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class PassObserver(Protocol):
 
     def pass_ended(self) -> None:
         """Handle the end of a pass, in the thread that finishes it."""
+
+    def failed(self, error: BaseException) -> None:
+        """Handle an error of a pass, in the thread to which it is raised."""
 
 
 class UsedParameters:
@@ -129,6 +132,12 @@ class PassStats:
         logger = self._logger and self._logger()
         if logger:
             logger.pass_ended()
+
+    def _failed(self, error: BaseException) -> None:
+        """Notify the logger of an error of a pass."""
+        logger = self._logger and self._logger()
+        if logger:
+            logger.failed(error)
 
 
 def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> DeviceTimer | None:

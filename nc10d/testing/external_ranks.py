@@ -150,9 +150,9 @@ class LaunchedWorker(PipeWorker):
         outcome = self.result(deadline.remaining())
         if outcome is None:
             raise TimeoutError(f"a rank did not answer; the launcher {self._job.story()}")
-        if not outcome[0]:
-            raise outcome[1]
-        return outcome[1]
+        if not outcome.done:
+            raise outcome.value
+        return outcome.value
 
     def end(self) -> None:
         """Ask the rank to end, and wait until its launcher has."""

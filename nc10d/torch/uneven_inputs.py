@@ -76,4 +76,5 @@ class UnevenInputs(JoinHook):
         group = self._ddp.process_group
         last = np.array([group.rank() if is_last_joiner else -1], np.int64)
         group.all_reduce(last, MAX)
+        self._ddp._authoritative_rank = int(last[0])
         same_everywhere(group, self._ddp._contents.states(buffers=True), int(last[0]))

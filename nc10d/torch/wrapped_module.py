@@ -24,6 +24,15 @@ _KINDS = {"cpu", "cuda"}
 _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
 Tables = Sequence[dict[str, Any]]
 """Dicts of layers, with what a layer has by name."""
+_C_NAMES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+"""The names of dtypes in torch's DDP logging data: its types in C++."""
 
 
 class Placement(NamedTuple):
@@ -119,6 +128,17 @@ class Contents:
         """Return whether the module has a SyncBatchNorm layer."""
         return any(isinstance(x, torch.nn.SyncBatchNorm) for x in self._module.modules())
 
+    def fields(self) -> dict[str, int | str]:
+        """Return the fields of DDP logging data about the module, with torch's values."""
+        params = self._params.values()
+        trained = {x.dtype for x in params if x.requires_grad}
+        return {
+            "module_name": type(self._module).__name__,
+            "dtypes": ", ".join(sorted(_C_NAMES.get(x, str(x)) for x in trained)),
+            "has_sync_bn": int(self.has_sync_bn()),
+            "is_multi_device_module": int(len({x.device for x in params}) > 1),
+        }
+
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters."""
         return list(self._params.values())
@@ -139,6 +159,10 @@ class Contents:
     def _count_steps(self) -> int:
         return sum(map(len, map(_OPTIMIZERS, map(vars, self._known.values()))))
 
+    def has_new_steps(self) -> bool:
+        """Return whether an optimizer has been made to step in backward passes since `trained`."""
+        return self._count_steps() != self._steps
+
     def check_trained(self) -> None:
         """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
 
@@ -147,10 +171,10 @@ class Contents:
         """
         # Only steps in C for each layer: every forward pass takes them.
         same = _ids(self._tables) == self._ids and not any(map(_TRAINS, self._frozen))
-        if self._count_steps() != self._steps:
+        if self.has_new_steps():
             raise RuntimeError(
-                "apply_optimizer_in_backward came after the module was wrapped, so the optimizer "
-                "would step by this rank's gradient, before any mean is there: call it before"
+                "apply_optimizer_in_backward came after the first pass, so the optimizer would "
+                "step by this rank's gradient, before any mean is there: call it before"
             )
         if same:
             return

@@ -444,6 +444,7 @@ def test_a_graph_can_be_declared_static_before_the_first_pass():
             step(model, group.rank, both=False)
         with pytest.raises(RuntimeError, match="static_graph=True"):
             model._set_static_graph()
+        assert "before training loop starts" in model._get_ddp_logging_data()["error"]
         return both_gradients(model), model.static_graph
 
     assert run_local(run, 2) == [([[1.0] * 2, None], True)] * 2
@@ -559,4 +560,4 @@ def test_passes_are_logged_in_torchs_fields():
         views = found["gradient_as_bucket_view"], found["broadcast_buffers"]
         return found["module_name"], found["iteration"], min(times) > 0, views
 
-    assert run_local(run, 2) == [("Two", 1, True, (0, 1))] * 2
+    assert run_local(run, 2) == [("Two", 0, True, (0, 1))] * 2

@@ -16,7 +16,7 @@ from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
 from nc10d.reducer.buckets.sparse_bucket import SparseBucket
 from nc10d.reducer.hooks.grad_bucket import Allocate
-from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec, plan_buckets
+from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
 
@@ -121,8 +121,7 @@ class BucketLayouts:
     def make(self, order: Sequence[int] | None = None) -> BucketLayout:
         """Return a new layout, in the order of arrival of gradients if `order` is given."""
         chosen = self.settings
-        caps = chosen.cap_bytes, chosen.first_bytes
-        plan = plan_buckets(self.specs, *caps, expect_sparse=chosen.sparse, order=order)
+        plan = chosen.plan(self.specs, order)
         schedule = Schedule([bucket.params for bucket in plan.buckets], chosen.names)
         return BucketLayout(plan, self.storage(plan), schedule)
 
