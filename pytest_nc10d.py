@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 KINDS = ("threads", "processes")
 MARK = (
-    "ranks(*sizes, kind=..., timeout=10.0): run the body of the test on each rank of a group, once "
-    "for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in seconds, is that of "
-    "every operation."
+    "ranks(*sizes, kind=..., timeout=10.0, strict=True): run the body of the test on each rank of "
+    "a group, once for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in "
+    "seconds, is that of every operation. `strict` finds Works without a wait and arrays that are "
+    "used before it, and lets sends wait for their receivers."
 )
 _pool: pytest.StashKey[RankPool] = pytest.StashKey()
 
@@ -98,7 +99,7 @@ def world(request: pytest.FixtureRequest) -> RankWorld:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test of ranks on its ranks."""
     __tracebackhide__ = True
-    given = pyfuncitem.funcargs.get("world")
+    given: Any = pyfuncitem.funcargs.get("world")
     if type(given).__name__ != "RankWorld":  # its module is imported only with the first of them
         return None
     from nc10d.testing.plugin.items import run_item

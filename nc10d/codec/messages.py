@@ -28,8 +28,9 @@ from nc10d.errors import CodecError
 
 OPENING = 1024
 """The bytes of an opening."""
-_WORDS = struct.Struct("<3q")
-_ROOM = OPENING - _WORDS.size
+WORDS = struct.Struct("<3q")
+"""The words of an opening."""
+_ROOM = OPENING - WORDS.size
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 _LONGEST_REASON = 2000
@@ -54,7 +55,7 @@ class Envelope(NamedTuple):
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
         """Return the envelope of a received opening; CodecError if no sender would send it."""
-        kind, header, payload = _WORDS.unpack_from(opening.data)
+        kind, header, payload = WORDS.unpack_from(opening.data)
         if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
             raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
         return cls(_KINDS[kind], header, payload)
@@ -72,7 +73,7 @@ class Envelope(NamedTuple):
 
     def inner(self, opening: Bytes) -> Bytes:
         """Return the flat array in an opening that has it; arrays get memory of their own."""
-        flat = opening[_WORDS.size :]
+        flat = opening[WORDS.size :]
         return flat.copy() if self.payload else flat
 
     def open(self, flat: Bytes, *, allow_pickle: bool = False, locate: Locate = None) -> Any:
@@ -125,14 +126,14 @@ class EncodedMessage:
         """Return the opening, with the whole message if there is room."""
         kind, header, payload = self._envelope
         if payload == 0 and header <= _ROOM:
-            words = _WORDS.pack(kind, header, payload)
+            words = WORDS.pack(kind, header, payload)
             block = (words + self.header).ljust(OPENING, b"\0")
             return np.frombuffer(bytearray(block), np.uint8)
         opening = np.zeros(OPENING, np.uint8)
-        _WORDS.pack_into(opening.data, 0, kind, header, payload)
+        WORDS.pack_into(opening.data, 0, kind, header, payload)
         if self._envelope.inline:
             body = self.flat()[:_ROOM]
-            opening[_WORDS.size : _WORDS.size + body.size] = body
+            opening[WORDS.size : WORDS.size + body.size] = body
         return opening
 
     def flat(self) -> Bytes:

@@ -57,6 +57,10 @@ def _latest(backend: PreparingBackend, kind: type[Op], extra: Any) -> PreparedCa
 class Dispatcher(Collectives, PointToPoint):
     """The part of a group that launches; a subclass makes backends in `_new_backend`."""
 
+    watch_work: Callable[[Dispatcher, Sequence[Op], Work | None], Work | None] = staticmethod(
+        lambda group, ops, work: work
+    )
+    """At the debug level DETAIL, returns what a caller gets for a Work; for the test kit."""
     rank: CallableInt
     size: CallableInt
 
@@ -257,7 +261,8 @@ class Dispatcher(Collectives, PointToPoint):
         limit = self.timeout if timeout is None else seconds(timeout)
         if self._race_check:
             if async_op:
-                return race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
+                work = race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
+                return self.watch_work(self, ops, work)
             wait_for_conflicts(ops)
         return backend.launch(ops, limit, async_op)
 

@@ -282,11 +282,11 @@ class Reducer(PassStats):
             self.arrived, self._first_counts = current.arrived, current.counts()
         self._ended(current.began, current.times, current.first_launch)
 
-    def shadow_pass(self) -> None:
-        """Take part in a pass of the other ranks with zeros; `gradients` stay unchanged.
+    def shadow_pass(self) -> list[Any]:
+        """Take part in a pass of the other ranks with zeros; return the means.
 
-        For a rank without a batch while other ranks go on; see `set_forward_pass_work_handle`.
-        Blocks and raises as `finish`.
+        `gradients` stay unchanged. For a rank without a batch while other ranks go on; see
+        `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
         self._refuse_running("shadow_pass")
         own, counts, handing = self._storage, self._first_counts, self._on_reduced
@@ -294,6 +294,7 @@ class Reducer(PassStats):
         try:
             self._begin([0] * len(self._params))
             self.finish()
+            return self._storage.gradients
         finally:
             self._storage, self._first_counts, self._on_reduced = own, counts, handing
 

@@ -14,6 +14,7 @@
 | `reference` | the results that every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
 | `check_backend`, `conformance` | checks of the contract of every backend |
+| `check_store`, `check_work`, `check_process_group` | the same for stores, Works and groups |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
 
 Names are imported on first use: `reference` needs no hypothesis, and only the CPU backend compiles.
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from nc10d.testing.asserts import assert_reduced as assert_reduced
     from nc10d.testing.asserts import assert_replicated as assert_replicated
     from nc10d.testing.asserts import assert_same_bits as assert_same_bits
+    from nc10d.testing.checks.group_laws import check_process_group as check_process_group
+    from nc10d.testing.checks.store_laws import check_store as check_store
+    from nc10d.testing.checks.work_laws import check_work as check_work
     from nc10d.testing.conformance import check_backend as check_backend
     from nc10d.testing.external_ranks import Launcher as Launcher
     from nc10d.testing.local_backend import run_local as run_local
@@ -53,6 +57,9 @@ _HOME = {
     "assert_replicated": "asserts",
     "assert_same_bits": "asserts",
     "check_backend": "conformance",
+    "check_process_group": "checks.group_laws",
+    "check_store": "checks.store_laws",
+    "check_work": "checks.work_laws",
     "pairwise": "pair_cover",
     "run_local": "local_backend",
     "run_ranks": "ranks",

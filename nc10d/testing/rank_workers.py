@@ -27,10 +27,18 @@ from typing import Any
 from nc10d.errors import DistError
 from nc10d.group import world
 from nc10d.store.base import Store
-from nc10d.testing.outcomes import LastLine, Outcome, UserFrame, error_frames, running_frames
+from nc10d.testing.outcomes import (
+    REMARKS,
+    Outcome,
+    UserFrame,
+    error_frames,
+    returning_frames,
+    running_frames,
+)
 
 STOP = None
 RENEW = "renew"
+RANK_THREAD = "nc10d-rank"
 ANSWER_SECONDS = 1.0
 """Seconds that a process has to answer where it is; it has no answer while it holds the GIL."""
 FORMING_SECONDS = 60.0
@@ -74,7 +82,7 @@ class ThreadWorker(RankWorker):
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._main, args=(join,), name="nc10d-rank", daemon=True
+            target=self._main, args=(join,), name=RANK_THREAD, daemon=True
         )
         self._thread.start()
 
@@ -160,6 +168,18 @@ class ProcessWorker(PipeWorker):
         self.process.join()
         self._pipe.close()
         self._questions.close()
+
+
+def bystanding() -> Iterator[int]:
+    """Yield the idents of threads that make no call of a rank that starts now.
+
+    Ranks have not made them. A pool's threads are left out: a rank may submit its calls there.
+    """
+    ranks = {thread.ident for thread in threading.enumerate() if thread.name == RANK_THREAD}
+    for ident, frame in sys._current_frames().items():
+        names = {f.f_code.co_filename for f, _ in traceback.walk_stack(frame)}
+        if ident not in ranks and not any("concurrent/futures" in name for name in names):
+            yield ident
 
 
 @contextlib.contextmanager
@@ -252,10 +272,10 @@ def serve(
                 continue
             _call("resume", finished)
             function, arguments = task
-            line = LastLine()
-            result = line.call(function, world.get_default_group(), *arguments)
-            report(Outcome(True, result, line.frames))
-            _call("rest", finished + 1, line.frames[-1].site if line.frames else "")
+            result = function(world.get_default_group(), *arguments)
+            frames = returning_frames(function, arguments)
+            report(Outcome(True, result, frames))
+            _call("rest", finished + 1, frames[-1].site if frames else "")
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
@@ -277,7 +297,7 @@ def _try_to_join(join: Callable[[], None], report: Callable[[Outcome], None]) ->
 
 def failed(error: BaseException) -> Outcome:
     """Return the outcome of a task that has raised."""
-    return Outcome(False, error, error_frames(error))
+    return Outcome(False, error, error_frames(error), getattr(error, REMARKS, ()))
 
 
 def _call(name: str, *arguments: Any) -> None:

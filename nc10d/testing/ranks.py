@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from nc10d.base.call_site import bystanders
 from nc10d.errors import DistError
 from nc10d.store.base import Store
 from nc10d.testing.outcomes import REPORT, Outcome, RankEnd, RunReport, rank_end
@@ -27,6 +28,7 @@ from nc10d.testing.rank_workers import (
     RankEnded,
     RankWorker,
     ThreadWorker,
+    bystanding,
     join_group,
 )
 
@@ -130,6 +132,7 @@ class Ranks:
     def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
+        bystanders.update(bystanding())
         store, size = HashStore(), self.world_size
         join = partial(join_group, store, size, self._options)
         return [ThreadWorker(partial(join, rank)) for rank in range(self.world_size)]

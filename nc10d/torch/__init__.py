@@ -62,6 +62,7 @@ array_math.MATHS[torch.Tensor] = TensorMath
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()
+compiling.rewrite_calls()
 torch_entry.register()
 
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from nc10d.group.process_group import ProcessGroup
+from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
-from nc10d.torch.slots import Dense, Sparse, allocation, slot_of
-from nc10d.torch.tensors import DTYPES
+from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of
+from nc10d.torch.tensors import DTYPES, as_tensor
 
 
 class Gradients:
@@ -198,6 +199,13 @@ class Gradients:
         """Raise a RuntimeError if a backward pass has begun and not ended."""
         if self._running:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
+
+    def take_means(self, means: Sequence[Any]) -> None:
+        """Set the gradients to the means of a pass of the other ranks."""
+        for x, mean, used in zip(self._targets, means, self.reducer.used, strict=True):
+            if used:
+                sparse = isinstance(mean, SparseGradient)
+                x.grad = as_sparse(mean, x) if sparse else as_tensor(mean).view(x.shape).to(x.dtype)
 
     def _finish_interrupted(self) -> None:
         self._running = False

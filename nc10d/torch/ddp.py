@@ -271,7 +271,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing
         if reducing:
-            self.reducer.shadow_pass()
+            means = self.reducer.shadow_pass()
+            if uneven.is_followed:
+                self._gradients.take_means(means)
 
     @in_python
     def _after(self, reducing: bool, output: Any) -> None:

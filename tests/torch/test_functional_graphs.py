@@ -111,3 +111,124 @@ def test_a_reduction_without_a_gradient_says_so(alone):
 
 def backward_of_max(x):
     F.all_reduce(x.requires_grad_(), "max").sum().backward()
+
+
+def exchange(group, x, other):
+    """Swap tensors by all kinds of messages, both ranks at once."""
+    sent = F.isend(x, other, group)
+    received = F.wait_tensor(F.irecv(x, other, group))
+    F.wait_tensor(sent)
+    (swapped,) = F.batch_p2p(["isend", "irecv"], [other] * 2, [3, 3], [received + 1, x], group)
+    F.barrier(group)
+    return swapped
+
+
+def pass_on(group, x, me):
+    """A stage of a pipeline: rank 0 computes and sends, rank 1 receives and computes."""
+    if me == 0:
+        F.send(x * 2, 1, group)
+        return x
+    return F.recv(x, 0, group) + 1
+
+
+PROGRAMS = {
+    "exchange": lambda group, x: exchange(group, x, 1 - int(group.rank)),
+    "pipeline": lambda group, x: pass_on(group, x, int(group.rank)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_messages_are_part_of_a_graph(program, backend, two):
+    torch._dynamo.reset()
+
+    def run(group):
+        function, x = PROGRAMS[program], torch.arange(4.0) + group.rank
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        return function(group, x), compiled(group, x), compiled(group, x)
+
+    for eager, cold, warm in two.run(run):
+        assert torch.equal(eager, cold)
+        assert torch.equal(eager, warm)
+
+
+def in_place(call):
+    """Return a step that makes an ordinary call on intermediate tensors."""
+
+    def step(group, x):
+        y = x * 2
+        call(group, y)
+        return y + 1
+
+    return step
+
+
+ORDINARY = {
+    "all_reduce": lambda g, y: dist.all_reduce(y),
+    "named": lambda g, y: dist.all_reduce(tensor=y, op=dist.AVG, group=g),
+    "broadcast": lambda g, y: dist.broadcast(y, 1),
+    "all_gather_into_tensor": lambda g, y: dist.all_gather_into_tensor(y, y[2:] + 1),
+    "all_gather": lambda g, y: dist.all_gather([y[:2], y[2:]], y[1:3] + 1),
+    "reduce_scatter_tensor": lambda g, y: dist.reduce_scatter_tensor(y[:2], y + 1),
+    "rows": lambda g, y: dist.all_gather_into_tensor(y.view(2, 2), y[2:] + 1),
+    "all_to_all_single": lambda g, y: dist.all_to_all_single(y, y + 1),
+    "barrier": lambda g, y: dist.barrier(),
+    "send and recv": lambda g, y: dist.send(y, 1) if g.rank == 0 else dist.recv(y, 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", ORDINARY)
+def test_an_ordinary_call_becomes_part_of_a_graph(call, two):
+    torch._dynamo.reset()
+
+    def run(group):
+        function, x = in_place(ORDINARY[call]), torch.arange(4.0) + group.rank
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        return function(group, x), compiled(group, x), compiled(group, x)
+
+    for eager, cold, warm in two.run(run):
+        assert torch.equal(eager, cold)
+        assert torch.equal(eager, warm)
+
+
+BREAKING = {
+    "asynchronous": lambda x: dist.all_reduce(x, TWICE, async_op=True).wait(),
+    "out": lambda x: dist.all_reduce(x.clone(), TWICE, out=x),
+    "timeout": lambda x: dist.get_default_group().all_reduce(x, TWICE, timeout=5.0),
+    "of a group": lambda x: dist.get_default_group().all_reduce(x, TWICE),
+    "array": lambda x: dist.all_reduce(x.numpy(), TWICE),
+    "block": lambda x: in_block(x),
+}
+
+
+def in_block(x):
+    with dist.coalescing_manager():
+        dist.all_reduce(x, TWICE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", BREAKING)
+def test_a_call_that_no_graph_can_have_stays_with_python(call, alone):
+    def run(x):
+        y = x * 2
+        BREAKING[call](y)
+        return y + 1
+
+    compiled = torch.compile(run, backend="aot_eager")
+    for _ in range(2):
+        assert compiled(torch.ones(3)).tolist() == [5.0] * 3
+
+
+def test_an_operator_in_a_coalescing_block_is_refused(alone):
+    with pytest.raises(RuntimeError, match="in a coalescing block"), dist.coalescing_manager():
+        F.all_reduce_autograd(torch.ones(3), "sum")
+
+
+def test_a_graph_notices_another_size_of_its_group(alone):
+    gather = torch.ops.nc10d.all_gather_into_tensor
+    with pytest.raises(RuntimeError, match="made for 2 ranks of group 'world', which has 1 now"):
+        gather(torch.ones(2), 2, "world")
+    with pytest.raises(RuntimeError, match="there is no group 'other'"):
+        gather(torch.ones(2), 2, "other")

@@ -452,6 +452,41 @@ def test_training_with_data_parallel_is_that_of_the_plain_optimizer():
     assert all(equal(params, expected) for params in found)
 
 
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_in_a_block_with_data_parallel_ranks_without_batches_step_by_the_means(options):
+    batches = (1, 4, 2)
+
+    def model_of(index: int) -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        for i, x in enumerate(model.parameters()):
+            x.data = values(tuple(x.shape), i)
+        return model
+
+    def loss(model: Any, rank: int, step: int) -> Any:
+        return model(values((5, 3), 10 * step + rank)).square().mean()
+
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(model_of(0), **options)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+        with dist.Join([model, optimizer]):
+            for step in range(batches[group.rank]):
+                optimizer.zero_grad()
+                loss(model, group.rank, step).backward()
+                optimizer.step()
+        return [x.detach().clone() for x in model.parameters()]
+
+    model = model_of(0)
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(max(batches)):
+        plain.zero_grad()
+        for rank in (rank for rank, count in enumerate(batches) if step < count):
+            (loss(model, rank, step) / len(batches)).backward()
+        plain.step()
+    for params in run_local(run, 3):
+        for x, expected in zip(params, model.parameters(), strict=True):
+            torch.testing.assert_close(x, expected)
+
+
 def test_it_takes_groups_of_torch_distributed_and_subgroups():
     store = distributed.HashStore()
     distributed.init_process_group("nc10d", store=store, rank=0, world_size=1)

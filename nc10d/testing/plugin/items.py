@@ -6,19 +6,21 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.testing.outcomes import is_shown
+from nc10d.testing.outcomes import REMARKS, is_shown
+from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
 
 MOST_PROCESSES = 8
@@ -26,27 +28,36 @@ MOST_PROCESSES = 8
 TIMEOUT = 10.0
 
 
+class RankSettings(NamedTuple):
+    """What a rank is, the seconds of its operations, and whether its calls are watched."""
+
+    kind: str
+    timeout: float
+    strict: bool
+
+
 class RankPool:
     """The ranks of a test run, which later tests use again; each test has a group of its own."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str, float], Ranks] = {}
+        self._kept: dict[tuple[int, RankSettings], Ranks] = {}
 
-    def take(self, size: int, kind: str, timeout: float) -> Ranks:
+    def take(self, size: int, settings: RankSettings) -> Ranks:
         """Return ranks that have just formed their default group."""
-        key = (size, kind, timeout)
-        ranks = self._kept.pop(key, None)
-        if ranks is None:
-            self._make_room(size, kind)
-            ranks = Ranks(size, kind, timeout=timeout)  # type: ignore[arg-type]  # Ranks checks it
-        self._kept[key] = ranks  # as the latest
-        ranks.renew()
+        kind, timeout, strict = settings
+        ranks = self._kept.pop((size, settings), None)
+        with _sync_sends(strict):
+            if ranks is None:
+                self._make_room(size, kind)
+                ranks = Ranks(size, kind, timeout=timeout)  # type: ignore[arg-type]  # it checks
+            self._kept[size, settings] = ranks  # as the latest
+            ranks.renew()
         return ranks
 
     def _make_room(self, size: int, kind: str) -> None:
         for key in [*self._kept] if kind == "processes" else []:
-            alive = sum(key[0] for key in self._kept if key[1] == kind)
-            if key[1] == kind and alive + size > MOST_PROCESSES:
+            alive = sum(n for n, settings in self._kept if settings.kind == kind)
+            if key[1].kind == kind and alive + size > MOST_PROCESSES:
                 self._kept.pop(key).close()
 
     def close(self) -> None:
@@ -56,33 +67,53 @@ class RankPool:
             ranks.close()
 
 
+@contextlib.contextmanager
+def _sync_sends(on: bool) -> Iterator[None]:
+    """Let groups that form meanwhile have synchronous sends; a user's own setting holds."""
+    name = "NC10D_SYNC_SENDS"
+    before = os.environ.get(name)
+    if before is None:
+        os.environ[name] = str(int(on))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
 class RankWorld:
     """The value of `world` outside the test's body: only its ranks have the group."""
 
     def __init__(self, pool: RankPool, size: int) -> None:
         self.size, self._pool = size, pool
 
-    def settings(self, item: pytest.Item) -> tuple[str, float]:
-        """Return kind and timeout of a test's ranks; TypeError for a wrong mark."""
+    def settings(self, item: pytest.Item) -> RankSettings:
+        """Return the settings of a test's ranks; TypeError for a wrong mark."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
-        unknown = given.keys() - {"kind", "timeout"}
+        unknown = given.keys() - {"kind", "timeout", "strict"}
         if unknown:
-            raise TypeError(f"@pytest.mark.ranks takes kind and timeout, not {[*unknown]}")
-        kind = given.get("kind", item.config.option.nc10d_kind)
-        return kind, float(given.get("timeout", TIMEOUT))
+            raise TypeError(f"@pytest.mark.ranks takes kind, timeout, strict, not {[*unknown]}")
+        return RankSettings(
+            given.get("kind", item.config.option.nc10d_kind),
+            float(given.get("timeout", TIMEOUT)),
+            bool(given.get("strict", True)),
+        )
 
-    def ranks(self, kind: str, timeout: float) -> Ranks:
+    def ranks(self, settings: RankSettings) -> Ranks:
         """Return ranks; blocks until they have formed a group."""
-        return self._pool.take(self.size, kind, timeout)
+        return self._pool.take(self.size, settings)
 
-    def run(self, ranks: Ranks, function: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    def run(
+        self, ranks: Ranks, function: Callable[..., Any], values: Mapping[str, Any], strict: bool
+    ) -> None:
         """Run the body of a test on every rank."""
         body: Any = function
         if ranks.kind == "processes":
             values = {name: None if value is self else value for name, value in values.items()}
             body = BodyInFile(function)
-        ranks.run(call_body, [body] * self.size, [_own(values) for _ in range(self.size)])
+        rows = [_own(values) for _ in range(self.size)]
+        ranks.run(call_body, [body] * self.size, rows, [strict] * self.size)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks"
@@ -94,10 +125,25 @@ class RankWorld:
         )
 
 
-def call_body(group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any]) -> None:
+def call_body(
+    group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
+) -> None:
     """Call a test's body on a rank."""
     if "world" in values:
         values = values | {"world": group}
+    if not strict:
+        _call(function, values)
+        return
+    with watching() as watch:
+        try:
+            _call(function, values)
+        except BaseException as error:
+            setattr(error, REMARKS, watch.remarks(error))
+            raise
+        watch.check()
+
+
+def _call(function: Callable[..., Any], values: dict[str, Any]) -> None:
     if (result := function(**values)) is not None:
         raise TypeError(f"a test returns nothing, but {function.__qualname__} returned {result!r}")
 
@@ -106,13 +152,13 @@ def run_item(item: pytest.Function, world: RankWorld) -> None:
     """Run a test on its ranks; with hypothesis, once for each example."""
     __tracebackhide__ = True
     values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    kind, timeout = world.settings(item)
-    if kind == "processes":
+    settings = world.settings(item)
+    if settings.kind == "processes":
         _check_values({name: value for name, value in values.items() if value is not world})
-    ranks = world.ranks(kind, timeout)
+    ranks = world.ranks(settings)
     handle = getattr(item.obj, "hypothesis", None)
     if handle is None:
-        world.run(ranks, item.obj, values)
+        world.run(ranks, item.obj, values, settings.strict)
         return
     inner, own = handle.inner_test, getattr(item.obj, "__self__", None)
 
@@ -121,7 +167,7 @@ def run_item(item: pytest.Function, world: RankWorld) -> None:
         named = inspect.signature(inner).bind(*arguments, **drawn).arguments
         body = inner if own is None else inner.__get__(named.pop(next(iter(named))))
         try:
-            world.run(ranks, body, named)
+            world.run(ranks, body, named, settings.strict)
         except Exception as error:
             _end_in_users_line(error)
             raise

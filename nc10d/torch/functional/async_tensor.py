@@ -13,13 +13,12 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from nc10d.api.async_array import AsyncCollectiveArray
 from nc10d.arrays import buffer
 from nc10d.codec import register_type
-
-Tensor = torch.Tensor
 
 
 class AsyncCollectiveTensor(Tensor):

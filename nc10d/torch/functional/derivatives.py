@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from nc10d.torch.functional.operators import library
 
-Tensor = torch.Tensor
 _functorch = torch._C._functorch
 _DIFFERENTIATING = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 Backward = Callable[..., Any]

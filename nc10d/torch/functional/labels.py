@@ -136,4 +136,4 @@ def reduction(name: str) -> ReduceOp:
 
 for _function in (default_label, list_label, other_label, checked_name):
     # torch.compile calls these while it traces, and puts their result into the graph.
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    vars(_function)["_dynamo_marked_constant"] = True

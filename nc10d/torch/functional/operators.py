@@ -15,18 +15,21 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._higher_order_ops import effects
 
 from nc10d.torch.functional.labels import reduction, resolve
 
-Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 
 library = torch.library.Library("nc10d", "FRAGMENT")
 
 
-def register(signature: str, kernel: Kernel, fake: Kernel) -> None:
-    """Define an operator with its kernel for all devices, and its kernel on shapes."""
+def register(signature: str, kernel: Kernel, fake: Kernel) -> str:
+    """Define an operator with its kernel for all devices, and its kernel on shapes.
+
+    Return its name.
+    """
     name = signature.partition("(")[0]
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     library.define(signature, tags=tags)
@@ -34,6 +37,7 @@ def register(signature: str, kernel: Kernel, fake: Kernel) -> None:
     torch.library.register_fake(f"nc10d::{name}", fake, lib=library)
     operator = getattr(torch.ops.nc10d, name).default
     effects._register_effectful_op(operator, effects._EffectType.ORDERED)
+    return name
 
 
 def copy_of(x: Tensor) -> Tensor:
@@ -55,7 +59,8 @@ def shared_rows(call: str, x: Tensor, size: int) -> int:
     return x.shape[0] // size
 
 
-def _same(x: Tensor, *_: Any) -> Tensor:
+def same(x: Tensor, *_: Any) -> Tensor:
+    """Return an empty tensor like `x`, contiguous."""
     return x.new_empty(x.shape)
 
 
@@ -181,13 +186,13 @@ def _nothing(*_: Any) -> None:
 
 
 _TABLE: dict[str, tuple[Kernel, Kernel]] = {
-    "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor": (_all_reduce, _same),
+    "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor": (_all_reduce, same),
     # The result on `dst`, zeros elsewhere: the gradient of a broadcast.
     "reduce(Tensor input, str reduce_op, int dst, int group_size, str group_name) -> Tensor": (
         _reduce,
-        _same,
+        same,
     ),
-    "broadcast(Tensor input, int src, str group_name) -> Tensor": (_broadcast, _same),
+    "broadcast(Tensor input, int src, str group_name) -> Tensor": (_broadcast, same),
     "all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor": (
         _all_gather,
         _gathered,
@@ -196,7 +201,7 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "-> Tensor": (_reduce_scatter, _scattered),
     "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, "
     "str group_name) -> Tensor": (_all_to_all, _exchanged),
-    "permute_tensor(Tensor input, int[] src_dst, str group_name) -> Tensor": (_permute, _same),
+    "permute_tensor(Tensor input, int[] src_dst, str group_name) -> Tensor": (_permute, same),
     # Zeros on all ranks but `dst`: the gradient of `scatter`, which reads the input of `src` alone.
     "gather(Tensor input, int dst, int group_size, str group_name) -> Tensor": (
         _gather,
@@ -208,7 +213,7 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     ),
     "all_reduce_coalesced(Tensor[] inputs, str reduce_op, str group_name) -> Tensor[]": (
         _all_reduce_coalesced,
-        _each(_same),
+        _each(same),
     ),
     "all_gather_into_tensor_coalesced(Tensor[] inputs, int group_size, str group_name) "
     "-> Tensor[]": (_all_gather_coalesced, _each(_gathered)),

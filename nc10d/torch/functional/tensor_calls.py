@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from nc10d.api import functional
 from nc10d.api.functional import GroupLike
@@ -20,7 +20,6 @@ from nc10d.torch.functional.derivatives import call
 from nc10d.torch.functional.labels import found_group, label, spelled
 from nc10d.torch.functional.tracing import needs_operator, plain
 
-Tensor = torch.Tensor
 Reduction = str | ReduceOp
 
 

@@ -77,6 +77,7 @@ def _hook(
             steps.finish()
         return outcome
 
+    reduce_and_step.__annotations__.clear()  # torch's DistributedDataParallel accepts its own alone
     reduce_and_step.__name__ = f"{getattr(hook, '__name__', 'hook')}_with_zero_step"
     return reduce_and_step
 

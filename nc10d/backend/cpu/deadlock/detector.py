@@ -37,7 +37,7 @@ from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.base.call_site import called, here
+from nc10d.base.call_site import bystanders, called, here
 from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
@@ -155,7 +155,10 @@ class DeadlockDetector:
         threads = threading.enumerate()
         own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
         own.add(get_ident())
-        return all(ident in own or idles(frame) for ident, frame in frames_of_threads().items())
+        frames = frames_of_threads()
+        bystanders.intersection_update(frames)  # an ident may be used again
+        own |= bystanders
+        return all(ident in own or idles(frame) for ident, frame in frames.items())
 
     def _notice(self, group: Group, channel: Channel) -> WaitNotice | None:
         needs = tuple(_needs(group, channel))
