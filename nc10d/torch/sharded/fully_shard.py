@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from nc10d.torch.wrapped_module import mapped, same_everywhere
 from nc10d.work import Work
 
 Units = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
+Members = dict[torch.Tensor, ParamEntry]
 SHARD = "_flat_shard_"
 """The names of shards begin so; a unit has a shard for each dtype and kind of its parameters."""
 
@@ -82,7 +84,7 @@ class FullyShardedModule(nn.Module):
                 unit.register_forward_pre_hook(self._before_unit)
                 unit.register_forward_hook(self._after_unit)
 
-    def _divided(self, unit: nn.Module, rows: dict[torch.Tensor, ParamEntry]) -> list[Flat]:
+    def _divided(self, unit: nn.Module, rows: Members) -> list[Flat]:
         kinds: dict[Any, list[torch.Tensor]] = {}
         for x in rows:
             kinds.setdefault((x.dtype, x.device, x.requires_grad), []).append(x)
@@ -249,18 +251,20 @@ def _in_words(shape: Any) -> str:
     return "no such parameter" if shape is None else f"the shape {tuple(shape)}"
 
 
-def _members(
-    root: nn.Module, units: Units | None
-) -> dict[nn.Module, dict[torch.Tensor, ParamEntry]]:
+def _is_instance(kinds: Any, module: nn.Module) -> bool:
+    return isinstance(module, kinds)
+
+
+def _members(root: nn.Module, units: Units | None) -> dict[nn.Module, Members]:
     """Return the parameters of each unit, with their names and places.
 
     A parameter that several units share belongs to the root, which is gathered all the time.
     """
-    is_unit = (lambda _: False) if units is None else units
-    if isinstance(units, (type, tuple)):
-        is_unit = lambda module: isinstance(module, units)  # noqa: E731
+    is_unit: Any = units
+    if units is None or isinstance(units, (type, tuple)):
+        is_unit = partial(_is_instance, units or ())
     homes: dict[torch.Tensor, set[nn.Module]] = {}
-    entries: dict[torch.Tensor, ParamEntry] = {}
+    entries: Members = {}
 
     def visit(module: nn.Module, path: str, unit: nn.Module) -> None:
         for name, x in module._parameters.items():
@@ -274,7 +278,7 @@ def _members(
                 visit(child, f"{path}{name}.", child if is_unit(child) else unit)
 
     visit(root, "", root)
-    found: dict[nn.Module, dict[torch.Tensor, ParamEntry]] = {root: {}}
+    found: dict[nn.Module, Members] = {root: {}}
     for x, entry in entries.items():
         unit = next(iter(homes[x])) if len(homes[x]) == 1 else root
         found.setdefault(unit, {})[x] = entry

@@ -33,8 +33,7 @@ def full_optim_state_dict(
 
     All ranks call, and block. With `rank0_only`, ranks other than 0 get an empty dict.
     """
-    group = model.process_group
-    keeping = group.rank == 0 or not rank0_only
+    keeping = model.process_group.rank == 0 or not rank0_only
     state: State = {}
     for flat in model.flats():
         row = optim.state.get(flat.shard, {})
@@ -42,7 +41,7 @@ def full_optim_state_dict(
         if not keeping or not row:
             continue
         names = [entry.name for entry in flat.layout.entries]
-        parts = {name: {} for name in names}
+        parts: dict[str, State] = {name: {} for name in names}
         for key, value in wholes.items():
             divided = _is_divided(flat, row[key])
             split = flat.layout.split(value) if divided else dict.fromkeys(names, value)
@@ -51,11 +50,12 @@ def full_optim_state_dict(
         state.update(parts)
     if not keeping:
         return {}
-    names_of = {flat.shard: [entry.name for entry in flat.layout.entries] for flat in model.flats()}
-    groups = [
-        {**deepcopy(options_of(g)), "params": [name for x in g["params"] for name in names_of[x]]}
-        for g in optim.param_groups
-    ]
+    flat_of = {flat.shard: flat for flat in model.flats()}
+    groups = []
+    for group in optim.param_groups:
+        held = {e.name for x in group["params"] for e in flat_of[x].layout.entries}
+        listed = [name for name in model.param_names if name in held]
+        groups.append({**deepcopy(options_of(group)), "params": listed})
     ordered = {name: state[name] for name in model.param_names if name in state}
     return {"state": ordered, "param_groups": groups}
 
@@ -100,8 +100,8 @@ def scatter_full_optim_state_dict(
         try:
             assert full_optim_state_dict is not None
             shares = [_share(full_optim_state_dict, model, r) for r in range(group.size())]
-        except ValueError as found:
-            error, shares = found, [str(found)] * group.size()
+        except ValueError as caught:
+            error, shares = caught, [str(caught)] * group.size()
     scatter_object_list(mine, shares, group=group, group_src=0)
     if error is not None:
         raise error
@@ -120,7 +120,7 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
     )
     group_of = {name: i for i, g in enumerate(whole["param_groups"]) for name in g["params"]}
     check_shapes(dict.fromkeys(wanted), dict.fromkeys(group_of))
-    own: State = {}
+    own: dict[int, State] = {}
     members: list[list[int]] = [[] for _ in whole["param_groups"]]
     for index, flat in enumerate(model.flats()):
         names = [entry.name for entry in flat.layout.entries]
@@ -136,9 +136,10 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
             own[index] = _joined(flat, rows, rank)
     order = [index for group in members for index in group]
     place = {index: i for i, index in enumerate(order)}
-    groups, rows = [], zip(whole["param_groups"], members, strict=True)
-    for group, found in rows:
-        groups.append({**deepcopy(options_of(group)), "params": [place[i] for i in found]})
+    groups = [
+        {**deepcopy(options_of(group)), "params": [place[i] for i in found]}
+        for group, found in zip(whole["param_groups"], members, strict=True)
+    ]
     return {"state": {place[i]: row for i, row in sorted(own.items())}, "param_groups": groups}
 
 
