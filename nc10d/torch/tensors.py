@@ -208,8 +208,8 @@ def _values(x: torch.Tensor) -> Any:
             return (str(x.layout), tuple(x.shape), *map(_part, parts))
         if x.layout in _COMPRESSED:
             names = (*_COMPRESSED[x.layout], "values")
-            tensors = [getattr(x.detach(), name)() for name in names]
-            return (str(x.layout), tuple(x.shape), *map(_part, tensors))
+            arrays = [_part(getattr(x.detach(), name)()) for name in names]
+            return (str(x.layout), tuple(x.shape), *arrays)
         return as_buffer(x.detach().cpu().resolve_conj().resolve_neg()).as_numpy()
     except (RuntimeError, TypeError) as error:
         raise CodecError(f"a tensor can't be part of an object: {error}") from error
