@@ -65,7 +65,7 @@ class Gradients:
             static_graph=static,
             allocate=allocation(self.params),
             gradient_dtypes=None if dtypes is None else [DTYPES[x] for x in dtypes.values()],
-            on_reduced=self._step if early else None,
+            on_reduced=_weak_step(weakref.ref(self)) if early else None,
             **options,
         )
         self._begin_lock = threading.Lock()
@@ -229,6 +229,15 @@ def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor],
             gradients._ready(index, x)
 
     return ready
+
+
+def _weak_step(owner: weakref.ref[Gradients]) -> Callable[[Iterable[int]], None]:
+    def step(params: Iterable[int]) -> None:
+        gradients = owner()
+        if gradients is not None:
+            gradients._step(params)
+
+    return step
 
 
 def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:

@@ -15,6 +15,7 @@ compiles the module, but not the code of this class. The class derives from torc
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -173,7 +174,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
                 "embedding with sparse=False, or let DistributedDataParallel ignore it"
             )
         ignored = self._contents.ignored
-        return LowPrecision(self.module, trained, ignored, self.mixed_precision)
+        made = LowPrecision(self.module, trained, ignored, self.mixed_precision)
+        weakref.finalize(self, made.close)
+        return made
 
     def _logger(self, reducer: Reducer) -> Logger:
         return Logger(

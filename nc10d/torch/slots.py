@@ -21,6 +21,7 @@ from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
 Copy = tuple[torch.Tensor, torch.Tensor]
+_HOST = torch.device("cpu")
 MOVED = {"cuda"}
 """Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
 
@@ -195,16 +196,19 @@ def allocation(params: Iterable[torch.Tensor]) -> Allocation:
 
 
 def as_rows(x: torch.Tensor) -> SparseGradient:
-    """Return the rows of a sparse tensor (COO), without a copy where they are contiguous."""
-    places, rows = x._indices(), x._values()
-    return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.detach().contiguous()))
+    """Return the rows of a sparse tensor (COO) in host memory.
+
+    Contiguous rows on the CPU are not copied. For rows on a device the host waits.
+    """
+    places, rows = x._indices().to(_HOST), x._values().detach().to(_HOST)
+    return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.contiguous()))
 
 
 def as_sparse(gradient: SparseGradient, x: torch.Tensor) -> torch.Tensor:
-    """Return rows as a sparse tensor of the shape of `x`, without a copy."""
+    """Return rows as a sparse tensor with the shape and device of `x`; no copy on the CPU."""
     return torch.sparse_coo_tensor(
-        as_tensor(gradient.indices),
-        as_tensor(gradient.values),
+        as_tensor(gradient.indices).to(x.device),
+        as_tensor(gradient.values).to(x.device),
         x.shape,
         is_coalesced=_in_order(gradient.indices),
         check_invariants=False,  # the Reducer has checked the rows of every rank

@@ -8,6 +8,7 @@ not wait for it: the Reducer reads the divisor when it launches the first bucket
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,15 @@ class UnevenInputs(JoinHook):
     """The part of `ddp`, a DistributedDataParallel, in a Join block."""
 
     def __init__(self, ddp: Any, divide_by_initial_world_size: bool) -> None:
-        self._ddp = ddp
+        # The Join block keeps the module: a cycle would let a dropped module go on reducing.
+        self._owner = weakref.ref(ddp)
         self._static = divide_by_initial_world_size
         self._has_sync_bn = ddp._contents.has_sync_bn()
         self._notified: Work | None = None
+
+    @property
+    def _ddp(self) -> Any:
+        return self._owner()
 
     def begin(self, state: int) -> None:
         """Begin an iteration of this rank, in which its state is `state`.
