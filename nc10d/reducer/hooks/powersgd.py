@@ -254,8 +254,8 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, prod(shape) // rows
 
 
-def _count(x: Array) -> int:
-    return prod(x.shape)
+def _count(matrix: Array) -> int:
+    return int(matrix.shape[0] * matrix.shape[1])
 
 
 def _shapes(arrays: Sequence[Array]) -> list[tuple[int, int]]:
