@@ -133,8 +133,12 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End all ranks."""
-    pool = config.stash.get(_pool, None)
-    if pool is not None:
-        pool.close()
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """End all ranks after the last test, before a plugin for coverage collects its files."""
+    try:
+        return (yield)
+    finally:
+        pool = session.config.stash.get(_pool, None)
+        if pool is not None:
+            pool.close()

@@ -28,9 +28,8 @@ PACKAGE = Path(nc10d.__file__).parent
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "docs" / "logs"
 """Former pages: the files that they name may have moved."""
-PAGES = sorted(
-    page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != LOGS
-)
+FIRST = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted(page for page in [*FIRST, *(ROOT / "docs").rglob("*.md")] if page.parent != LOGS)
 TEXT = "".join(page.read_text() for page in PAGES)
 LINK = re.compile(r"\]\(([\w./-]+)")
 DESIGN = (ROOT / "docs" / "design.md").read_text()

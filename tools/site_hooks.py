@@ -1,9 +1,9 @@
-"""Two steps of `make docs`, which mkdocs calls (mkdocs.yml names this file).
+"""Three steps of `make docs`, which mkdocs calls (mkdocs.yml names this file).
 
+A page that mkdocs.yml gives no place in the navigation goes under "More", so no page is lost.
 Pages name each other by file, which is how a reader of a checkout finds them. On the site, a link
 has the title of its page. At the end, every link must lead to a file and, in it, to an anchor.
-mkdocs itself checks the links between pages; this check also covers generated pages, pictures and
-folders.
+mkdocs itself checks the links between pages; this check also covers generated pages and folders.
 """
 
 from __future__ import annotations
@@ -25,6 +25,21 @@ def titled(text: str, folder: Path) -> str:
         return f"[{head.removeprefix('# ').partition(':')[0]}]{link[1]}"
 
     return _NAMED.sub(title, text)
+
+
+def unplaced(navigation: str, docs: Path) -> list[str]:
+    """Return the pages of a folder that the text of mkdocs.yml does not name, but for logs."""
+    found = (path for path in docs.rglob("*.md") if path.parent.name != "logs")
+    placed = set(re.findall(r" ([\w/]+\.md)$", navigation, re.M))
+    return sorted({str(path.relative_to(docs)) for path in found} - placed)
+
+
+def on_config(config: Any, **_: Any) -> None:
+    """Place the pages that have no place yet."""
+    text = Path(config["config_file_path"]).read_text()
+    rest: list[Any] = unplaced(text, Path(config["docs_dir"]))
+    if rest:
+        config["nav"].append({"More": rest})
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

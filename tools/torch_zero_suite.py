@@ -49,7 +49,8 @@ def replace(devices: bool, ranks: int) -> None:
 
         def __init__(self, params: Any, *arguments: Any, **options: Any) -> None:
             group = options.pop("process_group", None) or torch.distributed.group.WORLD
-            super().__init__(params, *arguments, process_group=group, **options)
+            options["process_group"] = group
+            super().__init__(params, *arguments, **options)
 
     torch.distributed.optim.ZeroRedundancyOptimizer = OnTorchsGroup
     hooks.hook_with_zero_step = hook_with_zero_step
@@ -101,8 +102,9 @@ def main() -> int:
     import torch
 
     outcome, suite = Outcome(), unittest.TestSuite()
-    for test in unittest.TestLoader().loadTestsFromModule(load(given.file)):
-        for case in test:  # type: ignore[union-attr]
+    tests: Any = unittest.TestLoader().loadTestsFromModule(load(given.file))
+    for test in tests:
+        for case in test:
             if not given.words or any(word in case.id() for word in given.words):
                 suite.addTest(case)
     suite.run(outcome)

@@ -55,6 +55,7 @@ class OutgoingObject:
         self._set(EncodedMessage.failed(error))
 
     def _set(self, message: EncodedMessage) -> None:
+        message.divide()
         self.message = message
         self.opening, self.inline = message.opening(), message.envelope().inline
 
@@ -77,8 +78,7 @@ def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMes
         if not allow_pickle:
             raise
         message = encode_pickled(value)
-    _, header, payload = message.envelope()
-    nbytes = header + payload
+    nbytes = message.envelope().total
     if nbytes > LARGEST:
         raise CodecError(f"the object has {nbytes} bytes, and a message {LARGEST} at most")
     return message
@@ -100,15 +100,21 @@ class IncomingObject:
     envelope: Envelope
     opening: Bytes
     sender: int
-    flat: Bytes | None = None
+    parts: Sequence[Bytes] = ()
+    """What follows the opening: the flat array, then the long chunks."""
 
 
 EMPTY: Bytes = np.empty(0, np.uint8)
 
 
-def all_inline(found: Sequence[IncomingObject]) -> bool:
-    """Return whether no bytes follow the openings, which all ranks of the call have seen."""
-    return all(incoming.envelope.inline for incoming in found)
+def rounds(found: Sequence[IncomingObject]) -> range:
+    """Return the numbers of the parts that follow the openings, which all ranks have seen."""
+    return range(max(incoming.envelope.parts for incoming in found))
+
+
+def part(parts: Sequence[Bytes], number: int) -> Bytes:
+    """Return a part of a message; EMPTY if the message has fewer."""
+    return parts[number] if number < len(parts) else EMPTY
 
 
 class ObjectCall:
@@ -166,38 +172,40 @@ class ObjectCall:
         except CodecError as error:
             raise self._error_from(error, sender) from error
 
-    def encoded(self, out: OutgoingObject) -> Bytes:
-        """Return the bytes that follow the opening; abort the group if there is no memory."""
+    def encoded(self, out: OutgoingObject) -> Sequence[Bytes]:
+        """Return the parts that follow the opening; abort the group if there is no memory."""
         message = out.message
         if message is None or out.inline:
-            return EMPTY
-        return self._or_abort(message.envelope(), message.flat)
+            return ()
+        return self._or_abort(message.envelope(), lambda: [message.flat(), *message.long])
 
-    def allocate(self, incoming: IncomingObject) -> Bytes:
-        """Return memory for the bytes that follow an opening; abort the group if there is none."""
+    def allocate(self, incoming: IncomingObject) -> Sequence[Bytes]:
+        """Return memory for the parts that follow an opening; abort the group if there is none."""
         envelope = incoming.envelope
-        if envelope.inline:
-            return EMPTY
-        flat = self._or_abort(envelope, lambda: np.empty(envelope.nbytes, np.uint8))
-        incoming.flat = flat
-        return flat
+        if not envelope.inline:
+            sizes = [envelope.nbytes, *(nbytes for _, nbytes in envelope.long)]
+            incoming.parts = self._or_abort(
+                envelope, lambda: [np.empty(nbytes, np.uint8) for nbytes in sizes]
+            )
+        return incoming.parts
 
-    def _or_abort(self, envelope: Envelope, make: Callable[[], Bytes]) -> Bytes:
+    def _or_abort(self, envelope: Envelope, make: Callable[[], list[Bytes]]) -> list[Bytes]:
         try:
             return make()
         except MemoryError as error:
             # The other ranks are about to run a collective that this rank can't run.
-            reason = f"{self._name}: no memory for {envelope.nbytes} bytes on rank {self.rank}"
+            reason = f"{self._name}: no memory for {envelope.total} bytes on rank {self.rank}"
             self.group.abort(Aborted(reason, rank=self.rank, op=self._name))
             raise MemoryError(reason) from error
 
     def decode(self, incoming: IncomingObject) -> Any:
         """Return the object that a rank has sent; CodecError that names the rank."""
-        envelope, flat = incoming.envelope, incoming.flat
-        if flat is None:
-            flat = envelope.inner(incoming.opening)
+        envelope = incoming.envelope
+        flat, *long = incoming.parts or [envelope.inner(incoming.opening)]
         try:
-            return envelope.open(flat, allow_pickle=self.allow_pickle, locate=self._locate)
+            return envelope.open(
+                flat, allow_pickle=self.allow_pickle, locate=self._locate, long=long
+            )
         except CodecError as error:
             raise self._error_from(error, incoming.sender) from error
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
-from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, all_inline
+from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, part, rounds
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import Openings, give_back, take
 from nc10d.errors import CodecError
@@ -64,8 +64,8 @@ def broadcast_object_list(
     if call.rank == root:
         out = OutgoingObject(list(object_list), call.allow_pickle, openings)
         call.group.broadcast(out.opening, root)
-        if not out.inline:
-            call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
+        for each in call.encoded(out):
+            call.group.broadcast(each, root, timeout=call.remaining())
         out.check()
         give_back(openings)
         return
@@ -76,8 +76,8 @@ def broadcast_object_list(
         _fill(object_list, found[0], root)
         return
     incoming = call.incoming(openings.table[0], root)
-    if not incoming.envelope.inline:
-        call.group.broadcast(call.allocate(incoming), root, timeout=call.remaining())
+    for each in call.allocate(incoming):
+        call.group.broadcast(each, root, timeout=call.remaining())
     _fill(object_list, call.decode(incoming), root)
 
 
@@ -108,9 +108,10 @@ def all_gather_object(
         object_list[:] = objects
         return
     found = call.incoming_all(openings.table)
-    if not all_inline(found):
-        flats = [call.allocate(incoming) for incoming in found]
-        call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
+    sent, received = call.encoded(out), list(map(call.allocate, found))
+    for number in rounds(found):
+        parts = [part(each, number) for each in received]
+        call.group.all_gather(parts, part(sent, number), timeout=call.remaining())
     out.check()
     object_list[:] = [call.decode(incoming) for incoming in found]
 
@@ -146,9 +147,11 @@ def gather_object(
                 places[:] = objects
             return
     found = call.incoming_all(openings.table)
-    if not all_inline(found):
-        flats = None if places is None else [call.allocate(incoming) for incoming in found]
-        call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
+    sent = call.encoded(out)
+    received = None if places is None else list(map(call.allocate, found))
+    for number in rounds(found):
+        parts = None if received is None else [part(each, number) for each in received]
+        call.group.gather(part(sent, number), parts, root, timeout=call.remaining())
     out.check()
     if places is None:
         for incoming in found:  # the destination has the reason
@@ -193,9 +196,10 @@ def scatter_object_list(
         return
     found = call.incoming_all(openings.table, root)
     mine = found[call.rank]
-    if not all_inline(found):
-        flats = [call.encoded(outgoing) for outgoing in out] or None
-        call.group.scatter(call.allocate(mine), flats, root, timeout=call.remaining())
+    sent, received = list(map(call.encoded, out)), call.allocate(mine)
+    for number in rounds(found):
+        parts = [part(each, number) for each in sent] or None
+        call.group.scatter(part(received, number), parts, root, timeout=call.remaining())
     for outgoing in out:
         outgoing.check()
     scatter_object_output_list[0] = call.decode(mine)
@@ -225,8 +229,8 @@ def send_object_list(
     openings = take(1)
     out = OutgoingObject(list(object_list), call.allow_pickle, openings)
     call.group.send(out.opening, peer)
-    if not out.inline:
-        call.group.send(call.encoded(out), peer, timeout=call.remaining())
+    for each in call.encoded(out):
+        call.group.send(each, peer, timeout=call.remaining())
     out.check()
     give_back(openings)
 
@@ -262,8 +266,8 @@ def recv_object_list(
         _fill(object_list, found[0], sender)
         return call.group.global_rank(sender)
     incoming = call.incoming(openings.table[0], sender)
-    if not incoming.envelope.inline:
-        call.group.recv(call.allocate(incoming), sender, timeout=call.remaining())
+    for each in call.allocate(incoming):
+        call.group.recv(each, sender, timeout=call.remaining())
     _fill(object_list, call.decode(incoming), sender)
     return call.group.global_rank(sender)
 

@@ -109,7 +109,8 @@ def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
 
     Each is an array or a tuple of arrays; y may also be x itself, None, or a tag.
     """
-    a = unowned_view(x)
+    make = unowned_views.get(type(x))  # `unowned_view` without its frame
+    a = None if make is None else make(x)
     b = a if y is x else y if y is None or type(y) is int else unowned_view(y)
     return None if a is None or (b is None and y is not None) else (a, b)
 

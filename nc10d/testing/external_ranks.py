@@ -138,6 +138,8 @@ class LauncherProcess:
 class LaunchedWorker(PipeWorker):
     """A rank that a launcher has started, as its owner sees it."""
 
+    _lacks_main = True
+
     def __init__(self, job: LauncherProcess, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe

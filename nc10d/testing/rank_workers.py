@@ -24,6 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from nc10d.codec.functions import dumps
 from nc10d.errors import DistError
 from nc10d.group import world
 from nc10d.store.base import Store
@@ -114,13 +115,15 @@ class PipeWorker(RankWorker):
     """A rank in another process, at the other end of a pipe."""
 
     _pipe: Connection
+    _lacks_main = False
+    """Whether the process does not have this program's `__main__`."""
 
     @abstractmethod
     def _ending(self) -> str:
         """Return a text about the end of the rank's process."""
 
     def submit(self, task: Any) -> None:
-        self._pipe.send(task)
+        self._pipe.send_bytes(dumps(task, self._lacks_main))
 
     def result(self, timeout: float) -> Outcome | None:
         try:

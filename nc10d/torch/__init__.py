@@ -33,6 +33,13 @@ from nc10d.torch.optim.functional_steps import as_functional_optim
 from nc10d.torch.optim.overlap import hook_with_zero_step, hook_with_zero_step_interleaved
 from nc10d.torch.optim.zero import ZeroRedundancyOptimizer
 from nc10d.torch.sampler import DistributedSampler
+from nc10d.torch.sharded.fully_shard import fully_shard
+from nc10d.torch.sharded.optim_state import (
+    full_optim_state_dict,
+    rekey_optim_state_dict,
+    scatter_full_optim_state_dict,
+    shard_full_optim_state_dict,
+)
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 from nc10d.torch.training.saving import load, save
@@ -48,12 +55,17 @@ __all__ = [
     "as_functional_optim",
     "as_store",
     "as_torch_group",
+    "full_optim_state_dict",
+    "fully_shard",
     "group_of",
     "hook_with_zero_step",
     "hook_with_zero_step_interleaved",
     "init_process_group",
     "load",
+    "rekey_optim_state_dict",
     "save",
+    "scatter_full_optim_state_dict",
+    "shard_full_optim_state_dict",
 ]
 
 tensors.register()

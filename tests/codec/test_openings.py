@@ -41,7 +41,7 @@ def test_objects_come_back_in_their_order_whatever_the_memory_has_had(values: li
         row[:] = openings.own if openings.fits else 0
         if openings.fits:
             assert not openings.own[WORDS.size + len(stream) :].any()
-            assert Envelope.read(openings.own) == (MessageKind.PLAIN, len(stream), 0)
+            assert Envelope.read(openings.own)[:3] == (MessageKind.PLAIN, len(stream), 0)
         else:
             assert len(stream) > OPENING - WORDS.size
             assert not openings.plain()

@@ -232,3 +232,42 @@ def test_a_graph_notices_another_size_of_its_group(alone):
         gather(torch.ones(2), 2, "world")
     with pytest.raises(RuntimeError, match="there is no group 'other'"):
         gather(torch.ones(2), 2, "other")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tracer", ["make_fx real", "make_fx fake", "export", "jit.trace"])
+def test_an_ordinary_call_that_a_tracer_would_lose_is_refused(tracer, alone):
+    def lost(x):
+        y = x * 2
+        dist.all_reduce(y, TWICE)
+        return y + 1
+
+    x = torch.ones(3)
+    for _ in range(3):  # prepared calls, and views of memory that the tracer's tensors may have
+        lost(x)
+    with pytest.raises(TypeError, match=r"would not record this call: .* nc10d\.torch\.functional"):
+        LOSING[tracer](lost, x)
+    with torch.utils.flop_counter.FlopCounterMode(display=False):  # watches, and records nothing
+        assert lost(x).tolist() == [5.0] * 3
+
+
+class Calling(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+LOSING = {
+    "make_fx real": lambda f, x: make_fx(f)(x),
+    "make_fx fake": lambda f, x: make_fx(f, tracing_mode="fake")(x),
+    "export": lambda f, x: torch.export.export(Calling(f), (x,)),
+    "jit.trace": torch.jit.trace,
+}
+
+
+def test_a_message_below_vmap_is_refused(alone):
+    with pytest.raises(TypeError, match="send has no meaning below vmap"):
+        torch.vmap(lambda x: F.send(x, 0))(torch.ones(2, 3))

@@ -20,6 +20,7 @@ import pytest
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.outcomes import REMARKS, is_shown
+from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
 
@@ -88,12 +89,13 @@ class RankWorld:
         self.size, self._pool = size, pool
 
     def settings(self, item: pytest.Item) -> RankSettings:
-        """Return the settings of a test's ranks; TypeError for a wrong mark."""
+        """Return the settings of a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
         unknown = given.keys() - {"kind", "timeout", "strict"}
         if unknown:
-            raise TypeError(f"@pytest.mark.ranks takes kind, timeout, strict, not {[*unknown]}")
+            text = f"@pytest.mark.ranks takes kind, timeout and strict, not {[*unknown]}"
+            pytest.fail(text, pytrace=False)
         return RankSettings(
             given.get("kind", item.config.option.nc10d_kind),
             float(given.get("timeout", TIMEOUT)),
@@ -129,6 +131,7 @@ def call_body(
     group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
 ) -> None:
     """Call a test's body on a rank."""
+    serve_breakpoints(group.rank)
     if "world" in values:
         values = values | {"world": group}
     if not strict:
@@ -259,7 +262,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001  (a value's own code may raise anything)
             kind = type(value).__name__
             text = f"{name} is a {kind}, which cannot be sent to ranks that are processes"
-            raise TypeError(f"{text}: {error}; use kind='threads'") from None
+            pytest.fail(f"{text}: {error}; use kind='threads'", pytrace=False)
 
 
 def _import(name: str, path: str) -> ModuleType:
