@@ -11,7 +11,7 @@
 `partition` and `bucket_pieces` are pure: every rank computes the same owners without messages.
 """
 
-from nc10d.optim.partition import BucketPiece, bucket_pieces, partition
+from nc10d.optim.owners import BucketPiece, bucket_pieces, partition
 from nc10d.optim.shares import Shares
 
 __all__ = ["BucketPiece", "Shares", "bucket_pieces", "partition"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ def register() -> None:
         interop.register_unowned_view(
             kind, unowned_view, torch.Tensor.data_ptr, torch.Tensor.untyped_storage
         )
+    buffer.register(torch.fx.Proxy, _refuse_proxy, _refuse_proxy, subclasses=True)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -91,7 +92,7 @@ def unowned_view(x: torch.Tensor) -> Any:
     None if no ndarray can be made. Arrays are cached by address, shape and dtype.
     """
     try:
-        if x.is_contiguous() and not x.is_neg():
+        if x.is_contiguous() and not x.is_neg() and not _modes():
             cached = _views.get((x.data_ptr(), x.shape, x.dtype))
             return _new_view(x) if cached is None else cached
     except (RuntimeError, TypeError):
@@ -99,11 +100,37 @@ def unowned_view(x: torch.Tensor) -> Any:
     return None
 
 
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def _refuse_tracers() -> None:
+    """Raise a TypeError if a tracer is active; other modes only watch what torch does."""
+    keys = torch._C._TorchDispatchModeKey
+    tracers = {"make_fx": keys.PROXY, "FakeTensorMode": keys.FAKE, "functionalize": keys.FUNCTIONAL}
+    found = [name for name, key in tracers.items() if torch._C._get_dispatch_mode(key) is not None]
+    if torch._C._get_tracing_state() is not None:
+        found.append("torch.jit.trace")
+    if found:
+        raise TypeError(
+            f"{found[0]} is tracing, and would not record this call: take the call of the same "
+            "name in nc10d.torch.functional, which is an operator"
+        )
+
+
+def _refuse_proxy(_: object) -> NoReturn:
+    raise TypeError(
+        "torch.fx.symbolic_trace is tracing, and would not record this call: use make_fx, and the "
+        "call of the same name in nc10d.torch.functional, which is an operator"
+    )
+
+
 _views: dict[tuple[int, torch.Size, torch.dtype], Array] = {}
 _MOST_VIEWS = 1024
 
 
 def _new_view(x: torch.Tensor) -> Array | None:
+    if torch._C._get_tracing_state() is not None:
+        return None
     # A complex tensor may be a lazy conjugate: then its memory does not contain its values.
     if not x.is_cpu or x.is_complex() or x.dtype not in DTYPES or not x.numel():
         return None
@@ -115,7 +142,12 @@ def _new_view(x: torch.Tensor) -> Array | None:
 
 
 def as_buffer(x: torch.Tensor) -> Buffer:
-    """Return the memory of a strided tensor; TypeError if it has none that contains its values."""
+    """Return the memory of a strided tensor; TypeError if it has none that contains its values.
+
+    TypeError, too, while torch traces: a graph would not have what is done with the memory.
+    """
+    if _modes() or torch._C._get_tracing_state() is not None:
+        _refuse_tracers()
     try:
         if type(x) in _PLAIN:
             return _memory(x)
@@ -149,7 +181,7 @@ def _why_no_memory(x: torch.Tensor) -> str:
     if type(x) in _PLAIN:
         return (
             "the tensor's storage does not hold its elements: it has been freed or cut, or the "
-            "tensor belongs to a transform such as vmap"
+            "tensor belongs to a transform such as vmap, which nc10d.torch.functional can see"
         )
     kind = type(x).__name__
     if isinstance(x, FakeTensor):
