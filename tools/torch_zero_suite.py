@@ -20,7 +20,7 @@ import unittest
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from torch_suite import Outcome, replace_ddp
@@ -98,7 +98,7 @@ def main() -> int:
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.limit)
     replace(given.devices, given.ranks)
     if given.ddp:
-        replace_ddp()
+        replace_ddp(SimpleNamespace())  # torch's file, which is not imported yet, finds it
     import torch
 
     outcome, suite = Outcome(), unittest.TestSuite()
