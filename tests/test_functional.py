@@ -5,6 +5,7 @@ import gc
 import operator
 import pickle
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import nc10d.torch
 from nc10d.api import functional as F
 from nc10d.api.async_array import AsyncCollectiveArray
 from nc10d.api.mesh import init_device_mesh
-from nc10d.testing import Ranks, reference, run_local
+from nc10d.testing import Ranks, reference, run_local, run_ranks
 from nc10d.work import Future, Work
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
@@ -261,25 +262,33 @@ def test_a_result_can_be_written_and_given_to_collectives():
     assert run_local(run, 2) == [([14, 4], [8, 8], 3, True, [8, 8])] * 2
 
 
-def test_a_dropped_result_is_waited_for_and_warns_of_its_failure():
-    waits = []
-
-    class Counted(Work):
-        def wait(self, timeout=None):
-            waits.append(1)
-            return super().wait(timeout)
-
-    future = Future()
-    future.set_result(None)
-    work = Counted()
-    future._attach(lambda _: work._finish(None))
-    AsyncCollectiveArray(np.zeros(1), work)
-    gc.collect()
-    assert waits == [1]
+def test_a_dropped_result_keeps_its_memory_and_the_next_call_warns_of_its_failure():
     a, future = deferred(np.zeros(1))
+    memory = weakref.ref(a.unfinished)
+    del a
+    gc.collect()
+    deferred(np.zeros(1))[0]._finalizer.detach()
+    assert memory() is not None
     future.set_exception(dist.DistError("lost"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        del a
-        gc.collect()
+        deferred(np.zeros(1))[0]._finalizer.detach()
     assert "dropped unused; it failed: lost" in str(caught[0].message)
+    caught.clear()
+    gc.collect()
+    assert memory() is None
+
+
+def test_a_dropped_result_does_not_wait_for_peers_that_wait_for_this_rank():
+    def run(group):
+        x, told = np.ones(3), np.zeros(1)
+        if group.rank == 0:
+            F.all_reduce(x, "sum")
+            gc.collect()
+            group.send(told, 1)
+        else:
+            group.recv(told, 0)
+            F.all_reduce(x, "sum").wait()
+        return F.all_reduce(x, "sum").tolist()
+
+    assert run_ranks(run, 2) == [[2.0] * 3] * 2

@@ -93,7 +93,7 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     if backend != "gloo":
         replace_gloo(theirs, backend)
     if own_ddp:
-        replace_ddp()
+        replace_ddp(theirs)
 
     def start(self: Any) -> None:
         import torch.multiprocessing as multiprocessing
@@ -132,7 +132,7 @@ def replace_gloo(theirs: Any, backend: str) -> None:
     dist.new_group = new_group_here
 
 
-def replace_ddp() -> None:
+def replace_ddp(tests: Any) -> None:
     """Put nc10d's DistributedDataParallel, on the groups below torch's, in the place of torch's.
 
     It is pickled with nc10d's default group, so both libraries have the same default group.
@@ -152,7 +152,8 @@ def replace_ddp() -> None:
     globals()[DistributedDataParallel.__name__] = DistributedDataParallel
     theirs = torch.distributed.init_process_group
 
-    def init_both(**options: Any) -> None:
+    def init_both(backend: str | None = None, **options: Any) -> None:
+        assert backend == "nc10d", backend
         torch.distributed.init_process_group = theirs
         try:
             nc10d.torch.init_process_group(**options)
@@ -160,6 +161,7 @@ def replace_ddp() -> None:
             torch.distributed.init_process_group = init_both
 
     torch.distributed.init_process_group = init_both
+    tests.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 

@@ -3,8 +3,9 @@
 Contract: each has its own Work. Shape and dtype are known at once. Every use of elements waits:
 operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
 The results are plain arrays; so are copies, pickles, and arrays received inside objects. On the CPU
-waiting blocks; on a GPU it orders streams, as `Work.wait` does. An array that is dropped unused is
-waited for too, so that no memory is freed while peers still write to it.
+waiting blocks; on a GPU it orders streams, as `Work.wait` does. Nobody waits for an array that is
+dropped unused, since peers may first need other calls of this rank. Its memory lives until its
+collective has ended; the next functional call warns if that has failed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import operator
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +27,11 @@ class AsyncCollectiveArray:
     """The result of a functional collective: `array`, complete once `work` has ended."""
 
     def __init__(self, array: Array, work: Work) -> None:
+        _release_dropped()
         self._array = array
         self._work: Work | None = work
-        self._finalizer = weakref.finalize(self, _wait_quietly, work, array)
+        # A finalizer runs at any time, on any thread: it takes no lock and calls nothing.
+        self._finalizer = weakref.finalize(self, _dropped.append, (work, array))
         self._finalizer.atexit = False  # groups are closed then
 
     def wait(self) -> Array:
@@ -36,6 +40,11 @@ class AsyncCollectiveArray:
             self._finalizer.detach()
             self._work.wait()
             self._work = None
+        return self._array
+
+    @property
+    def unfinished(self) -> Array:
+        """The plain array, whose elements may still be written."""
         return self._array
 
     @property
@@ -109,14 +118,24 @@ def unwrapped(x: Any) -> Any:
     return x
 
 
-def _wait_quietly(work: Work, array: Array) -> None:
-    """Wait for a result that was dropped unused; `array` is alive until then."""
-    del array
-    try:
-        work.wait()
-    except Exception as error:  # noqa: BLE001  (a finalizer has no caller to raise it to)
-        message = f"the result of a functional collective was dropped unused; it failed: {error}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+_dropped: deque[tuple[Work, Array]] = deque()
+"""Results that were dropped unused, with the memory that their collectives write to."""
+
+
+def _release_dropped() -> None:
+    """Forget dropped results whose collectives have ended; warn of those that failed."""
+    for _ in range(len(_dropped)):
+        try:
+            work, array = _dropped.popleft()
+        except IndexError:  # another thread was here
+            return
+        if not work.is_completed():
+            _dropped.append((work, array))
+        elif (error := work.exception()) is not None:
+            message = (
+                f"the result of a functional collective was dropped unused; it failed: {error}"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _forward(name: str, apply: Callable[..., Any]) -> None:

@@ -48,7 +48,7 @@ def all_reduce(
 ) -> AsyncCollectiveArray:
     """Return the reduction of every rank's `tensor`, in its shape and dtype."""
     out = _copy(_array(tensor))
-    work = find_group(group, tag).all_reduce(out, _op(reduce_op), async_op=True)
+    work = find_group(group, tag).all_reduce(out, reduction(reduce_op), async_op=True)
     return _async_array(out, work)
 
 
@@ -81,7 +81,7 @@ def reduce_scatter_tensor(
 ) -> AsyncCollectiveArray:
     """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`."""
     found, x = find_group(group, tag), _array(tensor)
-    dim, op = _dim(x, scatter_dim), _op(reduce_op)
+    dim, op = _dim(x, scatter_dim), reduction(reduce_op)
     if x.shape[dim] % found.size:
         raise ValueError(
             f"reduce_scatter_tensor: dimension {dim} has {x.shape[dim]} places, which can't be "
@@ -181,7 +181,7 @@ def find_group(group: GroupLike, tag: str = "") -> ProcessGroup:
         found: ProcessGroup = group[0].get_group(*group[1:])
         return found
     if isinstance(group, (list, tuple)):
-        return _group_of_ranks(_own_list(group), tag)
+        return _group_of_ranks(own_list(group), tag)
     if group is None or isinstance(group, ProcessGroup):
         return group_or_default(group)
     raise ValueError(
@@ -189,8 +189,8 @@ def find_group(group: GroupLike, tag: str = "") -> ProcessGroup:
     )
 
 
-def _own_list(ranks: Sequence[Any]) -> list[int]:
-    """Return the list with this rank, in ascending order."""
+def own_list(ranks: Sequence[Any]) -> list[int]:
+    """Return the list with this rank, in ascending order; ValueError for wrong lists."""
     nested = bool(len(ranks)) and isinstance(ranks[0], (list, tuple))
     lists = [list(group) for group in ranks] if nested else [list(ranks)]
     sizes = {len(group) for group in lists}
@@ -219,7 +219,8 @@ def _group_of_ranks(ranks: list[int], tag: str) -> ProcessGroup:
     return made[key]
 
 
-def _op(reduce_op: str | ReduceOp) -> ReduceOp:
+def reduction(reduce_op: str | ReduceOp) -> ReduceOp:
+    """Return the reduction of a name in upper or lower case; ValueError for an unknown one."""
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
     if not isinstance(reduce_op, str) or reduce_op.upper() not in _NAMES:

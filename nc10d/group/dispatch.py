@@ -224,21 +224,20 @@ class Dispatcher(Collectives, PointToPoint):
         if type(array) in (list, tuple) and array:
             array = array[0]
         device = self.config.first if type(op) is Barrier else device_type(array)
+        if batch is not None:
+            return batch.add(op, device, async_op, timeout)
         seen, lent = op, None
         if device == "cpu" and not (type(array) is np.ndarray and type(op) in _ON_ONE_ARRAY):
             # A view that is lent costs less, but its array must be held until the call is over.
-            may_lend = batch is None and not async_op and self._preparing is not None
+            may_lend = not async_op and self._preparing is not None
             lent = None if not may_lend else use_unowned_views(op)
             seen = map_to_numpy(op) if lent is None else op
-        if batch is not None:
-            work = batch.add(seen, device, async_op, timeout, op)
-        else:
-            try:
-                work = self.launch((seen,), device, async_op, timeout)
-            except (DistError, KeyboardInterrupt):
-                if lent is not None:
-                    self._stranded.append(lent)
-                raise
+        try:
+            work = self.launch((seen,), device, async_op, timeout)
+        except (DistError, KeyboardInterrupt):
+            if lent is not None:
+                self._stranded.append(lent)
+            raise
         if work is not None and seen is not op:
             work.ops = (op,)  # the caller sees its own arrays in the results
         return work

@@ -6,9 +6,11 @@ error that it raises carries them as a RunReport, from which the pytest plugin w
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import linecache
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +34,6 @@ FRAMES = "_nc10d_frames"
 """The attribute of an error that names other lines than its traceback does."""
 REMARKS = "_nc10d_remarks"
 """The attribute of an error with remarks for its Outcome."""
-MOST_CALLS = 8
-"""Python calls after which the search for the user's function is given up."""
 KILLED = object()
 """The value of a rank's outcome that a fault has killed."""
 REPORT = "_nc10d_report"
@@ -46,6 +46,9 @@ class UserFrame(NamedTuple):
     site: str
     function: str
     text: str
+
+
+Frames = tuple[UserFrame, ...]
 
 
 class Outcome(NamedTuple):
@@ -146,48 +149,27 @@ def _user_frame(frame: FrameType, line: int) -> UserFrame:
     )
 
 
-class LastLine:
-    """Calls a function and keeps the line that it returned from.
+def returning_frames(function: Callable[..., Any], arguments: Sequence[Any]) -> Frames:
+    """Return the line of the user's function that a task has returned from.
 
-    A finished frame still knows its line. The frame is caught as the function begins, by a profile
-    function that is gone before the function's first line. With a profiler at work it is left out.
+    The function is the task's own or, where that is nc10d's, the first in its arguments. A function
+    with several returns has them all in the site: "test_x.py:12 or 15".
     """
-
-    def __init__(self) -> None:
-        self.frames: tuple[UserFrame, ...] = ()
-        self._frame: FrameType | None = None
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return function(*arguments); afterwards `frames` has the line."""
-        if sys.getprofile() is not None:
-            return function(*arguments)
-        sys.setprofile(self._catcher())
-        try:
-            result = function(*arguments)
-        finally:
-            sys.setprofile(None)
-            frame, self._frame = self._frame, None
-        if frame is not None:
-            self.frames = (_user_frame(frame, frame.f_lineno),)
-            frame.clear()  # the function's arrays and Works end with the function
-        return result
-
-    def _catcher(self) -> Callable[[FrameType, str, Any], None]:
-        calls = 0
-
-        def catch(frame: FrameType, event: str, _: Any) -> None:
-            nonlocal calls
-            if event != "call":
-                return
-            calls += 1
-            found = is_shown(frame.f_code.co_filename) and not _is_generator(frame.f_code)
-            if found:
-                self._frame = frame
-            if found or calls == MOST_CALLS:
-                sys.setprofile(None)
-
-        return catch
+    for called_function in (function, *arguments):
+        plain = inspect.unwrap(getattr(called_function, "func", called_function))
+        code = getattr(plain, "__code__", None)
+        if isinstance(code, CodeType) and is_shown(code.co_filename):
+            lines = _return_lines(code)
+            site = " or ".join([text_at(code.co_filename, lines[0]), *map(str, lines[1:])])
+            only = linecache.getline(code.co_filename, lines[0]) if len(lines) == 1 else ""
+            return (UserFrame(site, code.co_name, only.strip()),)
+    return ()
 
 
-def _is_generator(code: CodeType) -> bool:
-    return bool(code.co_flags & (0x20 | 0x80 | 0x200))
+@functools.cache
+def _return_lines(code: CodeType) -> list[int]:
+    returns = [step for step in dis.get_instructions(code) if step.opname.startswith("RETURN_")]
+    lines = {step.positions.lineno for step in returns if step.positions is not None}
+    return sorted(line for line in lines if line and line != code.co_firstlineno) or [
+        code.co_firstlineno
+    ]

@@ -30,10 +30,10 @@ from nc10d.group import world
 from nc10d.store.base import Store
 from nc10d.testing.outcomes import (
     REMARKS,
-    LastLine,
     Outcome,
     UserFrame,
     error_frames,
+    returning_frames,
     running_frames,
 )
 
@@ -275,10 +275,10 @@ def serve(
                 continue
             _call("resume", finished)
             function, arguments = task
-            line = LastLine()
-            result = line.call(function, world.get_default_group(), *arguments)
-            report(Outcome(True, result, line.frames))
-            _call("rest", finished + 1, line.frames[-1].site if line.frames else "")
+            result = function(world.get_default_group(), *arguments)
+            frames = returning_frames(function, arguments)
+            report(Outcome(True, result, frames))
+            _call("rest", finished + 1, frames[-1].site if frames else "")
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ def register() -> None:
         interop.register_unowned_view(
             kind, unowned_view, torch.Tensor.data_ptr, torch.Tensor.untyped_storage
         )
+    buffer.register(torch.fx.Proxy, _refuse_proxy, _refuse_proxy, subclasses=True)
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
@@ -91,7 +92,7 @@ def unowned_view(x: torch.Tensor) -> Any:
     None if no ndarray can be made. Arrays are cached by address, shape and dtype.
     """
     try:
-        if x.is_contiguous() and not x.is_neg():
+        if x.is_contiguous() and not x.is_neg() and not _modes():
             cached = _views.get((x.data_ptr(), x.shape, x.dtype))
             return _new_view(x) if cached is None else cached
     except (RuntimeError, TypeError):
@@ -99,11 +100,37 @@ def unowned_view(x: torch.Tensor) -> Any:
     return None
 
 
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def _refuse_tracers() -> None:
+    """Raise a TypeError if a tracer is active; other modes only watch what torch does."""
+    keys = torch._C._TorchDispatchModeKey
+    tracers = {"make_fx": keys.PROXY, "FakeTensorMode": keys.FAKE, "functionalize": keys.FUNCTIONAL}
+    found = [name for name, key in tracers.items() if torch._C._get_dispatch_mode(key) is not None]
+    if torch._C._get_tracing_state() is not None:
+        found.append("torch.jit.trace")
+    if found:
+        raise TypeError(
+            f"{found[0]} is tracing, and would not record this call: take the call of the same "
+            "name in nc10d.torch.functional, which is an operator"
+        )
+
+
+def _refuse_proxy(_: object) -> NoReturn:
+    raise TypeError(
+        "torch.fx.symbolic_trace is tracing, and would not record this call: use make_fx, and the "
+        "call of the same name in nc10d.torch.functional, which is an operator"
+    )
+
+
 _views: dict[tuple[int, torch.Size, torch.dtype], Array] = {}
 _MOST_VIEWS = 1024
 
 
 def _new_view(x: torch.Tensor) -> Array | None:
+    if torch._C._get_tracing_state() is not None:
+        return None
     # A complex tensor may be a lazy conjugate: then its memory does not contain its values.
     if not x.is_cpu or x.is_complex() or x.dtype not in DTYPES or not x.numel():
         return None
@@ -115,7 +142,12 @@ def _new_view(x: torch.Tensor) -> Array | None:
 
 
 def as_buffer(x: torch.Tensor) -> Buffer:
-    """Return the memory of a strided tensor; TypeError if it has none that contains its values."""
+    """Return the memory of a strided tensor; TypeError if it has none that contains its values.
+
+    TypeError, too, while torch traces: a graph would not have what is done with the memory.
+    """
+    if _modes() or torch._C._get_tracing_state() is not None:
+        _refuse_tracers()
     try:
         if type(x) in _PLAIN:
             return _memory(x)
@@ -149,7 +181,7 @@ def _why_no_memory(x: torch.Tensor) -> str:
     if type(x) in _PLAIN:
         return (
             "the tensor's storage does not hold its elements: it has been freed or cut, or the "
-            "tensor belongs to a transform such as vmap"
+            "tensor belongs to a transform such as vmap, which nc10d.torch.functional can see"
         )
     kind = type(x).__name__
     if isinstance(x, FakeTensor):
@@ -191,17 +223,58 @@ def zeros(count: int, dtype: np.dtype[Any], device: torch.device) -> torch.Tenso
     return torch.zeros(count, dtype=_TORCH[dtype_of(dtype)], device=device)
 
 
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+"""The methods that return the index tensors of compressed sparse layouts."""
+
+
 def _values(x: torch.Tensor) -> Any:
+    """Return an array for a strided tensor, a tuple of arrays, shape and layout for a sparse."""
     try:
+        if x.layout is torch.sparse_coo:
+            parts = x._indices(), x._values(), x.is_coalesced()
+            return (str(x.layout), tuple(x.shape), *map(_part, parts))
+        if x.layout in _COMPRESSED:
+            names = (*_COMPRESSED[x.layout], "values")
+            arrays = [_part(getattr(x.detach(), name)()) for name in names]
+            return (str(x.layout), tuple(x.shape), *arrays)
         return as_buffer(x.detach().cpu().resolve_conj().resolve_neg()).as_numpy()
     except (RuntimeError, TypeError) as error:
         raise CodecError(f"a tensor can't be part of an object: {error}") from error
 
 
 def _from_values(state: Any) -> torch.Tensor:
+    if type(state) is tuple and len(state) == 5:
+        return _sparse(*state)
     if type(state) is not np.ndarray:
         raise CodecError(f"a tensor's values are an array, not a {type(state).__name__}")
     return as_tensor(state)
+
+
+def _part(x: Any) -> Any:
+    return _values(x.contiguous()) if isinstance(x, torch.Tensor) else x
+
+
+def _sparse(name: Any, shape: Any, first: Any, second: Any, third: Any) -> torch.Tensor:
+    """Return a sparse tensor from its parts, which a peer has sent; CodecError if they are not."""
+    layout = _constant(torch.layout, name)
+    try:
+        if layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                _from_values(first),
+                _from_values(second),
+                shape,
+                is_coalesced=bool(third),
+                check_invariants=True,
+            )
+        parts = map(_from_values, (first, second, third))
+        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CodecError(f"these are no parts of a tensor of layout {name}: {error}") from error
 
 
 def is_dense(x: torch.Tensor) -> bool:

@@ -51,7 +51,7 @@ def failure(error: BaseException, item: pytest.Item) -> RankFailure | None:
     who = next((line.partition(":")[0] for line in lines if line.startswith("rank")), "")
     first = next(filter(lambda line: line.startswith("E"), lines), f"E   {error}")
     crash = f"{who}: {first.removeprefix('E   ')}"
-    return RankFailure(lines, ReprFileLocation(path, int(line or 0), crash))
+    return RankFailure(lines, ReprFileLocation(path, int(line.split()[0]) if line else 0, crash))
 
 
 def describe(report: RunReport) -> Iterator[str]:

@@ -17,7 +17,7 @@ from nc10d.group import world
 from nc10d.group.process_group import ProcessGroup
 from nc10d.store.local import LocalStore
 from nc10d.store.values import Values
-from nc10d.testing.outcomes import KILLED, LastLine, Outcome
+from nc10d.testing.outcomes import KILLED, Outcome, returning_frames
 from nc10d.testing.rank_workers import failed
 from nc10d.testing.ranks import Ranks
 from nc10d.testing.simulated.faults import ClockJump, Fault, Kill, Partition, Pause
@@ -130,7 +130,7 @@ class SimulatedRanks(Ranks):
         row: Sequence[Any],
     ) -> Outcome:
         timeout = self._options["timeout"]
-        own, line = world.current_world(), LastLine()
+        own = world.current_world()
         hub.worlds[rank] = own
         group = ProcessGroup(
             "world",
@@ -143,9 +143,10 @@ class SimulatedRanks(Ranks):
         )
         try:
             own.default = own.add(group, Deadline.after(timeout))
-            result = line.call(function, group, *row)
-            hub.returned[rank] = line.frames[-1].site if line.frames else ""
-            return Outcome(True, result, line.frames)
+            result = function(group, *row)
+            frames = returning_frames(function, row)
+            hub.returned[rank] = frames[-1].site if frames else ""
+            return Outcome(True, result, frames)
         except Killed:
             return Outcome(True, KILLED)
         except BaseException as error:  # noqa: BLE001  (the report shows any error)

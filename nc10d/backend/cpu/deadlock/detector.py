@@ -17,6 +17,7 @@ report uses control connections: it arrives before the end of the finder's conne
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import threading
@@ -154,9 +155,10 @@ class DeadlockDetector:
         threads = threading.enumerate()
         own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
         own.add(get_ident())
-        bystanders.intersection_update(sys._current_frames())  # an ident may be used again
+        frames = frames_of_threads()
+        bystanders.intersection_update(frames)  # an ident may be used again
         own |= bystanders
-        return all(ident in own or idles(frame) for ident, frame in sys._current_frames().items())
+        return all(ident in own or idles(frame) for ident, frame in frames.items())
 
     def _notice(self, group: Group, channel: Channel) -> WaitNotice | None:
         needs = tuple(_needs(group, channel))
@@ -168,6 +170,26 @@ class DeadlockDetector:
         groups = filter(None, [reference() for reference in self._groups])
         tasks = ProgressState(_TASKS, self._finished, False)
         return (tasks, *(state for group in groups for state in _states(group)))
+
+
+_frames_lock = threading.RLock()
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    CPython 3.11.7 allocates the result under its lock for the list of threads. A garbage collection
+    that starts there runs finalizers, which hand over the GIL; the next thread that asks for frames
+    then waits for that lock and keeps the GIL: the process stands still (python/cpython#106883).
+    """
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def idles(frame: FrameType) -> bool:

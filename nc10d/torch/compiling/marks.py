@@ -19,7 +19,7 @@ from nc10d.api import async_array, functional
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-_REASON = "nc10d's calls are not compiled"
+_REASON = "nc10d's calls are not compiled: a graph can have those of nc10d.torch.functional"
 
 
 def in_python(function: F) -> F:

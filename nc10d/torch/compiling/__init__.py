@@ -1,0 +1,6 @@
+"""nc10d under torch.compile: which calls become part of a graph, and which stay with Python."""
+
+from nc10d.torch.compiling.marks import in_python, mark_public_calls
+from nc10d.torch.compiling.rewriting import rewrite_calls
+
+__all__ = ["in_python", "mark_public_calls", "rewrite_calls"]

@@ -1,0 +1,139 @@
+"""Names of groups in graphs: a group is an argument of an operator as a string and a size.
+
+Contract: `label` turns any form of a group into its label, and needs no communication. `resolve`
+returns the calling rank's group of a label. Labels are the same on every rank, so ranks can share
+a graph. The label of listed ranks is the list itself, "[[0, 1], [2, 3]]", with all its groups; the
+first use of the label makes my group of it, which blocks until its members use it too.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from nc10d.api import functional
+from nc10d.api.functional import GroupLike
+from nc10d.api.mesh import DeviceMesh
+from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import adapters_worlds, current_world
+from nc10d.ops import RedOp, ReduceOp
+from nc10d.torch.backend.groups import calls_of, own_group
+
+_PREMUL_SUM = "premul_sum("
+
+
+def label(group: GroupLike, tag: str = "") -> tuple[str, int]:
+    """Return the name of a group in a graph, and its size; ValueError as `find_group`."""
+    # torch.compile traces this function: it guards a group or a mesh by its attributes.
+    if group is None:
+        return default_label()
+    if isinstance(group, DeviceMesh):
+        group = _line(group, None)
+    elif isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        group = _line(group[0], group[1])
+    if isinstance(group, ProcessGroup):
+        return group.group_name, int(group.size)
+    if isinstance(group, (list, tuple)):
+        return list_label(group, tag)
+    return other_label(group)
+
+
+def _line(mesh: DeviceMesh, dim: int | str | None) -> ProcessGroup | None:
+    """Return my group along a dimension, in code that a compiler can trace."""
+    names, groups = mesh.mesh_dim_names, mesh._groups
+    if dim is None and len(groups) == 1:
+        return groups[0]
+    if isinstance(dim, str) and names is not None and dim in names:
+        return groups[names.index(dim)]
+    if isinstance(dim, int) and -len(groups) <= dim < len(groups):
+        return groups[dim]
+    return mesh.get_group(dim)  # raises
+
+
+def default_label() -> tuple[str, int]:
+    """Return the label of the default group: nc10d's, or the one below torch's."""
+    return label(own_group(None))
+
+
+def list_label(ranks: Any, tag: str) -> tuple[str, int]:
+    """Return the label of listed ranks; ValueError if this rank is in none of the lists."""
+    return json.dumps(ranks) + tag, len(functional.own_list(ranks))
+
+
+def other_label(group: Any) -> tuple[str, int]:
+    """Return the label of a group of torch.distributed on nc10d; ValueError for anything else."""
+    return label(found_group(group))
+
+
+def found_group(group: Any, tag: str = "") -> ProcessGroup:
+    """Return the group of any form, also of torch.distributed on nc10d; see `find_group`."""
+    if group is None:
+        return own_group(None)
+    inner = getattr(calls_of(group), "nc10d_group", None)
+    return functional.find_group(group if inner is None else inner, tag)
+
+
+def resolve(name: str, size: int | None = None) -> ProcessGroup:
+    """Return the group of a label; RuntimeError if there is none, or if it has another size."""
+    found = current_world().groups.get(name)
+    if found is None:
+        found = _listed(name) if name.startswith("[") else _of_adapters(name)
+    if size is not None and size != found.size:
+        raise RuntimeError(
+            f"a graph was made for {size} ranks of group {name!r}, which has {found.size} now: "
+            "compile again (torch._dynamo.reset())"
+        )
+    if found._batches and found.in_batch():
+        raise RuntimeError(
+            f"an operator of group {name!r} is in a coalescing block, which would delay its "
+            "result: take a _coalesced call, or leave the block to the ordinary calls"
+        )
+    return found
+
+
+def _listed(name: str) -> ProcessGroup:
+    ranks, tag = _parsed(name)
+    return functional.find_group(ranks, tag)
+
+
+@cache
+def _parsed(name: str) -> tuple[Any, str]:
+    ranks, end = json.JSONDecoder().raw_decode(name)
+    return ranks, name[end:]
+
+
+def _of_adapters(name: str) -> ProcessGroup:
+    for world in adapters_worlds:
+        found = world.groups.get(name)
+        if found is not None:
+            return found
+    raise RuntimeError(
+        f"there is no group {name!r}: it was destroyed, or dropped; keep it as long as its graphs"
+    )
+
+
+def spelled(reduce_op: str | ReduceOp) -> str:
+    """Return the name of a reduction in a graph: "sum", "premul_sum(0.5)"."""
+    if isinstance(reduce_op, ReduceOp):
+        name = reduce_op.kind.name.lower()
+        return name if reduce_op.factor is None else f"{name}({reduce_op.factor!r})"
+    return checked_name(reduce_op)
+
+
+def checked_name(name: Any) -> str:
+    """Return the name of a reduction in lower case; ValueError for an unknown one."""
+    reduction(name)
+    return str(name).lower()
+
+
+def reduction(name: str) -> ReduceOp:
+    """Return the reduction of a name."""
+    if isinstance(name, str) and name.startswith(_PREMUL_SUM):
+        return ReduceOp(RedOp.PREMUL_SUM, float(name[len(_PREMUL_SUM) : -1]))
+    return functional.reduction(name)
+
+
+for _function in (default_label, list_label, other_label, checked_name):
+    # torch.compile calls these while it traces, and puts their result into the graph.
+    vars(_function)["_dynamo_marked_constant"] = True

@@ -1,0 +1,212 @@
+"""Functional collectives of tensors: one call for eager programs, graphs, transforms and autograd.
+
+Contract: an eager call is asynchronous and returns an AsyncCollectiveTensor. A call that a tracer,
+a transform or autograd must see is an operator `nc10d::*`, which blocks. `nc10d.functional`
+describes the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nc10d.api import functional
+from nc10d.api.functional import GroupLike
+from nc10d.ops import ReduceOp
+from nc10d.torch.functional.async_tensor import AsyncCollectiveTensor
+from nc10d.torch.functional.derivatives import call
+from nc10d.torch.functional.labels import found_group, label, spelled
+from nc10d.torch.functional.tracing import needs_operator, plain
+
+Reduction = str | ReduceOp
+
+
+def started(start: Callable[..., Any], x: Tensor, *args: Any) -> Tensor:
+    """Return the result of an asynchronous call of `nc10d.functional`."""
+    return AsyncCollectiveTensor(start(x.detach() if x.requires_grad else x, *args))
+
+
+def all_reduce(
+    tensor: Tensor, reduce_op: Reduction, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return the reduction of every rank's `tensor`, in its shape and dtype."""
+    x = plain(tensor)
+    if needs_operator(x):
+        return all_reduce_autograd(x, reduce_op, group, tag)
+    return started(functional.all_reduce, x, reduce_op, found_group(group, tag))
+
+
+def all_reduce_autograd(
+    tensor: Tensor, reduce_op: Reduction, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return a complete, differentiable all_reduce: the gradient is reduced likewise. Blocks."""
+    name, _ = label(group, tag)
+    return call("all_reduce", plain(tensor), spelled(reduce_op), name)
+
+
+def broadcast(tensor: Tensor, src: int, group: GroupLike = None, tag: str = "") -> Tensor:
+    """Return the `tensor` of rank `src` of the group; every rank's has the same shape and dtype."""
+    x = plain(tensor)
+    if needs_operator(x):
+        return broadcast_autograd(x, src, group, tag)
+    return started(functional.broadcast, x, src, found_group(group, tag))
+
+
+def broadcast_autograd(tensor: Tensor, src: int, group: GroupLike = None, tag: str = "") -> Tensor:
+    """Return a complete, differentiable broadcast: `src` gets the sum of gradients. Blocks."""
+    name, _ = label(group, tag)
+    return call("broadcast", plain(tensor), src, name)
+
+
+def all_gather_tensor(
+    tensor: Tensor, gather_dim: int, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return every rank's `tensor`, rank after rank along `gather_dim`. All have the same shape."""
+    x = plain(tensor)
+    if needs_operator(x):
+        return all_gather_tensor_autograd(x, gather_dim, group, tag)
+    return started(functional.all_gather_tensor, x, gather_dim, found_group(group, tag))
+
+
+def all_gather_tensor_autograd(
+    tensor: Tensor, gather_dim: int, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return a complete, differentiable all_gather_tensor: gradients are summed. Blocks."""
+    name, size = label(group, tag)
+    x, dim = plain(tensor), _dim(tensor, gather_dim)
+    out = call("all_gather_into_tensor", x.movedim(dim, 0), size, name)
+    return out.movedim(0, dim).contiguous()
+
+
+def reduce_scatter_tensor(
+    tensor: Tensor, reduce_op: Reduction, scatter_dim: int, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`."""
+    x = plain(tensor)
+    if needs_operator(x):
+        return reduce_scatter_tensor_autograd(x, reduce_op, scatter_dim, group, tag)
+    found = found_group(group, tag)
+    return started(functional.reduce_scatter_tensor, x, reduce_op, scatter_dim, found)
+
+
+def reduce_scatter_tensor_autograd(
+    tensor: Tensor, reduce_op: Reduction, scatter_dim: int, group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Return a complete, differentiable reduce_scatter_tensor: gradients are gathered. Blocks."""
+    name, size = label(group, tag)
+    x, dim = plain(tensor), _dim(tensor, scatter_dim)
+    out = call("reduce_scatter_tensor", x.movedim(dim, 0), spelled(reduce_op), size, name)
+    return out.movedim(0, dim).contiguous()
+
+
+def all_to_all_single(
+    tensor: Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group: GroupLike = None,
+    tag: str = "",
+) -> Tensor:
+    """Send rows of `tensor` to each rank, and return the received rows, rank after rank.
+
+    Split sizes are numbers of rows, a number for each rank; without both, rows are divided evenly.
+    """
+    x, sizes = plain(tensor), (output_split_sizes, input_split_sizes)
+    if needs_operator(x):
+        return all_to_all_single_autograd(x, *sizes, group, tag)
+    return started(functional.all_to_all_single, x, *sizes, found_group(group, tag))
+
+
+def all_to_all_single_autograd(
+    tensor: Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group: GroupLike = None,
+    tag: str = "",
+) -> Tensor:
+    """Return a complete, differentiable all_to_all_single: gradients go back. Blocks."""
+    name, size = label(group, tag)
+    x = plain(tensor)
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise ValueError("all_to_all_single: give both split sizes or none")
+    if output_split_sizes is None or input_split_sizes is None:
+        if x.shape[0] % size:
+            raise ValueError(
+                f"all_to_all_single: {x.shape[0]} rows can't be divided by {size} ranks"
+            )
+        output_split_sizes = input_split_sizes = [x.shape[0] // size] * size
+    return call("all_to_all_single", x, list(output_split_sizes), list(input_split_sizes), name)
+
+
+def permute_tensor(
+    tensor: Tensor, src_dst: Sequence[int], group: GroupLike = None, tag: str = ""
+) -> Tensor:
+    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, of the same shape.
+
+    `src_dst` has each rank of the group once.
+    """
+    x = plain(tensor)
+    if not needs_operator(x):
+        return started(functional.permute_tensor, x, src_dst, found_group(group, tag))
+    name, size = label(group, tag)
+    if sorted(src_dst) != list(range(size)):
+        raise ValueError(f"permute_tensor: src_dst must have each of {size} ranks once")
+    return call("permute_tensor", x, list(src_dst), name)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], reduce_op: Reduction, group: GroupLike = None, tag: str = ""
+) -> list[Tensor]:
+    """Return the all_reduce of each of `tensors`, launched together."""
+    xs = [plain(x) for x in tensors]
+    if needs_operator(*xs):
+        name, _ = label(group, tag)
+        return call("all_reduce_coalesced", xs, spelled(reduce_op), name)
+    found = found_group(group, tag)
+    return _started_each(functional.all_reduce_coalesced, xs, reduce_op, found)
+
+
+def all_gather_into_tensor_coalesced(
+    tensors: Sequence[Tensor], group: GroupLike = None, tag: str = ""
+) -> list[Tensor]:
+    """Return the all_gather_tensor of each of `tensors` along dimension 0, launched together."""
+    xs = [plain(x) for x in tensors]
+    if needs_operator(*xs):
+        name, size = label(group, tag)
+        return call("all_gather_into_tensor_coalesced", xs, size, name)
+    found = found_group(group, tag)
+    return _started_each(functional.all_gather_into_tensor_coalesced, xs, found)
+
+
+def reduce_scatter_tensor_coalesced(
+    tensors: Sequence[Tensor],
+    reduce_op: Reduction,
+    scatter_dim: Sequence[int],
+    group: GroupLike = None,
+    tag: str = "",
+) -> list[Tensor]:
+    """Return the reduce_scatter_tensor of each of `tensors`, launched together.
+
+    `scatter_dim` has a dimension for each of them.
+    """
+    xs = [plain(x) for x in tensors]
+    if not needs_operator(*xs):
+        start, found = functional.reduce_scatter_tensor_coalesced, found_group(group, tag)
+        return _started_each(start, xs, reduce_op, scatter_dim, found)
+    name, size = label(group, tag)
+    dims = [_dim(x, d) for x, d in zip(xs, scatter_dim, strict=True)]
+    moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
+    outs = call("reduce_scatter_tensor_coalesced", moved, spelled(reduce_op), size, name)
+    return [out.movedim(0, d).contiguous() for out, d in zip(outs, dims, strict=True)]
+
+
+def _started_each(start: Callable[..., Any], xs: Sequence[Tensor], *args: Any) -> list[Tensor]:
+    return [AsyncCollectiveTensor(pending) for pending in start(xs, *args)]
+
+
+def _dim(x: Tensor, dim: int) -> int:
+    # That of `nc10d.functional` is not traced.
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"the tensor has {x.ndim} dimensions, there is no dimension {dim}")
+    return dim % x.ndim

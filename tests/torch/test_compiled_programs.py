@@ -1,0 +1,150 @@
+"""Whole programs as one graph on two ranks: their values and gradients are those of eager mode."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import nc10d as dist
+from nc10d.testing import Ranks
+from nc10d.torch import DistributedDataParallel
+from nc10d.torch import functional as F
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2, timeout=120.0) as threads:
+        yield threads
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def weights(rank, *shapes):
+    generator = torch.Generator().manual_seed(rank)
+    # Small integers have exact sums: inductor adds in another order than eager mode.
+    values = [torch.randint(-4, 5, shape, generator=generator).float() for shape in shapes]
+    return [x.requires_grad_() for x in values]
+
+
+def tensor_parallel(group, params, x):
+    """An MLP whose layers are split by columns and by rows."""
+    first, second = params
+    return F.all_reduce(torch.relu(x @ first) @ second, "sum", group).square().mean()
+
+
+def data_parallel(group, params, x):
+    """A step whose gradients are reduced in the graph, as one bucket."""
+    (weight, bias) = params
+    loss = (x @ weight + bias).square().mean()
+    error = 2 * (x @ weight + bias) / (x.shape[0] * bias.shape[0])
+    gradients = F.all_reduce_coalesced([x.mT @ error, error.sum(0)], "avg", group)
+    return loss, *(p - 0.1 * g for p, g in zip(params, gradients, strict=True))
+
+
+def pipeline(group, params, x):
+    """Two stages: rank 0's activations go to rank 1."""
+    if group.rank == 0:
+        F.send(torch.relu(x @ params[0]), 1, group)
+        return x.sum()
+    return (F.recv(x, 0, group) @ params[0]).sum()
+
+
+PROGRAMS = {
+    "tensor parallel": (tensor_parallel, [(4, 6), (6, 4)]),
+    "data parallel": (data_parallel, [(4, 3), (3,)]),
+    "pipeline": (pipeline, [(4, 4)]),
+}
+
+
+def outcome(program, group, shapes):
+    params = weights(int(group.rank), *shapes)
+    x = torch.arange(8.0).view(2, 4) / 8 + group.rank
+    out = program(group, params, x)
+    outs = out if isinstance(out, tuple) else (out,)
+    if outs[0].requires_grad:
+        outs[0].backward()
+    return [t.detach().clone() for t in outs], [p.grad for p in params]
+
+
+def same(a, b):
+    return all(
+        x is y is None or torch.equal(x, y)
+        for xs, ys in zip(a, b, strict=True)
+        for x, y in zip(xs, ys, strict=True)
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_is_one_graph_with_the_bits_of_eager_mode(program, two):
+    function, shapes = PROGRAMS[program]
+
+    def run(group):
+        eager = outcome(function, group, shapes)
+        graph = torch.compile(function, backend="aot_eager", fullgraph=True)
+        return [same(outcome(graph, group, shapes), eager) for _ in range(2)]
+
+    assert two.run(run) == [[True, True]] * 2
+
+
+def test_inductor_keeps_order_values_and_unused_calls(two):
+    """Inductor may fuse and move what is between operators, but no operator."""
+
+    def program(group, params, x):
+        weight = params[0]
+        a = F.all_reduce(x @ weight, "sum", group)
+        F.all_reduce(a.detach(), "max", group)  # no result is used; the other rank waits for it
+        b = F.all_reduce(x @ weight, "sum", group)  # equal, and yet another call
+        return (a * 2 + b).sum()
+
+    def run(group):
+        eager = outcome(program, group, [(4, 4)])
+        before = group.seq
+        found = outcome(torch.compile(program, fullgraph=True), group, [(4, 4)])
+        return same(found, eager), group.seq - before
+
+    assert two.run(run) == [(True, 5)] * 2  # two of them backward
+
+
+def random_program(seed):
+    """Return a program of calls on two groups, some of whose results are never read."""
+    choose = random.Random(seed)
+    steps = [(choose.randrange(4), choose.randrange(2), choose.random() < 0.3) for _ in range(12)]
+
+    def program(groups, x):
+        live = x
+        for kind, which, dropped in steps:
+            group = groups[which]
+            if kind == 0:
+                y = F.all_reduce(live, "max", group)
+            elif kind == 1:
+                y = F.broadcast(live + 1, which, group)
+            elif kind == 2:
+                y = F.reduce_scatter_tensor(F.all_gather_tensor(live, 0, group), "avg", 0, group)
+            else:
+                y = F.permute_tensor(live, [1, 0], group)
+            live = live if dropped else y + which
+        return live
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pass_reorders_or_drops_operators(seed, two):
+    def run(group):
+        groups = [group, dist.new_group([0, 1])]
+        program, x, seen = random_program(seed), torch.arange(4.0) + group.rank, []
+        compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+        for each in groups:
+            each.observe(lambda g, ops, number: seen.append((g.name, type(ops[0]).__name__)))
+        return program(groups, x) + 0, [*seen], compiled(groups, x), seen
+
+    for expected, order, found, both in two.run(run):
+        assert both == [*order, *order]
+        assert len(order) >= 12
+        assert torch.equal(expected, found)
