@@ -33,7 +33,7 @@ SIZE = Size(24, 1020, False, 16)
 
 
 def measure(
-    group: ProcessGroup, way: str, mode: str, meeting: str, steps: int
+    group: ProcessGroup, size: Size, way: str, mode: str, meeting: str, steps: int
 ) -> tuple[float, float]:
     """Return the median seconds of a step, and the MiB that the training needs at its peak."""
     import torch
@@ -43,7 +43,7 @@ def measure(
     meet = f"file://{meeting}"
     gloo.init_process_group("gloo", init_method=meet, rank=group.rank, world_size=group.size)
     before = memory("VmRSS")
-    trained = _Trained(way, mode, group)
+    trained = _Trained(size, way, mode, group)
     for _ in range(3):  # optimizers have their state, buckets their order
         trained.step()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
@@ -67,7 +67,7 @@ def memory(field: str) -> float:
 class _Trained:
     """A model in a given way and mode, with this rank's batch."""
 
-    def __init__(self, way: str, mode: str, group: ProcessGroup) -> None:
+    def __init__(self, size: Size, way: str, mode: str, group: ProcessGroup) -> None:
         import torch
         from torch import nn
 
@@ -75,7 +75,7 @@ class _Trained:
 
         torch.manual_seed(0)
         model = nn.Sequential(
-            *(nn.Linear(SIZE.width, SIZE.width, bias=SIZE.biased) for _ in range(SIZE.layers))
+            *(nn.Linear(size.width, size.width, bias=size.biased) for _ in range(size.layers))
         )
         inside = mode == INSIDE and way == OURS
         if inside:
@@ -89,7 +89,7 @@ class _Trained:
         options = {"mixed_precision": low} if way == OURS else {}
         self.model = wrap[way](model, gradient_as_bucket_view=True, **options)
         self.optimizers = [] if inside else [torch.optim.Adam(model.parameters(), 1e-4)]
-        self.x = torch.randn(SIZE.samples, SIZE.width) * (group.rank + 1)
+        self.x = torch.randn(size.samples, size.width) * (group.rank + 1)
         casts = mode == MIXED and way == TORCH
         self.context = torch.autocast("cpu", torch.bfloat16) if casts else contextlib.nullcontext()
 
@@ -135,14 +135,14 @@ def _line(mode: str, ranks: int, found: dict[str, tuple[float, float]]) -> str:
 
 def _median(way: str, mode: str, count: int, options: argparse.Namespace) -> tuple[float, float]:
     """Return the slowest rank's time and the largest peak: the medians of all launches."""
-    launches = [_launch(way, mode, count, options.steps) for _ in range(options.launches)]
+    launches = [_launch(SIZE, way, mode, count, options.steps) for _ in range(options.launches)]
     times, peaks = zip(*launches, strict=True)
     return statistics.median(times), statistics.median(peaks)
 
 
-def _launch(way: str, mode: str, count: int, steps: int) -> tuple[float, float]:
+def _launch(size: Size, way: str, mode: str, count: int, steps: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder, Ranks(count, "processes", timeout=LIMIT) as ranks:
-        given = (way, mode, str(Path(folder) / "meeting"), steps)
+        given = (size, way, mode, str(Path(folder) / "meeting"), steps)
         found = ranks.run(measure, *([argument] * count for argument in given))
     times, peaks = zip(*found, strict=True)
     return max(times), max(peaks)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import ceil, prod, sqrt
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -250,12 +250,13 @@ def orthonormal(columns: Array, epsilon: float = 0, math: Any = HOST) -> Array:
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return a row for each index of the first dimension; a single row without one."""
-    rows = shape[0] if shape and prod(shape) else 1
-    return rows, prod(shape) // rows
+    count = int(np.prod(shape, dtype=np.int64))
+    rows = shape[0] if shape and count else 1
+    return rows, count // rows
 
 
-def _count(x: Array) -> int:
-    return prod(x.shape)
+def _count(matrix: Array) -> int:
+    return int(matrix.shape[0] * matrix.shape[1])
 
 
 def _shapes(arrays: Sequence[Array]) -> list[tuple[int, int]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import nc10d as dist
 from nc10d.backend.cpu.deadlock import detector
-from nc10d.backend.cpu.deadlock.detector import frames_of_threads, idles
+from nc10d.backend.cpu.deadlock.detector import DeadlockDetector, frames_of_threads, idles
 from nc10d.backend.cpu.deadlock.notices import NoticeSlot
 from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.memory.arena import Arena
@@ -123,3 +126,23 @@ assert gc.isenabled()
 
 def test_threads_that_ask_for_frames_while_garbage_is_collected_go_on() -> None:
     subprocess.run([sys.executable, "-c", ASKING], check=True, timeout=60)
+
+
+class Held:
+    """An object that a user's function holds."""
+
+
+def test_a_look_at_all_threads_keeps_no_callers_locals_alive() -> None:
+    context = SimpleNamespace(notifies=lambda: False)
+    looking: Any = SimpleNamespace(_context=context, _owner=0)
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        DeadlockDetector._alone(looking)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()

@@ -157,6 +157,9 @@ class DeadlockDetector:
         own.add(get_ident())
         frames = frames_of_threads()
         bystanders.intersection_update(frames)  # an ident may be used again
+        # This thread's frame has this one as its caller. The cycle through the dict would keep the
+        # locals of all callers, also the user's, until a garbage collection.
+        del frames[get_ident()]
         own |= bystanders
         return all(ident in own or idles(frame) for ident, frame in frames.items())
 
