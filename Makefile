@@ -7,11 +7,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 RANKS ?= 4
-CODE := nc10d benchmarks simulation tests examples tools
+CODE := nc10d pytest_nc10d.py benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch test test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -24,6 +24,17 @@ demo-torch: .venv/test.stamp
 	$(TRAIN) --ddp nc10d --against build/torch.json --plot build/loss.png
 
 test: lint typecheck warm unit
+
+# The site, in build/site. Its tools have a venv of their own and read the code without importing it.
+docs: .venv-docs/docs.stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+EXTRA = import sys, tomllib; \
+  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])
+.venv-docs/docs.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -c "$(EXTRA)" docs | xargs .venv-docs/bin/python -m pip install -q
+	@touch $@
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check $(CODE)
@@ -42,9 +53,28 @@ warm: .venv/test.stamp
 	@time $(BIN)/python -m nc10d.warmup
 
 # Three files of tests at a time: much of what they do is waiting for processes to start and to end.
+# A worker that dies is a failure and is not replaced: pytest-xdist 3.8 never ends after that with
+# `--dist loadfile`.
 JOBS ?= 3
 unit: .venv/test.stamp
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --max-worker-restart 0
+
+# On another Python, in a venv of its own: the parts that depend on CPython's own objects and frames,
+# on signals, and on the standard library. `make test-python PYTHON=python3.13`.
+OTHER := .venv-$(notdir $(PYTHON))
+PARTS = tests/test_import.py tests/test_api.py tests/test_coalescing.py tests/test_mistakes.py \
+  tests/test_objects.py tests/test_signal_errors.py tests/test_uncaught.py tests/test_work.py \
+  tests/codec tests/backend/cpu/test_call_sites.py tests/backend/cpu/test_prepared_calls.py \
+  tests/backend/cpu/test_object_offsets.py tests/run/test_cli.py tests/run/test_readme.py
+test-python: $(OTHER)/python.stamp
+	@echo "warming the kernel cache"
+	@$(OTHER)/bin/python -m nc10d.warmup
+	$(OTHER)/bin/python -m pytest $(PARTS)
+
+.venv-python%/python.stamp: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q -e ".[testing]" pytest-timeout
+	@touch $@
 
 # Hours. `make test-long ARGS="-k traffic"` runs a part of it; a day's runs share one log.
 test-long: warm
@@ -72,6 +102,7 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least 99
 	$(SUITE) --ranks 4 --more --least 126
+	$(SUITE) --ranks 2 --ddp ddp DDP DistributedDataParallel no_sync static_graph uneven
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)
@@ -114,5 +145,5 @@ $(GPU)/test.stamp: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-gpu .venv-gpu13 .venv-torch* build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .pytest_cache
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -14,6 +14,8 @@ TABLES = {
     "first-use": ("micro.first_use", "time to the first all_reduce, and memory; beside gloo"),
     "store": ("micro.store", "TCPStore beside torch's"),
     "ddp": ("micro.ddp", "communication in a training step, by nc10d and by torch over gloo"),
+    "zero": ("micro.zero", "a step of divided optimizer state, by nc10d and by torch over gloo"),
+    "ddp-modes": ("micro.ddp_modes", "step and peak memory by mode of DDP, beside torch's"),
     "torch": ("micro.torch_backend", "torch.distributed on nc10d and on gloo"),
     "compile": ("micro.compiled", "compiled programs with collectives, beside eager and gloo"),
     "objects": ("micro.objects", "objects by nc10d's codec and by pickle"),

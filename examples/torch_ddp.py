@@ -7,11 +7,16 @@
 Every rank reads different passages of the text. DistributedDataParallel averages the gradients
 during the backward pass: nc10d's, or torch's over gloo. Everything else is the same, so both loss
 curves agree. `--plot` draws the loss; `--against` names a run to compare with.
+
+With `--uneven`, rank r ends r steps early, in a block of `join`. With `--keep FILE`, the job keeps
+its state there, and goes on from it when it is started again. With `--mixed`, nc10d computes and
+reduces in bfloat16; the optimizer works in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pydoc_data.topics
@@ -20,8 +25,10 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
@@ -87,18 +94,21 @@ class Transformer(nn.Module):
         return self.out(self.blocks(seen, self.mask[:length, :length], is_causal=True))
 
 
-def data_parallel(kind: str, model: nn.Module) -> nn.Module:
+def data_parallel(kind: str, model: nn.Module, mixed: bool) -> nn.Module:
     """Join the process group; return the model wrapped in DistributedDataParallel."""
     if kind == "torch":
-        import torch.distributed
-
+        if mixed:
+            raise SystemExit("torch's DistributedDataParallel has no mixed precision on the CPU")
         torch.distributed.init_process_group("gloo")
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     import nc10d
     import nc10d.torch
 
     nc10d.init_process_group()
-    return nc10d.torch.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    low = nc10d.torch.MixedPrecision(torch.bfloat16) if mixed else None
+    return nc10d.torch.DistributedDataParallel(
+        model, gradient_as_bucket_view=True, mixed_precision=low
+    )
 
 
 def destroy_group(kind: str) -> None:
@@ -109,15 +119,51 @@ def destroy_group(kind: str) -> None:
         sys.modules["nc10d"].destroy_process_group()
 
 
+class Kept:
+    """The state of a job in a file that rank 0 writes, or nothing without a file."""
+
+    def __init__(self, kind: str, path: Path | None, model: nn.Module, optimizer: Any) -> None:
+        self._kind, self._path, self._parts = kind, path, {"model": model, "optimizer": optimizer}
+
+    def start(self) -> tuple[int, list[float]]:
+        """Load the state, if there is one; return the step to go on with, and earlier losses."""
+        if self._path is None or not self._path.exists():
+            return 0, []
+        if self._kind == "nc10d":
+            state = sys.modules["nc10d.torch"].load(self._path)
+        else:
+            state = torch.load(self._path, weights_only=True)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        return state["step"], state["losses"]
+
+    def save(self, step: int, losses: list[float]) -> None:
+        """Save the state before a step; every rank calls."""
+        if self._path is None:
+            return
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        state |= {"step": step, "losses": losses}
+        if self._kind == "nc10d":
+            sys.modules["nc10d.torch"].save(state, self._path)
+            return
+        if torch.distributed.get_rank() == 0:
+            torch.save(state, self._path)
+        torch.distributed.barrier()
+
+
 def train(
-    model: nn.Module, letters: Letters, steps: int, rank: int
+    model: nn.Module, letters: Letters, rank: int, options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """Train in place; return this rank's loss and the duration in seconds, for each step."""
+    """Train in place; return this rank's losses, and the duration of each step in seconds."""
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
-    losses, times = [], []
-    with Progress(*COLUMNS, disable=rank != 0) as progress:
-        bar = progress.add_task("", total=steps, loss=0.0)
-        for step in range(steps):
+    kept = Kept(options.ddp, options.keep, model, optimizer)
+    first, losses = kept.start()
+    times = []
+    uneven = model.join() if options.uneven else contextlib.nullcontext()
+    steps = options.steps - (rank if options.uneven else 0)
+    with Progress(*COLUMNS, disable=rank != 0) as progress, uneven:
+        bar = progress.add_task("", total=steps, completed=first, loss=0.0)
+        for step in range(first, steps):
             began = time.perf_counter()
             x, y = letters.batch(rank, step)
             loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -127,6 +173,7 @@ def train(
             losses.append(loss.item())
             times.append(time.perf_counter() - began)
             progress.update(bar, completed=step + 1, loss=losses[-1])
+    kept.save(options.steps, losses)
     return losses, times
 
 
@@ -185,6 +232,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ddp", choices=["nc10d", "torch"], default="nc10d")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--mixed", action="store_true", help="compute and reduce in bfloat16")
+    parser.add_argument("--uneven", action="store_true", help="rank r ends r steps early")
+    parser.add_argument("--keep", type=Path, help="keep the state here, and go on from it")
     parser.add_argument("--plot", type=Path, help="draw the loss into this PNG file")
     parser.add_argument("--save", type=Path, help="write the losses to this file")
     parser.add_argument("--against", type=Path, help="losses of another run, to compare with")
@@ -194,12 +244,12 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     letters = Letters()
     model = Transformer(len(letters.alphabet))
-    parallel = data_parallel(options.ddp, model)
-    losses, times = train(parallel, letters, options.steps, rank)
+    parallel = data_parallel(options.ddp, model, options.mixed)
+    losses, times = train(parallel, letters, rank, options)
     agree = True
     if rank == 0:
-        spent = 1e3 * statistics.median(times)
-        print(f"{options.ddp}'s DDP: loss {smooth(losses)[-1]:.3f}, {spent:.1f} ms a step")
+        spent = f", {1e3 * statistics.median(times):.1f} ms a step" if times else ""
+        print(f"{options.ddp}'s DDP: loss {smooth(losses)[-1]:.3f}{spent}")
         agree = report(options.ddp, losses, options)
         print(f"...{continued(model, letters, 150)[-150:]!r}")
     destroy_group(options.ddp)

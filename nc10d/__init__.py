@@ -255,4 +255,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_SUBMODULES, "group"})
+    """Return the public names; those of c10d that begin with "_" can be used and are not listed."""
+    names = {"__version__", "group", *_HOME, *_SUBMODULES}
+    return sorted(name for name in names if not name.startswith("_") or name == "__version__")

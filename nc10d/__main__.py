@@ -1,8 +1,11 @@
-"""`python -m nc10d`: list the commands."""
+"""`python -m nc10d`: show the version and list the commands; `--version` shows it alone."""
 
 from __future__ import annotations
 
+import platform
 import sys
+
+from nc10d import __version__
 
 COMMANDS = {
     "run": "start the ranks of a script on this machine, and watch over them",
@@ -16,9 +19,13 @@ COMMANDS = {
 
 def main() -> int:
     """Print the commands; return the exit code: 2 if the command line names something else."""
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        print(f"nc10d {__version__}")
+        return 0
     asked = sys.argv[1:] in ([], ["-h"], ["--help"])
     lines = [f"  python -m nc10d.{name:<8}{text}" for name, text in COMMANDS.items()]
-    text = "\n".join(["nc10d's commands; each has a --help:", "", *lines])
+    title = f"nc10d {__version__}, Python {platform.python_version()}: commands; each has a --help"
+    text = "\n".join([title, "", *lines])
     print(text, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

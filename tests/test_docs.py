@@ -1,7 +1,7 @@
 """Documentation is true: examples run, named files exist, pages are short and linked.
 
 A block of Python in a page begins with a comment: the name of its file and, behind a colon, the
-command that runs it. Without a command it is run as a script.
+command that runs it. Without a command it is run as a script, in this process if that is possible.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import doctest
 import importlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -27,9 +28,8 @@ PACKAGE = Path(nc10d.__file__).parent
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "docs" / "logs"
 """Former pages: the files that they name may have moved."""
-PAGES = sorted(
-    page for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != LOGS
-)
+FIRST = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted(page for page in [*FIRST, *(ROOT / "docs").rglob("*.md")] if page.parent != LOGS)
 TEXT = "".join(page.read_text() for page in PAGES)
 LINK = re.compile(r"\]\(([\w./-]+)")
 DESIGN = (ROOT / "docs" / "design.md").read_text()
@@ -60,9 +60,13 @@ def test_pages_have_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.page}: {e.name}")
-def test_an_example_runs(example: Example, tmp_path: Path) -> None:
+def test_an_example_runs(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / example.name).write_text(example.code)
     assert example.command[0] == "python"
+    if example.command == ["python", example.name] and example.page != "README.md":
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(example.name, run_name="__main__")
+        return
     command = [sys.executable, "-W", "error", *example.command[1:]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,6 +118,14 @@ def test_the_package_alone_lists_its_commands(words: list[str], code: int) -> No
     assert done.returncode == code
     for name in nc10d.__main__.COMMANDS:
         assert f"python -m nc10d.{name} " in done.stdout + done.stderr
+    assert f"nc10d {nc10d.__version__}, Python 3." in done.stdout + done.stderr
+
+
+def test_the_package_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["nc10d", "--version"])
+        assert nc10d.__main__.main() == 0
+    assert capsys.readouterr().out == f"nc10d {nc10d.__version__}\n"
 
 
 @pytest.mark.parametrize("name", nc10d.__main__.COMMANDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import nc10d as dist
 from nc10d import CodecError
 from nc10d.codec.messages import OPENING
-from nc10d.testing import Ranks, run_local
+from nc10d.testing import Ranks, run_local, run_ranks
 
 SIZE = 3
 Call = Callable[..., Any]
@@ -472,3 +473,50 @@ def test_a_setting_that_is_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch)
             dist.broadcast_object_list([1])
 
     run_local(body, 2)
+
+
+def test_the_program_s_answer_about_pickles_is_that_of_a_group_s_first_object_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(group: dist.ProcessGroup) -> list[bool | None]:
+        found = [group.allow_pickle]
+        places = [group.rank]
+        dist.broadcast_object_list(places)
+        group.barrier()
+        monkeypatch.setenv("NC10D_ALLOW_PICKLE", "1")
+        dist.broadcast_object_list(places)
+        return [*found, group.allow_pickle]
+
+    monkeypatch.setenv("NC10D_ALLOW_PICKLE", "0")
+    assert run_local(body, 2) == [[None, False]] * 2
+
+
+def test_calls_of_small_objects_take_few_python_frames() -> None:
+    def body(group: dist.ProcessGroup) -> list[int]:
+        places, value = [None], {"a": 1}
+        calls: list[Callable[[], object]] = [
+            lambda: dist.all_gather_object(places, value, group=group),
+            lambda: dist.gather_object(value, places, group=group),
+            lambda: dist.broadcast_object_list([value], group=group),
+            lambda: dist.scatter_object_list(places, [value], group=group),
+        ]
+        return [min(frames(call) for _ in range(5)) for call in calls]
+
+    (counts,) = run_ranks(body, 1)
+    assert max(counts) <= 24
+
+
+def frames(call: Callable[[], object]) -> int:
+    """Count the Python functions that a call enters, itself included."""
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(entered)

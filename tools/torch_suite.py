@@ -29,6 +29,10 @@ from typing import Any
 
 # Tests that are not run with nc10d, and why. docs/torch.md shows this table.
 SKIPPED: dict[str, str] = {}
+# On torch 2.14 and later, with torch's own DistributedDataParallel.
+SKIPPED_SINCE_2_14 = {
+    "test_ddp_logging_data_cpu": "torch names every backend in Python 'custom' there"
+}
 # With nc10d's DistributedDataParallel in the place of torch's.
 SKIPPED_WITH_DDP: dict[str, str] = {}
 
@@ -93,7 +97,7 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     if backend != "gloo":
         replace_gloo(theirs, backend)
     if own_ddp:
-        replace_ddp()
+        replace_ddp(theirs)
 
     def start(self: Any) -> None:
         import torch.multiprocessing as multiprocessing
@@ -132,7 +136,7 @@ def replace_gloo(theirs: Any, backend: str) -> None:
     dist.new_group = new_group_here
 
 
-def replace_ddp() -> None:
+def replace_ddp(tests: Any) -> None:
     """Put nc10d's DistributedDataParallel, on the groups below torch's, in the place of torch's.
 
     It is pickled with nc10d's default group, so both libraries have the same default group.
@@ -152,7 +156,8 @@ def replace_ddp() -> None:
     globals()[DistributedDataParallel.__name__] = DistributedDataParallel
     theirs = torch.distributed.init_process_group
 
-    def init_both(**options: Any) -> None:
+    def init_both(backend: str | None = None, **options: Any) -> None:
+        assert backend == "nc10d", backend
         torch.distributed.init_process_group = theirs
         try:
             nc10d.torch.init_process_group(**options)
@@ -160,6 +165,7 @@ def replace_ddp() -> None:
             torch.distributed.init_process_group = init_both
 
     torch.distributed.init_process_group = init_both
+    tests.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
@@ -182,6 +188,15 @@ def skip_for_devices(cases: type[unittest.TestCase]) -> None:
         allowed = inspect.getclosurevars(getattr(cases, name)).nonlocals.get("allow_cpu", False)
         if kind in ("skip_if_no_gpu", "skip_if_lt_x_gpu") and not allowed:
             setattr(cases, name, unittest.skip("a test for GPUs")(getattr(cases, name)))
+
+
+def skipped_tests(own_ddp: bool) -> dict[str, str]:
+    """Return the tests that are not run with nc10d, and why."""
+    from nc10d.torch.backend.python_backend import SUPPORTED
+
+    if own_ddp:
+        return SKIPPED | SKIPPED_WITH_DDP
+    return SKIPPED | (SKIPPED_SINCE_2_14 if SUPPORTED else {})
 
 
 def load(cases: type[unittest.TestCase], words: Sequence[str]) -> unittest.TestSuite:
@@ -213,7 +228,7 @@ def main() -> int:
         skip_for_devices(cases)
     if given.more:
         run_more(cases, given.ranks)
-    skipped = SKIPPED | (SKIPPED_WITH_DDP if given.ddp else {}) if given.backend == "nc10d" else {}
+    skipped = skipped_tests(given.ddp) if given.backend == "nc10d" else {}
     for name, reason in skipped.items():
         setattr(cases, name, unittest.skip(reason)(getattr(cases, name)))
     load(cases, given.words).run(outcome)

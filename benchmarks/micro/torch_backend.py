@@ -216,7 +216,11 @@ def _steps(groups: dict[str, Any]) -> Iterator[Row]:
     alone = {THIRD: step_of(model())}
     on = {way: step_of(ddp(model(), process_group=group)) for way, group in groups.items()}
     yield Row("a step of DDP", 8 << 20, on | alone, step=True)
-    meshes = {way: DeviceMesh.from_group(group, "cpu") for way, group in groups.items()}
+    # With names of their own: torch takes meshes of equal names for one and the same in its caches.
+    meshes = {
+        way: DeviceMesh.from_group(group, "cpu", mesh_dim_names=(way,))
+        for way, group in groups.items()
+    }
 
     def sharded(mesh: DeviceMesh) -> nn.Module:
         network = model()

@@ -36,6 +36,9 @@ class JoinConfig(NamedTuple):
 class JoinHook:
     """The collectives of a joinable on a rank that has no batch left; both do nothing here."""
 
+    is_followed = False
+    """Whether a joinable behind this in the block uses its results: an optimizer the gradients."""
+
     def main_hook(self) -> None:
         """Make the collectives of an iteration; called once for each iteration of other ranks."""
 
@@ -105,9 +108,11 @@ class Join:
             if not (hasattr(x, "join_hook") and hasattr(x, "_join_config")):
                 raise TypeError(f"{type(x)} is not joinable, or calls no Joinable constructor")
         self._enable, self._throw = enable, throw_on_early_termination
-        self._group = own_group(_same("join_process_group", self._joinables))
-        _same("join_device", self._joinables)
+        self._group = _same("join_process_group", self._joinables, own_group)
+        _same("join_device", self._joinables, str)
         self._hooks = [x.join_hook(**kwargs) for x in self._joinables]
+        for hook in self._hooks[:-1]:
+            hook.is_followed = True
         for index, x in enumerate(self._joinables):
             x._join_config = JoinConfig(enable, throw_on_early_termination, index == 0)
 
@@ -172,8 +177,8 @@ def _having_batches(group: ProcessGroup) -> int:
     return int(count[0])
 
 
-def _same(attribute: str, joinables: Sequence[Any]) -> Any:
-    first, *others = [getattr(x, attribute) for x in joinables]
+def _same(attribute: str, joinables: Sequence[Any], form: Callable[[Any], Any]) -> Any:
+    first, *others = [form(getattr(x, attribute)) for x in joinables]
     for other in others:
         if other != first:
             raise ValueError(f"joinables differ in {attribute}: {first} and {other}")

@@ -10,14 +10,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 import numpy as np
 
-from nc10d.base.deadline import Deadline
-from nc10d.codec import EncodedMessage, Envelope, encode, encode_pickled
+from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
-from nc10d.codec.messages import LARGEST, OPENING
+from nc10d.codec.encoder import walk
+from nc10d.codec.messages import LARGEST
+from nc10d.codec.openings import Openings
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -28,24 +30,34 @@ Location = Any
 
 
 class OutgoingObject:
-    """This rank's object as a message; a message with the error if it can't be encoded."""
+    """This rank's object as a message; a message with the error if it can't be encoded.
 
-    def __init__(self, value: Any, allow_pickle: bool) -> None:
+    A small plain object lies in the memory of `openings`.
+    """
+
+    def __init__(self, value: Any, allow_pickle: bool, openings: Openings) -> None:
         self.error: Exception | None = None
+        self.message: EncodedMessage | None = None
+        """None for a small plain object."""
         try:
-            self.message = _encoded(value, allow_pickle)
+            stream = openings.put(value)
+            if openings.fits:
+                self.opening, self.inline = openings.own, True
+                """The bytes that travel first, and whether they are the whole message."""
+            else:
+                self._set(_encoded(value, stream, allow_pickle))
         except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Replace the message by a message with the error."""
         self.error = error
-        self.message = EncodedMessage.failed(error)
+        self._set(EncodedMessage.failed(error))
 
-    @property
-    def inline(self) -> bool:
-        """Whether the opening has the whole message."""
-        return self.message.envelope().inline
+    def _set(self, message: EncodedMessage) -> None:
+        message.divide()
+        self.message = message
+        self.opening, self.inline = message.opening(), message.envelope().inline
 
     def check(self) -> None:
         """Raise the error if the object could not be encoded."""
@@ -53,29 +65,32 @@ class OutgoingObject:
             raise self.error
 
 
-def _encoded(value: Any, allow_pickle: bool) -> EncodedMessage:
-    """Return an object as a message; CodecError if it is longer than LARGEST bytes."""
+def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
+    """Return an object as a message; CodecError if it is longer than LARGEST bytes.
+
+    `stream` is that of a plain object.
+    """
+    if stream is not None:
+        return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
     try:
-        message = encode(value)
+        message = walk(value)
     except CodecError:
         if not allow_pickle:
             raise
         message = encode_pickled(value)
-    _, header, payload = message.envelope()
-    nbytes = header + payload
+    nbytes = message.envelope().total
     if nbytes > LARGEST:
         raise CodecError(f"the object has {nbytes} bytes, and a message {LARGEST} at most")
     return message
 
 
-def pickles(allow_pickle: bool | None, weights_only: bool = False) -> bool:
-    """Return whether a call may send and read pickles; None: as the program as a whole does."""
-    if weights_only or allow_pickle is not None:
-        return bool(allow_pickle) and not weights_only
+def _program_allows(group: ProcessGroup) -> bool:
+    """Return whether the program allows pickles; the first object call of a group reads it."""
     setting = os.environ.get("NC10D_ALLOW_PICKLE", "")
     if setting not in ("", "0", "1"):
         raise ValueError(f"NC10D_ALLOW_PICKLE must be 0 or 1, got {setting!r}")
-    return setting == "1"
+    group.allow_pickle = setting == "1"
+    return group.allow_pickle
 
 
 @dataclass(slots=True)
@@ -85,15 +100,21 @@ class IncomingObject:
     envelope: Envelope
     opening: Bytes
     sender: int
-    flat: Bytes | None = None
+    parts: Sequence[Bytes] = ()
+    """What follows the opening: the flat array, then the long chunks."""
 
 
 EMPTY: Bytes = np.empty(0, np.uint8)
 
 
-def all_inline(found: Sequence[IncomingObject]) -> bool:
-    """Return whether no bytes follow the openings, which all ranks of the call have seen."""
-    return all(incoming.envelope.inline for incoming in found)
+def rounds(found: Sequence[IncomingObject]) -> range:
+    """Return the numbers of the parts that follow the openings, which all ranks have seen."""
+    return range(max(incoming.envelope.parts for incoming in found))
+
+
+def part(parts: Sequence[Bytes], number: int) -> Bytes:
+    """Return a part of a message; EMPTY if the message has fewer."""
+    return parts[number] if number < len(parts) else EMPTY
 
 
 class ObjectCall:
@@ -103,43 +124,41 @@ class ObjectCall:
         self,
         name: str,
         group: Group,
-        allow_pickle: bool,
+        allow_pickle: bool | None,
+        weights_only: bool = False,
         location: Location = None,
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name, self.allow_pickle, self._device = name, allow_pickle, device
-        self._locate = _locate(name, location)
+        self._name, self._device = name, device
+        self._allow_pickle = False if weights_only else allow_pickle
+        self._locate = None if location is None else _locate(name, location)
 
     def begin(self) -> bool:
-        """Start the deadline; return whether this rank takes part.
+        """Start the timeout; return whether this rank takes part.
 
         ValueError inside a coalescing block, or if the group lacks the backend.
         """
         if isinstance(self.found, NonMember):
             warn_non_member(self._name, 4)
             return False
-        self.group = self.found
-        self.rank = self.found.rank
-        self.group.refuse_in_batch(self._name)
+        self.group = group = self.found
+        self.rank = group.rank
+        allowed = group.allow_pickle if self._allow_pickle is None else bool(self._allow_pickle)
+        self.allow_pickle = _program_allows(group) if allowed is None else allowed
+        group.refuse_in_batch(self._name)
         if "cpu" not in self.group.config.devices:
             message = f"{self._name}: objects need a backend for cpu arrays, and {self.group!r}"
             raise ValueError(f"{message} has none: ask for one, as in 'cpu:cpu,cuda:nccl'")
         if self._device is not None and _kind(self._device) not in self.group.config.devices:
             message = f"{self._name}: device is {self._device!r}, for which {self.group!r}"
             raise ValueError(f"{message} has no backend")
-        self._deadline = Deadline.after(self.group.timeout)
+        self._until = monotonic() + group.timeout
         return True
 
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""
-        return self._deadline.remaining()
-
-    def announce(self, out: OutgoingObject) -> list[IncomingObject]:
-        """Exchange openings: send this rank's; return every rank's message. Blocks."""
-        table = np.empty((self.group.size, OPENING), np.uint8)
-        self.group.all_gather_into_tensor(table, out.message.opening())
-        return self.incoming_all(table)
+        return max(0.0, self._until - monotonic())
 
     def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
         """Read an opening for each rank, each from that rank or all from `sender`."""
@@ -153,36 +172,40 @@ class ObjectCall:
         except CodecError as error:
             raise self._error_from(error, sender) from error
 
-    def encoded(self, out: OutgoingObject) -> Bytes:
-        """Return the bytes that follow the opening; abort the group if there is no memory."""
-        envelope = out.message.envelope()
-        return EMPTY if envelope.inline else self._or_abort(envelope, out.message.flat)
+    def encoded(self, out: OutgoingObject) -> Sequence[Bytes]:
+        """Return the parts that follow the opening; abort the group if there is no memory."""
+        message = out.message
+        if message is None or out.inline:
+            return ()
+        return self._or_abort(message.envelope(), lambda: [message.flat(), *message.long])
 
-    def allocate(self, incoming: IncomingObject) -> Bytes:
-        """Return memory for the bytes that follow an opening; abort the group if there is none."""
+    def allocate(self, incoming: IncomingObject) -> Sequence[Bytes]:
+        """Return memory for the parts that follow an opening; abort the group if there is none."""
         envelope = incoming.envelope
-        if envelope.inline:
-            return EMPTY
-        flat = self._or_abort(envelope, lambda: np.empty(envelope.nbytes, np.uint8))
-        incoming.flat = flat
-        return flat
+        if not envelope.inline:
+            sizes = [envelope.nbytes, *(nbytes for _, nbytes in envelope.long)]
+            incoming.parts = self._or_abort(
+                envelope, lambda: [np.empty(nbytes, np.uint8) for nbytes in sizes]
+            )
+        return incoming.parts
 
-    def _or_abort(self, envelope: Envelope, make: Callable[[], Bytes]) -> Bytes:
+    def _or_abort(self, envelope: Envelope, make: Callable[[], list[Bytes]]) -> list[Bytes]:
         try:
             return make()
         except MemoryError as error:
             # The other ranks are about to run a collective that this rank can't run.
-            reason = f"{self._name}: no memory for {envelope.nbytes} bytes on rank {self.rank}"
+            reason = f"{self._name}: no memory for {envelope.total} bytes on rank {self.rank}"
             self.group.abort(Aborted(reason, rank=self.rank, op=self._name))
             raise MemoryError(reason) from error
 
     def decode(self, incoming: IncomingObject) -> Any:
         """Return the object that a rank has sent; CodecError that names the rank."""
-        envelope, flat = incoming.envelope, incoming.flat
-        if flat is None:
-            flat = envelope.inner(incoming.opening)
+        envelope = incoming.envelope
+        flat, *long = incoming.parts or [envelope.inner(incoming.opening)]
         try:
-            return envelope.open(flat, allow_pickle=self.allow_pickle, locate=self._locate)
+            return envelope.open(
+                flat, allow_pickle=self.allow_pickle, locate=self._locate, long=long
+            )
         except CodecError as error:
             raise self._error_from(error, incoming.sender) from error
 

@@ -29,12 +29,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from nc10d.api.calls import rank_in, rank_or_first, source_in
-from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, all_inline, pickles
+from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, part, rounds
 from nc10d.codec import MessageKind
-from nc10d.codec.messages import OPENING
+from nc10d.codec.openings import Openings, give_back, take
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
@@ -56,24 +54,30 @@ def broadcast_object_list(
     several of the sent objects share is shared by the received objects too.
     """
     call = ObjectCall(
-        "broadcast_object_list", group, pickles(allow_pickle, weights_only), map_location, device
+        "broadcast_object_list", group, allow_pickle, weights_only, map_location, device
     )
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
     if not call.begin():
         return
+    openings = take(1)
     if call.rank == root:
-        out = OutgoingObject(list(object_list), call.allow_pickle)
-        call.group.broadcast(out.message.opening(), root)
-        if not out.inline:
-            call.group.broadcast(call.encoded(out), root, timeout=call.remaining())
+        out = OutgoingObject(list(object_list), call.allow_pickle, openings)
+        call.group.broadcast(out.opening, root)
+        for each in call.encoded(out):
+            call.group.broadcast(each, root, timeout=call.remaining())
         out.check()
+        give_back(openings)
         return
-    opening = np.empty(OPENING, np.uint8)
-    call.group.broadcast(opening, root)
-    incoming = call.incoming(opening, root)
-    if not incoming.envelope.inline:
-        call.group.broadcast(call.allocate(incoming), root, timeout=call.remaining())
+    call.group.broadcast(openings.table, root)
+    found = openings.objects() if openings.plain() else None
+    if found is not None:
+        give_back(openings)
+        _fill(object_list, found[0], root)
+        return
+    incoming = call.incoming(openings.table[0], root)
+    for each in call.allocate(incoming):
+        call.group.broadcast(each, root, timeout=call.remaining())
     _fill(object_list, call.decode(incoming), root)
 
 
@@ -90,16 +94,24 @@ def all_gather_object(
 
     Every rank receives its own object too, as a copy.
     """
-    call = ObjectCall("all_gather_object", group, pickles(allow_pickle, weights_only), map_location)
+    call = ObjectCall("all_gather_object", group, allow_pickle, weights_only, map_location)
     _check_list("all_gather_object", object_list)
     if not call.begin():
         return
     _check_length("object_list", object_list, call.group.size)
-    out = OutgoingObject(obj, call.allow_pickle)
-    found = call.announce(out)
-    if not all_inline(found):
-        flats = [call.allocate(incoming) for incoming in found]
-        call.group.all_gather(flats, call.encoded(out), timeout=call.remaining())
+    openings = take(call.group.size)
+    out = OutgoingObject(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, out.opening)
+    objects = openings.objects() if openings.plain() else None
+    if objects is not None:
+        give_back(openings)
+        object_list[:] = objects
+        return
+    found = call.incoming_all(openings.table)
+    sent, received = call.encoded(out), list(map(call.allocate, found))
+    for number in rounds(found):
+        parts = [part(each, number) for each in received]
+        call.group.all_gather(parts, part(sent, number), timeout=call.remaining())
     out.check()
     object_list[:] = [call.decode(incoming) for incoming in found]
 
@@ -119,16 +131,27 @@ def gather_object(
 
     On `dst`, the length of the list is the group's size; on the other ranks it is None.
     """
-    call = ObjectCall("gather_object", group, pickles(allow_pickle, weights_only), map_location)
+    call = ObjectCall("gather_object", group, allow_pickle, weights_only, map_location)
     root = rank_in(call.found, "dst", rank_or_first(dst, group_dst), group_dst)
     if not call.begin():
         return
     places = _gather_list(object_gather_list, call.rank == root, call.group.size)
-    out = OutgoingObject(obj, call.allow_pickle)
-    found = call.announce(out)
-    if not all_inline(found):
-        flats = None if places is None else [call.allocate(incoming) for incoming in found]
-        call.group.gather(call.encoded(out), flats, root, timeout=call.remaining())
+    openings = take(call.group.size)
+    out = OutgoingObject(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, out.opening)
+    if openings.plain():
+        objects = () if places is None else openings.objects()
+        if objects is not None:
+            give_back(openings)
+            if places is not None:
+                places[:] = objects
+            return
+    found = call.incoming_all(openings.table)
+    sent = call.encoded(out)
+    received = None if places is None else list(map(call.allocate, found))
+    for number in rounds(found):
+        parts = None if received is None else [part(each, number) for each in received]
+        call.group.gather(part(sent, number), parts, root, timeout=call.remaining())
     out.check()
     if places is None:
         for incoming in found:  # the destination has the reason
@@ -155,25 +178,28 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
-    call = ObjectCall(
-        "scatter_object_list", group, pickles(allow_pickle, weights_only), map_location
-    )
+    call = ObjectCall("scatter_object_list", group, allow_pickle, weights_only, map_location)
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     if not call.begin():
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
-    table = np.empty((call.group.size, OPENING), np.uint8)
+    openings = take(call.group.size)
     out: list[OutgoingObject] = []
     if call.rank == root:
-        out = _for_each_rank(scatter_object_input_list, call.group.size, call.allow_pickle)
-        table[:] = [outgoing.message.opening() for outgoing in out]
-    call.group.broadcast(table, root)
-    found = call.incoming_all(table, root)
+        out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
+    call.group.broadcast(openings.table, root)
+    objects = openings.objects() if openings.plain() else None
+    if objects is not None:
+        give_back(openings)
+        scatter_object_output_list[0] = objects[call.rank]
+        return
+    found = call.incoming_all(openings.table, root)
     mine = found[call.rank]
-    if not all_inline(found):
-        flats = [call.encoded(outgoing) for outgoing in out] or None
-        call.group.scatter(call.allocate(mine), flats, root, timeout=call.remaining())
+    sent, received = list(map(call.encoded, out)), call.allocate(mine)
+    for number in rounds(found):
+        parts = [part(each, number) for each in sent] or None
+        call.group.scatter(part(received, number), parts, root, timeout=call.remaining())
     for outgoing in out:
         outgoing.check()
     scatter_object_output_list[0] = call.decode(mine)
@@ -195,16 +221,18 @@ def send_object_list(
     They travel with tag 0, as one message if they are small, else as two. `use_batch` is accepted
     as in c10d.
     """
-    call = ObjectCall("send_object_list", group, pickles(allow_pickle, weights_only), device=device)
+    call = ObjectCall("send_object_list", group, allow_pickle, weights_only, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
     if not call.begin():
         return
-    out = OutgoingObject(list(object_list), call.allow_pickle)
-    call.group.send(out.message.opening(), peer)
-    if not out.inline:
-        call.group.send(call.encoded(out), peer, timeout=call.remaining())
+    openings = take(1)
+    out = OutgoingObject(list(object_list), call.allow_pickle, openings)
+    call.group.send(out.opening, peer)
+    for each in call.encoded(out):
+        call.group.send(each, peer, timeout=call.remaining())
     out.check()
+    give_back(openings)
 
 
 def recv_object_list(
@@ -224,33 +252,43 @@ def recv_object_list(
     CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
     non-member.
     """
-    call = ObjectCall(
-        "recv_object_list", group, pickles(allow_pickle, weights_only), map_location, device
-    )
+    call = ObjectCall("recv_object_list", group, allow_pickle, weights_only, map_location, device)
     peer = source_in(call.found, src, group_src)
     _check_list("recv_object_list", object_list)
     if not call.begin():
         return -1
-    opening = np.empty(OPENING, np.uint8)
-    sender = call.group.recv(opening, peer)
+    openings = take(1)
+    sender = call.group.recv(openings.table, peer)
     assert sender is not None, "no block is open, so the message has come"
-    incoming = call.incoming(opening, sender)
-    if not incoming.envelope.inline:
-        call.group.recv(call.allocate(incoming), sender, timeout=call.remaining())
+    found = openings.objects() if openings.plain() else None
+    if found is not None:
+        give_back(openings)
+        _fill(object_list, found[0], sender)
+        return call.group.global_rank(sender)
+    incoming = call.incoming(openings.table[0], sender)
+    for each in call.allocate(incoming):
+        call.group.recv(each, sender, timeout=call.remaining())
     _fill(object_list, call.decode(incoming), sender)
     return call.group.global_rank(sender)
 
 
-def _for_each_rank(objects: Any, size: int, allow_pickle: bool) -> list[OutgoingObject]:
-    """Return a message for each rank; if an object can't be encoded, each has the error."""
+def _for_each_rank(objects: Any, openings: Openings, allow_pickle: bool) -> list[OutgoingObject]:
+    """Return a message for each rank, and write their openings to the table.
+
+    If an object can't be encoded, each message has the error.
+    """
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
-    _check_length("scatter_object_input_list", objects, size)
-    out = [OutgoingObject(value, allow_pickle) for value in objects]
+    _check_length("scatter_object_input_list", objects, len(openings.table))
+    out = []
+    for value, opening in zip(objects, openings.table, strict=True):
+        out.append(OutgoingObject(value, allow_pickle, openings))
+        opening[:] = out[-1].opening
     error = next((outgoing.error for outgoing in out if outgoing.error is not None), None)
     if error is not None:
-        for outgoing in out:
+        for outgoing, opening in zip(out, openings.table, strict=True):
             outgoing.fail(error)
+            opening[:] = outgoing.opening
     return out
 
 

@@ -6,7 +6,8 @@ copied. Arrays on other devices stay as they are.
 
 There are two kinds of views. An owning view keeps its array alive. An unowned view does not, so it
 can be cached by address; the caller must keep the array alive while it uses the view. An adapter
-registers a function that makes unowned views of its own type of array.
+registers a function that makes unowned views of its own type of array, and an owning view costs
+less if there is an unowned one.
 """
 
 from __future__ import annotations
@@ -69,11 +70,27 @@ class _Refused:
 buffer.register(_Refused, _Refused.reason, "cpu")
 
 
+class _Owned:
+    """The memory of an unowned view, and an object that keeps it."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, view: Any, owner: Any) -> None:
+        found = view.__array_interface__
+        # Untyped bytes, as in buffer._Memory: not all dtypes have a name of NumPy's.
+        del found["descr"]
+        found["typestr"] = f"|V{view.itemsize}"
+        self.__array_interface__, self._owner = found, owner
+
+
 def numpy_view(x: ops.Array) -> ops.Array:
     """Return an ndarray on the memory of `x`, which it keeps alive; `x` itself on other devices."""
     # An ndarray is returned unchanged. If `x` is no array, the checks of the arguments will say so.
     if isinstance(x, np.ndarray):
         return x
+    cached = unowned_view(x)
+    if cached is not None:
+        return np.asarray(_Owned(cached, (x, _owners[type(x)](x)))).view(cached.dtype)
     try:
         memory = buffer.as_buffer(x)
     except TypeError as error:

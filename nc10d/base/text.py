@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 RETURNED = "has returned from its function"
-"""The end of the text about a rank of the test kit that makes no call until all have returned."""
+"""Part of the text about a rank of the test kit that makes no call until all have returned."""
 
 
 def digest(text: str) -> str:

@@ -8,7 +8,8 @@ container needs it: keys must be hashable and distinct.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -48,19 +49,29 @@ def rounded(nbytes: int) -> int:
 
 
 class Payload:
-    """The chunks of a received message, taken in their order."""
+    """The chunks of a received message, taken in their order.
 
-    def __init__(self, memory: Bytes) -> None:
+    They lie in `memory`, but for the chunks in `long`, each with the place in `memory` before which
+    it comes.
+    """
+
+    def __init__(self, memory: Bytes, long: Iterable[tuple[int, Bytes]] = ()) -> None:
         self._memory = memory
+        self._long = deque(long)
         self._at = 0
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole payload."""
+        """The bytes of the memory that the chunks share."""
         return self._memory.size
 
     def take(self, nbytes: int) -> Bytes:
         """Return the next chunk, a view; CodecError if fewer bytes are left."""
+        if nbytes and self._long and self._long[0][0] == self._at:
+            _, chunk = self._long.popleft()
+            if chunk.size != nbytes:
+                raise CodecError(f"the header asks for {nbytes} bytes of {chunk.size}")
+            return chunk
         if not 0 <= nbytes <= self._memory.size - self._at:
             left = self._memory.size - self._at
             raise CodecError(f"the header asks for {nbytes} bytes, and the payload has {left}")
@@ -70,6 +81,8 @@ class Payload:
 
     def finish(self) -> None:
         """Raise CodecError if bytes are left."""
+        if self._long:
+            raise CodecError(f"the header leaves {len(self._long)} chunks of the payload")
         if self._at < self._memory.size:
             raise CodecError(f"the header leaves {self._memory.size - self._at} bytes of payload")
 

@@ -1,13 +1,15 @@
 """The message of an object: an opening of 1 KiB and, if that has not room for all, a flat array.
 
-    opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits
+    opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits,
+              or (place, bytes) of each long chunk
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
 A small object travels in one operation, whose size every rank knows. The header is small and
 describes the chunks. The chunks are the user's memory, and are copied once, into the flat array.
-The size of the flat array is rounded up, so that messages of similar objects have the same size: a
-backend prepares a program for each size that it meets.
+Long chunks follow it, each as it is, into memory of its own; their place is the byte of the payload
+before which they come. The size of the flat array is rounded up, so that messages of similar
+objects have the same size: a backend prepares a program for each size that it meets.
 """
 
 from __future__ import annotations
@@ -28,10 +30,17 @@ from nc10d.errors import CodecError
 
 OPENING = 1024
 """The bytes of an opening."""
-_WORDS = struct.Struct("<3q")
-_ROOM = OPENING - _WORDS.size
+WORDS = struct.Struct("<3q")
+"""The words of an opening."""
+_ROOM = OPENING - WORDS.size
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
+LONG = 1 << 20
+"""The bytes from which on a chunk travels by itself: its copy would take longer than a message."""
+_PLACE = struct.Struct("<2q")
+_MOST_LONG = _ROOM // _PLACE.size
+_KIND = 256
+"""The first word of an opening is the kind, plus this many times the number of long chunks."""
 _LONGEST_REASON = 2000
 
 
@@ -45,23 +54,46 @@ class MessageKind(enum.IntEnum):
 
 
 class Envelope(NamedTuple):
-    """The kind and sizes of a message, which travel before it to every rank."""
+    """The kind and sizes of a message, which travel before it to every rank.
+
+    `long` has the place and the bytes of each long chunk; the payload has all others.
+    """
 
     kind: MessageKind
     header: int
     payload: int
+    long: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
         """Return the envelope of a received opening; CodecError if no sender would send it."""
-        kind, header, payload = _WORDS.unpack_from(opening.data)
-        if kind not in _KINDS or min(header, payload) < 0 or header + payload > LARGEST:
-            raise CodecError(f"no message has the kind and sizes {kind}, {header}, {payload}")
-        return cls(_KINDS[kind], header, payload)
+        word, header, payload = WORDS.unpack_from(opening.data)
+        count, kind = divmod(word, _KIND)
+        if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= _MOST_LONG:
+            raise CodecError(f"no message has the kind and sizes {word}, {header}, {payload}")
+        long = tuple(_PLACE.iter_unpack(opening.data[WORDS.size :][: count * _PLACE.size]))
+        found = cls(_KINDS[kind], header, payload, long)
+        places = [place for place, _ in long]
+        fits = places == sorted(places) and (not places or 0 <= places[0] <= places[-1] <= payload)
+        if not fits or any(nbytes <= 0 for _, nbytes in long) or found.total > LARGEST:
+            raise CodecError(f"no message has the kind and sizes {tuple(found)}")
+        return found
+
+    @property
+    def parts(self) -> int:
+        """How many arrays follow the opening."""
+        return 0 if self.inline else 1 + len(self.long)
+
+    @property
+    def total(self) -> int:
+        """The bytes of header and all chunks."""
+        return self.header + self.payload + sum(nbytes for _, nbytes in self.long)
 
     @property
     def inline(self) -> bool:
         """Whether the opening has the whole message."""
+        if self.long:
+            return False
         header, payload = self.header, self.payload
         return (aligned(header) + payload if payload else header) <= _ROOM
 
@@ -72,11 +104,20 @@ class Envelope(NamedTuple):
 
     def inner(self, opening: Bytes) -> Bytes:
         """Return the flat array in an opening that has it; arrays get memory of their own."""
-        flat = opening[_WORDS.size :]
+        flat = opening[WORDS.size :]
         return flat.copy() if self.payload else flat
 
-    def open(self, flat: Bytes, *, allow_pickle: bool = False, locate: Locate = None) -> Any:
+    def open(
+        self,
+        flat: Bytes,
+        *,
+        allow_pickle: bool = False,
+        locate: Locate = None,
+        long: Sequence[Bytes] = (),
+    ) -> Any:
         """Return the object; its arrays are views of `flat` where that wastes little memory.
+
+        `long` are the long chunks, which become arrays as they are.
 
         CodecError for a pickle unless `allow_pickle`, for a sender that could not encode its
         object, and for a malformed message.
@@ -84,7 +125,9 @@ class Envelope(NamedTuple):
         if self.kind is MessageKind.PLAIN:
             return decode_plain(flat[: self.header])
         start = aligned(self.header)
-        header, payload = flat[: self.header].data, Payload(flat[start : start + self.payload])
+        places = [(place, chunk) for (place, _), chunk in zip(self.long, long, strict=True)]
+        header = flat[: self.header].data
+        payload = Payload(flat[start : start + self.payload], places)
         if self.kind is MessageKind.FAILED:
             raise CodecError(bytes(header).decode(errors="replace"))
         if self.kind is MessageKind.CODEC:
@@ -104,10 +147,12 @@ _KINDS = {int(kind): kind for kind in MessageKind}
 class EncodedMessage:
     """An object to send: `chunks` are the user's arrays, which must not change until it is sent."""
 
-    __slots__ = ("_envelope", "chunks", "header", "kind")
+    __slots__ = ("_envelope", "chunks", "header", "kind", "long")
 
     def __init__(self, kind: MessageKind, header: bytes, chunks: Sequence[Array] = ()) -> None:
         self.kind, self.header, self.chunks = kind, header, chunks
+        self.long: list[Bytes] = []
+        """The chunks that travel by themselves, as bytes; see `divide`."""
         payload = sum([aligned(chunk.nbytes) for chunk in chunks]) if chunks else 0
         self._envelope = Envelope(kind, len(header), payload)
 
@@ -117,22 +162,39 @@ class EncodedMessage:
         text = f"{type(reason).__name__}: {message_of(reason)}"[:_LONGEST_REASON]
         return cls(MessageKind.FAILED, text.encode(errors="replace"))
 
+    def divide(self) -> None:
+        """Let long chunks travel by themselves."""
+        short: list[Array] = []
+        places: list[tuple[int, int]] = []
+        at = 0
+        for chunk in self.chunks:
+            if chunk.nbytes >= LONG and len(places) < _MOST_LONG:
+                self.long.append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8))
+                places.append((at, chunk.nbytes))
+            else:
+                short.append(chunk)
+                at += aligned(chunk.nbytes)
+        self.chunks = short
+        self._envelope = Envelope(self.kind, len(self.header), at, tuple(places))
+
     def envelope(self) -> Envelope:
         """Return the envelope, which travels before the message."""
         return self._envelope
 
     def opening(self) -> Bytes:
         """Return the opening, with the whole message if there is room."""
-        kind, header, payload = self._envelope
-        if payload == 0 and header <= _ROOM:
-            words = _WORDS.pack(kind, header, payload)
+        kind, header, payload, long = self._envelope
+        if payload == 0 and header <= _ROOM and not long:
+            words = WORDS.pack(kind, header, payload)
             block = (words + self.header).ljust(OPENING, b"\0")
             return np.frombuffer(bytearray(block), np.uint8)
         opening = np.zeros(OPENING, np.uint8)
-        _WORDS.pack_into(opening.data, 0, kind, header, payload)
+        WORDS.pack_into(opening.data, 0, kind + _KIND * len(long), header, payload)
+        for number, place in enumerate(long):
+            _PLACE.pack_into(opening.data, WORDS.size + number * _PLACE.size, *place)
         if self._envelope.inline:
             body = self.flat()[:_ROOM]
-            opening[_WORDS.size : _WORDS.size + body.size] = body
+            opening[WORDS.size : WORDS.size + body.size] = body
         return opening
 
     def flat(self) -> Bytes:

@@ -140,8 +140,8 @@ def nc10d_take(code: int, rows: Any, top: int) -> Any:
     return below + 1, 0 if kind == _LIST else nc10d_weigh(rows, first, top, step)
 
 
-@on_demand("boolean(Array(uint8, 1, 'C', readonly=True), int64[:, ::1])")
-def _check(stream: Any, rows: Any) -> bool:
+@njit(nogil=True)
+def nc10d_plain(stream: Any, rows: Any) -> bool:
     """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
     hashed: Any = np.int64(0)
@@ -176,6 +176,31 @@ def _check(stream: Any, rows: Any) -> bool:
                 return False
             hashed += weight
     return False
+
+
+@on_demand("boolean(Array(uint8, 1, 'C', readonly=True), int64[:, ::1])")
+def _check(stream: Any, rows: Any) -> bool:
+    """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
+    return nc10d_plain(stream, rows)
+
+
+@on_demand("boolean(Array(uint8, 2, 'C', readonly=True), int64, int64, int64[:, ::1])")
+def _check_openings(table: Any, kind: int, start: int, rows: Any) -> bool:
+    """Return whether each opening has the whole message of a plain object.
+
+    An opening is a row of `table`: the words `kind`, bytes of the stream and 0, and from byte
+    `start` on the stream. `rows` is as in `check`, for streams that fill a row.
+    """
+    for row in range(table.shape[0]):
+        opening = table[row]
+        size = nc10d_number(opening, 8, 8)
+        if nc10d_number(opening, 0, 8) != kind or nc10d_number(opening, 16, 8) != 0:
+            return False
+        if size <= 0 or size > opening.size - start:
+            return False
+        if not nc10d_plain(opening[start : start + size], rows):
+            return False
+    return True
 
 
 __getattr__ = entry_points(__name__)

@@ -14,7 +14,9 @@ Only a stream that passes is unpickled.
 
 from __future__ import annotations
 
+import mmap
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,24 +30,13 @@ LARGEST_STREAM = 1 << 20
 _PROTOCOL = 5
 
 
+MALFORMED = (ValueError, TypeError, EOFError, pickle.UnpicklingError)
+"""What reading a checked stream may raise: for text that is no UTF-8, a key that can't be hashed, a
+frame that is cut."""
+
+
 class _NotPlain(Exception):
     """A value is of another type, or the stream grows too long."""
-
-
-class _Writes:
-    """A file that keeps what the pickler writes."""
-
-    __slots__ = ("parts", "room")
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.room = LARGEST_STREAM
-
-    def write(self, part: bytes) -> None:
-        self.room -= len(part)
-        if self.room < 0:
-            raise _NotPlain
-        self.parts.append(part)
 
 
 class _Pickler(pickle.Pickler):
@@ -59,15 +50,46 @@ def _refuse(_: pickle.PickleBuffer) -> None:
     raise _NotPlain
 
 
+class PlainWriter:
+    """Writes the streams of objects, one at a time, into `memory`, from byte `start` on."""
+
+    # The memory is a file without a name, and of a fixed size: the pickler writes to it, and fails
+    # where it ends, in C.
+
+    __slots__ = ("_file", "_pickler", "memory", "start", "tell")
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked child has a copy
+        self._file = mmap.mmap(-1, start + LARGEST_STREAM, private)
+        self._pickler = _Pickler(self._file, _PROTOCOL, buffer_callback=_refuse)
+        self.memory = np.frombuffer(self._file, np.uint8)
+        self.tell: Callable[[], int] = self._file.tell
+        """Return where the latest stream ends."""
+
+    def write(self, value: Any) -> bool:
+        """Write an object; return False if it is too long, or has another type than plain ones.
+
+        The stream is not checked: it may still not be that of a plain object.
+        """
+        file, pickler = self._file, self._pickler
+        file.seek(self.start)
+        try:
+            pickler.dump(value)
+        except (_NotPlain, ValueError, RuntimeError):
+            # The file is full, the object too deep, or another thread changes it.
+            return False
+        finally:
+            pickler.clear_memo()  # which keeps the parts of the object alive
+        return True
+
+
 def encode_plain(value: Any) -> bytes | None:
     """Return the stream of a plain object, None for any other object."""
-    file = _Writes()
-    try:
-        _Pickler(file, _PROTOCOL, buffer_callback=_refuse).dump(value)
-    except (_NotPlain, RuntimeError):  # too deep, or another thread changes the object
-        return None
-    stream = file.parts[0] if len(file.parts) == 1 else b"".join(file.parts)
-    return stream if is_plain(np.frombuffer(stream, np.uint8)) else None
+    writer = PlainWriter()
+    whole = writer.write(value)
+    stream = writer.memory[: writer.tell()]
+    return stream.tobytes() if whole and is_plain(stream) else None
 
 
 def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
@@ -76,8 +98,7 @@ def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
         raise CodecError("the message of a plain object is malformed")
     try:
         return pickle.loads(stream.data)
-    except (ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        # Text that is no UTF-8, a key that can't be hashed, a frame that is cut.
+    except MALFORMED as error:
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
 

@@ -9,6 +9,7 @@ they are made, compared, hashed or dropped; so a sender can't choose what runs.
 from __future__ import annotations
 
 import argparse
+import datetime
 import enum
 import pathlib
 import sys
@@ -84,6 +85,26 @@ register_type(argparse.Namespace, vars, lambda x: _with_attributes(argparse.Name
 register_type(SimpleNamespace, vars, lambda x: _with_attributes(SimpleNamespace(), x))
 for _path in (pathlib.PurePosixPath, pathlib.PosixPath):
     register_type(_path, str, _path, f"pathlib.{_path.__name__}")
+
+
+def _iso(value: Any) -> str:
+    """Return a date or a time as a text; CodecError if a text does not hold all of it."""
+    if getattr(value, "fold", 0) or type(getattr(value, "tzinfo", None)) not in _ZONES:
+        raise CodecError(f"{value!r} can't be carried: send it with a datetime.timezone, or as UTC")
+    return str(value.isoformat())
+
+
+_ZONES = {type(None), datetime.timezone}
+for _kind in (datetime.date, datetime.time, datetime.datetime):
+    register_type(_kind, _iso, _kind.fromisoformat)
+register_type(
+    datetime.timedelta,
+    lambda x: (x.days, x.seconds, x.microseconds),
+    lambda state: datetime.timedelta(*_take(state, int, int, int)),
+)
+register_type(
+    datetime.timezone, lambda x: x.utcoffset(None), lambda state: datetime.timezone(state)
+)
 
 
 def _find(module: Any, qualname: Any) -> Any:

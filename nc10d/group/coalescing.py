@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.access import arrays_of
-from nc10d.arrays.buffer import as_buffer, single_device_types
-from nc10d.arrays.interop import address_finder, map_to_numpy
+from nc10d.arrays.buffer import as_buffer, device_type, single_device_types
+from nc10d.arrays.interop import address_finder, map_arrays, map_to_numpy, numpy_view, unowned_views
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
@@ -93,23 +93,21 @@ class Batch:
         self.array_type: type | None = None
         self.reduction: object = _MIXED
         self.works: list[BatchedWork] = []
-        self.given: dict[int, Op] = {}
-        """The operations on arrays of other libraries, by place; `ops` has them on views."""
+        # Views of other libraries' arrays are made together, when the block has ended.
+        self._foreign = False
+        self._raw: Sequence[Op] = ()
         self.device: str | None = None
         self.timeout = math.inf
 
-    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout, given: Op) -> Work | None:
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
         """Take an operation; ValueError if it is for another device than those before."""
         if self.device not in (None, device):
-            message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
-            raise ValueError(message)
+            raise self._other_device(device)
         limit = self.group.timeout if timeout is None else seconds(timeout)
         self.timeout = min(self.timeout, limit)
         self.device = device
         self.array_type = self._kind_of(op) if self.timeout <= self.group.timeout else None
-        if op is not given:
-            self.given[len(self)] = given
-        first = not (async_op or len(self) or device == "cpu")
+        first = not (async_op or len(self))
         # Another `op` is an invalid argument, which the launch reports.
         if first and type(op) is AllReduce and isinstance(op.op, ReduceOp):
             # While others have the same reduction, the batch keeps arrays only.
@@ -141,18 +139,55 @@ class Batch:
         self.append(op)
 
     def _kind_of(self, op: Op) -> type | None:
-        """Return a type of arrays that always lie on the block's device, or None."""
-        if self.device == "cpu":
-            return np.ndarray
+        """Return a type of arrays that always lie on the block's device, or None.
+
+        Arrays of another library on the CPU are one, too: their device is looked at in `_resolve`.
+        """
         kind = type(getattr(op, "x", None))
-        return kind if kind in single_device_types else None
+        if self.device != "cpu":
+            return kind if kind in single_device_types else None
+        if kind is np.ndarray:
+            return kind
+        self._foreign = True
+        return kind if kind in unowned_views else np.ndarray
+
+    def _other_device(self, device: str) -> ValueError:
+        message = f"a coalescing block runs on one kind of device: {self.device}, got {device}"
+        return ValueError(message)
+
+    def _resolve(self) -> None:
+        """Put NumPy's views in the place of other libraries' arrays; for the CPU only."""
+        self._raw, self._foreign = self.ops, False
+        self._arrays = [self._resolved(x) for x in self._arrays]
+        self._ops = [*map(self._on_views, self._ops)]
+
+    def _on_views(self, op: Op) -> Op:
+        plain = type(getattr(op, "x", None)) is np.ndarray
+        return op if plain else map_arrays(op, self._resolved)
+
+    def _resolved(self, x: Array) -> Array:
+        view = numpy_view(x)
+        if type(view) is not np.ndarray and device_type(view) != self.device:
+            raise self._other_device(device_type(view))
+        return view
+
+    def given(self) -> dict[int, Op]:
+        """Return the operations on other libraries' arrays, by place; `ops` has them on views."""
+        both = enumerate(zip(self._raw, self.ops, strict=True)) if self._raw else ()
+        return {
+            place: op
+            for place, (op, seen) in both
+            if any(x is not y for x, y in zip(arrays_of(op), arrays_of(seen), strict=True))
+        }
 
     def launch(self, async_op: bool) -> Work | None:
         """Launch the operations as a single submission; block, or return its Work if `async_op`."""
         if not len(self):
             return None
-        ops = self.ops if self._reduction is not None else tuple(self._ops)
         try:
+            if self._foreign:
+                self._resolve()
+            ops = self.ops if self._reduction is not None else tuple(self._ops)
             device, has_work = self.device or "cpu", async_op or bool(self.works)
             whole = self.group.launch(ops, device, has_work, self.timeout)
         except BaseException as error:
@@ -239,6 +274,7 @@ class CoalescingManager:
         trace: TracebackType | None,
     ) -> None:
         self._batch.group.close_batch()
+        self._batch.append = self._batch.take  # no method of the batch: that would be a cycle
         self._ended = True
         if error is not None:
             self._batch.drop(RuntimeError("the coalescing block raised: nothing was launched"))
@@ -257,7 +293,7 @@ class CoalescingManager:
         """Return the block's operations, to be launched again. ValueError inside the block."""
         self._need_end("plan()")
         batch = self._batch
-        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout, batch.given)
+        return Plan(batch.group, batch.ops, batch.device or "cpu", batch.timeout, batch.given())
 
     def _need_end(self, what: str) -> None:
         if not self._ended:

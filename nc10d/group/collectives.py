@@ -44,8 +44,8 @@ class OpenBatch(Protocol):
     append: Callable[[Op], None]
     take: Callable[[Array], None]
 
-    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout, given: Op) -> Work | None:
-        """Take `op`, which is `given` on NumPy's views; return its pending Work if `async_op`."""
+    def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
+        """Take `op`; return its pending Work if `async_op`."""
 
 
 class Runner:

@@ -57,6 +57,10 @@ def _latest(backend: PreparingBackend, kind: type[Op], extra: Any) -> PreparedCa
 class Dispatcher(Collectives, PointToPoint):
     """The part of a group that launches; a subclass makes backends in `_new_backend`."""
 
+    watch_work: Callable[[Dispatcher, Sequence[Op], Work | None], Work | None] = staticmethod(
+        lambda group, ops, work: work
+    )
+    """At the debug level DETAIL, returns what a caller gets for a Work; for the test kit."""
     rank: CallableInt
     size: CallableInt
 
@@ -220,21 +224,20 @@ class Dispatcher(Collectives, PointToPoint):
         if type(array) in (list, tuple) and array:
             array = array[0]
         device = self.config.first if type(op) is Barrier else device_type(array)
+        if batch is not None:
+            return batch.add(op, device, async_op, timeout)
         seen, lent = op, None
         if device == "cpu" and not (type(array) is np.ndarray and type(op) in _ON_ONE_ARRAY):
             # A view that is lent costs less, but its array must be held until the call is over.
-            may_lend = batch is None and not async_op and self._preparing is not None
+            may_lend = not async_op and self._preparing is not None
             lent = None if not may_lend else use_unowned_views(op)
             seen = map_to_numpy(op) if lent is None else op
-        if batch is not None:
-            work = batch.add(seen, device, async_op, timeout, op)
-        else:
-            try:
-                work = self.launch((seen,), device, async_op, timeout)
-            except (DistError, KeyboardInterrupt):
-                if lent is not None:
-                    self._stranded.append(lent)
-                raise
+        try:
+            work = self.launch((seen,), device, async_op, timeout)
+        except (DistError, KeyboardInterrupt):
+            if lent is not None:
+                self._stranded.append(lent)
+            raise
         if work is not None and seen is not op:
             work.ops = (op,)  # the caller sees its own arrays in the results
         return work
@@ -258,7 +261,8 @@ class Dispatcher(Collectives, PointToPoint):
         limit = self.timeout if timeout is None else seconds(timeout)
         if self._race_check:
             if async_op:
-                return race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
+                work = race_checked(ops, lambda copies: backend.launch(copies, limit, async_op))
+                return self.watch_work(self, ops, work)
             wait_for_conflicts(ops)
         return backend.launch(ops, limit, async_op)
 

@@ -87,6 +87,8 @@ class ProcessGroup(_Dispatcher, Members):
         self.options: dict[str, Any] = inherited | config.options(options)
         self.description = description or name
         self.device_id: Any = None if parent is None else parent.device_id
+        self.allow_pickle: bool | None = None
+        """Whether the program allows pickles in object calls; None before the first of them."""
         self.calls = GroupCalls(name, self.rank(), store)
         self._parent = parent
         self._survivors = survivors

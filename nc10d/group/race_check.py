@@ -41,6 +41,8 @@ class ArrayUse:
     written: bool = False
     copy: Any = None
     checksum: int = 0
+    before: Any = None
+    """The contents before the launch, where the array is changed meanwhile."""
 
     @property
     def array(self) -> Any:
@@ -74,6 +76,13 @@ class RaceCheckedWork(Work):
     def _watch(self) -> None:
         """Do nothing: `race_checked` has a thread call `_end`."""
 
+    def _enter(self, use: ArrayUse) -> None:
+        """Change an array while its operation is in flight; the base leaves it as it is."""
+
+    def _on_end(self) -> None:
+        """Be called when the operation has ended, on any thread."""
+        self._end()
+
     def _end(self) -> None:
         with _lock:  # waiting, polling and notifying threads may come at the same time
             if not self._over:
@@ -106,6 +115,10 @@ class RaceCheckedWork(Work):
         return None
 
 
+kind_of_work: type[RaceCheckedWork] = RaceCheckedWork
+"""The class of checked works; the test kit's strict mode has its own."""
+
+
 def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:
     """Launch operations on copies of their NumPy arrays, and check the arrays; return the work."""
     # Blocks until conflicting operations in flight have ended.
@@ -117,15 +130,16 @@ def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None
     inner = launch(_on_copies(ops, uses) if checked else ops)
     if inner is None or inner._state == FAILED:
         return inner
-    work = RaceCheckedWork(ops, inner, [*uses.values()], checked)
+    work = kind_of_work(ops, inner, [*uses.values()], checked)
     if checked:
         for use in work.uses:
+            work._enter(use)
             use.checksum = _checksum(use.array)
             _make_read_only(use.array)
     with _lock:
         _in_flight.add(work)
     # The arrays become writable again even if no thread waits for the work.
-    inner._attach(lambda _: work._end())
+    inner._attach(lambda _: work._on_end())
     return work
 
 

@@ -1,8 +1,8 @@
 """A backward pass, from its beginning until all of its buckets are reduced.
 
 Contract: each pass is a new object, so no state remains from the last pass. The object is not
-thread-safe: its owner holds a lock. The pass calls `launch(index)` once for every bucket, in plan
-order.
+thread-safe: its owner holds a lock. The pass calls `launch(index, unused)` once for every bucket,
+in plan order; `unused` says that the bucket is to be skipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import methodcaller
 from time import perf_counter_ns
 from typing import Any
 
@@ -24,6 +25,7 @@ class BackwardPass:
     # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
     # in their order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of
     # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
+    # With `skip_unused`, buckets whose gradients are all unused are skipped, `skipped` in number.
     # `reduced(index)` is called in plan order for each bucket, as soon as the pass sees its means.
 
     def __init__(
@@ -31,9 +33,10 @@ class BackwardPass:
         storage: Storage,
         schedule: Schedule,
         marks: Sequence[int] | None,
-        launch: Callable[[int], None],
+        launch: Callable[[int, bool], None],
         *,
         delay: bool = False,
+        skip_unused: bool = False,
         reduced: Callable[[int], None] | None = None,
     ) -> None:
         self._storage = storage
@@ -41,6 +44,7 @@ class BackwardPass:
         self._marks = marks
         self._launch = launch
         self._delay = delay
+        self._skips, self.skipped = skip_unused, 0
         self._reduced, self._launched, self._handed = reduced, 0, 0
         self._delayed: list[int] = []
         self._failure: BaseException | None = None
@@ -55,35 +59,32 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def take(self, param: int, gradient: Any, divisor: int = 0) -> None:
+    def take(self, param: int, gradient: Any, divisor: int = 0, divided: bool = False) -> None:
         """Take a gradient before its mark: an array that gets the mean, or None if in place.
 
-        With a divisor a copy of the array divides it.
+        With a divisor a copy of the array divides it; `divided` says that this is done.
 
         Any thread may call it without the lock, so that copies run in parallel. RuntimeError,
         before any write, if the gradient is not expected (again).
         """
-        if self._marks is not None:
+        if self._marks is not None and not self._schedule.remaining[param]:
             self._schedule.require_expected(param)
-        self._storage.take(param, gradient, divisor)
+        self._storage.takes[param](param, gradient, divisor, divided)
 
     def ready(self, param: int) -> None:
         """Mark a gradient as ready; may launch buckets."""
         self.arrived.append(param)
         self.times[param] = perf_counter_ns() - self.began
         if self._marks is not None:
-            self._mark(param)
+            ready = self._schedule.mark(param)
+            if ready:
+                self._launch_all(ready)
 
     def declare_unused(self, param: int) -> None:
         """Mark an expected gradient as unused: its current value takes part in the mean."""
         self._unused.append(param)
         self._storage.keep([param])
-        self._mark(param)
-
-    def _mark(self, param: int) -> None:
-        ready = self._schedule.mark(param)
-        if ready:
-            self._launch_all(ready)
+        self._launch_all(self._schedule.mark(param))
 
     def counts(self) -> list[int]:
         """Return how often each parameter was marked."""
@@ -106,15 +107,16 @@ class BackwardPass:
 
     def _finish_buckets(self) -> BaseException | None:
         buckets = self._storage.buckets
-        failures = [self._failure or _error_of(self._launch_rest)]
-        if failures[0] is None:
-            failures.extend(_error_of(bucket.second_step) for bucket in buckets)
-        if self._reduced is not None and not any(failures):
-            failures.append(_error_of(partial(self._hand_over, wait=True)))
-        failures.extend(_error_of(bucket.wait) for bucket in buckets)
-        reduced = not any(failures)
-        failures.extend(_error_of(partial(bucket.end, reduced=reduced)) for bucket in buckets)
-        return next(filter(None, failures), None)
+        failures = [] if self._failure is None else [self._failure]
+        if not failures:
+            _collect(failures, BackwardPass._launch_rest, [self])
+        if not failures:
+            _collect(failures, _SECOND_STEP, self._storage.sparse)
+        if self._reduced is not None and not failures:
+            _collect(failures, partial(BackwardPass._hand_over, wait=True), [self])
+        _collect(failures, _WAIT, buckets)
+        _collect(failures, _GIVE_MEANS if not failures else _RELEASE, buckets)
+        return failures[0] if failures else None
 
     def _hand_over(self, wait: bool = False) -> None:
         """Call `reduced` for the next buckets that are reduced; with `wait`, wait for them."""
@@ -127,6 +129,9 @@ class BackwardPass:
             self._reduced(self._handed)
             self._handed += 1
 
+    def _is_unused(self, index: int) -> bool:
+        return set(self._storage.buckets[index].views) <= set(self._unused)
+
     def restore(self, used: Sequence[bool]) -> None:
         """Restore the old values of gradients that no rank has used."""
         self._storage.restore([param for param in self._unused if not used[param]])
@@ -136,13 +141,17 @@ class BackwardPass:
             self._begin(self.counts(), hold=False)
         self._schedule.require_complete()
         self._delay = False
-        self._launch_all(self._delayed)
+        if self._delayed:
+            self._launch_all(self._delayed)
 
     def _begin(self, marks: Sequence[int], hold: bool = True) -> None:
         # Unused gradients take part in the mean with their current values.
-        self._unused = [param for param, count in enumerate(marks) if count == 0]
-        self._storage.keep(self._unused)
-        self._launch_all(self._schedule.begin(marks if hold else [0] * len(marks)))
+        if 0 in marks:
+            self._unused = [param for param, count in enumerate(marks) if count == 0]
+            self._storage.keep(self._unused)
+        ready = self._schedule.begin(marks if hold else [0] * len(marks))
+        if ready:
+            self._launch_all(ready)
 
     def _launch_all(self, indices: Iterable[int]) -> None:
         if self._delay:
@@ -153,7 +162,9 @@ class BackwardPass:
         for index in indices:
             self.first_launch = self.first_launch or perf_counter_ns()
             try:
-                self._launch(index)
+                unused = self._skips and self._is_unused(index)
+                self._launch(index, unused)
+                self.skipped += unused
                 self._launched += 1
                 if self._reduced is not None:
                     self._hand_over()
@@ -162,9 +173,16 @@ class BackwardPass:
                 raise
 
 
-def _error_of(call: Callable[[], object]) -> BaseException | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001  (raised when no operation is in flight any more)
-        return error
-    return None
+_SECOND_STEP, _WAIT = methodcaller("second_step"), methodcaller("wait")
+_GIVE_MEANS, _RELEASE = methodcaller("end", reduced=True), methodcaller("end", reduced=False)
+
+
+def _collect(
+    failures: list[BaseException], call: Callable[[Any], object], each: Iterable[object]
+) -> None:
+    """Make a call for each object, and add the errors to `failures`."""
+    for one in each:
+        try:
+            call(one)
+        except Exception as error:  # noqa: BLE001  (raised when nothing is in flight any more)
+            failures.append(error)

@@ -60,6 +60,16 @@ def copy_of(gradient: Any) -> Any:
     return gradient.clone() if hasattr(gradient, "clone") else gradient.copy()
 
 
+def fits(gradient: Any, view: Any) -> bool:
+    """Return whether both are plain ndarrays of one shape and dtype; else only `check` knows."""
+    return (
+        type(gradient) is np.ndarray is type(view)
+        and gradient.dtype is view.dtype
+        and gradient.shape == view.shape
+        and gradient.flags.writeable
+    )
+
+
 def check(gradient: Any, spec: Spec, sparse: bool, name: str) -> None:
     """Raise a ValueError or TypeError if this is no valid gradient of the parameter."""
     if isinstance(gradient, SparseGradient) is not sparse:

@@ -2,17 +2,18 @@
 
 Contract: the Reducer notifies the Logger after each pass, in the thread that finishes the pass. The
 Logger does not block. It samples the first ten passes and then each hundredth pass, as c10d does,
-unless the user sets another rate. Durations are in ns, moments in ns since 1970. The caller adds
-fields about a framework's module.
+unless the user sets another rate. `iteration` is the number of the pass, from 0. Durations are in
+ns, moments in ns since 1970. The caller adds fields about a framework's module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from nc10d.base.debug_level import get_debug_level
 from nc10d.reducer.plan import ReducePlan
 from nc10d.reducer.reducer import Reducer
 
@@ -20,6 +21,8 @@ FIRST = 10
 """The number of passes at the start that are all sampled."""
 SAMPLE_RATE = 100
 """The number of later passes for each sampled pass."""
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
+"""Environment variables with a field each; its value is "N/A" if the variable is not set."""
 Fields = dict[str, int | str]
 
 
@@ -33,9 +36,14 @@ class Logger:
         self._samples = 0
         self._sums: Counter[str] = Counter()
         self._last: Fields = {}
+        self._errors: Fields = {}
         self._epoch = time.time_ns() - time.perf_counter_ns()
         self._initial = reducer.plan
         reducer.set_logger(self)
+
+    def note(self, **more: int | str) -> None:
+        """Add fields of the caller's own."""
+        self._more.update(more)
 
     def set_sample_rate(self, rate: int) -> None:
         """Sample a pass in every `rate` after the first ten; ValueError for a rate below 1."""
@@ -46,7 +54,8 @@ class Logger:
     def pass_ended(self) -> None:
         """Sample the pass that has just ended, if it is due."""
         reducer = self._reducer
-        if reducer.passes > FIRST and reducer.passes % self._rate:
+        iteration = reducer.passes - 1
+        if iteration >= FIRST and iteration % self._rate:
             return
         durations, moments = reducer.durations(), reducer.times.moments()
         self._samples += 1
@@ -57,14 +66,30 @@ class Logger:
             **durations,
             **{f"avg_{name}": self._sums[name] // self._samples for name in durations},
             **{moment.value: at and at + self._epoch for moment, at in moments.items()},
-            "iteration": reducer.passes,
+            "iteration": iteration,
             "unused_parameter_size": sum(spec.nbytes for spec in unused),
             "prev_iteration_grad_ready_order_indices": _words(_order(reducer.times.ready), ", "),
         }
 
+    def failed(self, error: BaseException) -> None:
+        """Report an error of a pass, or of the caller, in the fields `has_error` and `error`."""
+        self._errors = {"has_error": 1, "error": str(error)}
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report an error that leaves the with-block."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(error)
+            raise
+
     def data(self) -> Fields:
-        """Return all fields; fields about passes are missing until the first sample."""
-        return {**self._fixed(), **self._rebuilt(), **self._last, **self._more}
+        """Return all fields; fields about passes are missing until the first sample.
+
+        `has_error` and `error` are missing until an error.
+        """
+        return {**self._fixed(), **self._rebuilt(), **self._last, **self._errors, **self._more}
 
     def _fixed(self) -> Fields:
         reducer, group = self._reducer, self._reducer.group
@@ -72,7 +97,7 @@ class Logger:
             "world_size": group.size,
             "rank": group.rank,
             "backend_name": getattr(group, "backend_name", type(group).__name__),
-            "torch_distributed_debug": get_debug_level().name,
+            **{name.lower(): os.environ.get(name, "N/A") for name in VARIABLES},
             "dtypes": _words(sorted({spec.dtype.label for spec in reducer.specs}), ", "),
             "num_parameter_tensors": len(reducer.specs),
             "total_parameter_size_bytes": sum(spec.nbytes for spec in reducer.specs),
@@ -89,7 +114,7 @@ class Logger:
             "has_rebuilt_buckets": int(done),
             "rebuilt_bucket_sizes": _sizes(plan) if done else "",
             "rebuilt_per_bucket_param_indices": _params(plan) if done else "",
-            "num_buckets_reduced": len(plan.buckets),
+            "num_buckets_reduced": len(plan.buckets) - self._reducer.skipped_buckets,
         }
 
 

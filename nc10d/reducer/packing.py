@@ -7,7 +7,7 @@ product once to the target's type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
@@ -43,28 +43,53 @@ def divide(read: Buffer, written: Buffer, count: int) -> None:
     move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
 
 
-def divide_slots(flat: Array, slots: Iterable[Slot], count: int) -> None:
-    """Divide these slots of a flat array in place; see `divide`."""
-    buffer = as_buffer(flat)
-    first, size = buffer.address, buffer.dtype.itemsize
-    rows = [(first + x.offset * size, first + x.offset * size, x.count * size) for x in slots]
-    table = np.array(rows, np.int64)
-    move_all(table.ctypes.data, len(rows), divide_address(buffer.dtype), count)
+class Divider:
+    """Divides the contiguous array `x` before it is summed; finds its memory and kernel only once.
+
+    `slots` are all pieces of the array, which must not be resized.
+    """
+
+    # A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a
+    # device the reduction itself multiplies first. Ints stay as they are, since each would be
+    # truncated.
+
+    __slots__ = ("_address", "_buffer", "_done", "_kernel", "_slots", "_table", "x")
+
+    def __init__(self, x: Array, slots: Sequence[Slot] = ()) -> None:
+        self.x, self._slots = x, slots
+        self._buffer = buffer = as_buffer(x)
+        divides = buffer.dtype.family in FRACTIONAL and buffer.device == "cpu"
+        self._kernel = divide_address(buffer.dtype) if divides else 0
+        self._leave_out(set())
+
+    def reduction(self, count: int, size: int, done: Set[int] = frozenset()) -> ReduceOp:
+        """Divide the array by `count`; return the reduction over `size` ranks for the mean.
+
+        The slots of the parameters in `done` have been divided already.
+        """
+        if not self._kernel:
+            truncates = self._buffer.dtype.family not in FRACTIONAL
+            return AVG if truncates and count == size else premul_sum(1 / count)
+        if done != self._done:
+            self._leave_out(set(done))
+        if count > 1:
+            move_all(self._address, len(self._table), self._kernel, count)
+        return SUM
+
+    def _leave_out(self, done: set[int]) -> None:
+        address, size = self._buffer.address, self._buffer.dtype.itemsize
+        pieces = [(0, self._buffer.count)]
+        if done:
+            pieces = [(s.offset, s.count) for s in self._slots if s.param not in done]
+        rows = [(address + at * size, address + at * size, count * size) for at, count in pieces]
+        self._table = np.array(rows, np.int64)
+        self._address: int = self._table.ctypes.data
+        self._done = done
 
 
 def divided(x: Array, count: int, size: int) -> ReduceOp:
     """Divide a contiguous `x` by `count`; return the reduction over `size` ranks for the mean."""
-    # A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a
-    # device the reduction itself multiplies first. Ints stay as they are, since each would be
-    # truncated.
-    buffer = as_buffer(x)
-    if buffer.dtype.family not in FRACTIONAL:
-        return AVG if count == size else premul_sum(1 / count)
-    if buffer.device != "cpu":
-        return premul_sum(1 / count)
-    if count > 1:
-        divide(buffer, buffer, count)
-    return SUM
+    return Divider(x).reduction(count, size)
 
 
 def memory_of(x: Array, written: bool) -> Buffer:

@@ -24,6 +24,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """The cap of all other buckets (c10d's value)."""
 _NO_LIMIT = 0
+_UNLIMITED = 1 << 62
 _Kind = tuple[DType, str]
 """The dtype and the device that the gradients of a bucket share."""
 
@@ -194,22 +195,47 @@ def plan_buckets(
     first_bytes: int = FIRST_BUCKET_BYTES,
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
+    *,
+    size_limits: Sequence[int] | None = None,
+    delayed: Sequence[int] = (),
+    delayed_until: int | None = None,
 ) -> ReducePlan:
-    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters."""
+    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters.
+
+    `size_limits` replace both; the last repeats. The `delayed` parameters are in a bucket per dtype
+    and device, behind the bucket of parameter `delayed_until` (None: behind all others).
+    """
     # Without `order` the last parameters come first, since a backward pass ends with the first
     # layer. With `order` (each parameter once, see `arrival_order`) buckets follow the order of
     # arrival.
     params = [spec_of(x) for x in specs]
-    limits = [first_bytes, cap_bytes]
+    whole = range(len(params))
+    if order is not None and sorted(order) != list(whole):
+        raise ValueError(f"order must have each of the {len(params)} parameters once")
+    late = set(delayed)
+    prompt = [param for param in (whole if order is None else order) if param not in late]
+    buckets = _assigned(params, prompt, size_limits or [first_bytes, cap_bytes], expect_sparse)
     if order is None:
-        buckets, _ = compute_bucket_assignment_by_size(params, limits, expect_sparse)
-        buckets.reverse()
-    else:
-        if sorted(order) != list(range(len(params))):
-            raise ValueError(f"order must have each of the {len(params)} parameters once")
-        ordered = [params[param] for param in order]
-        buckets, _ = compute_bucket_assignment_by_size(ordered, limits, expect_sparse, order)
+        buckets.sort(key=min, reverse=True)
+    if late:
+        found = [index for index, bucket in enumerate(buckets) if delayed_until in bucket]
+        place = found[0] + 1 if found else len(buckets)
+        buckets[place:place] = _assigned(params, list(delayed), [_UNLIMITED], expect_sparse)
     return lay_out(params, buckets, expect_sparse)
+
+
+def _assigned(
+    specs: Sequence[Spec],
+    params: Sequence[int],
+    limits: Sequence[int],
+    expect_sparse: Sequence[bool] | None,
+) -> list[list[int]]:
+    if not params:
+        return []
+    chosen = [specs[param] for param in params]
+    sparse = None if expect_sparse is None else [expect_sparse[param] for param in params]
+    buckets, _ = compute_bucket_assignment_by_size(chosen, limits, sparse, range(len(chosen)))
+    return [[params[index] for index in bucket] for bucket in buckets]
 
 
 def lay_out(
@@ -240,6 +266,8 @@ def _bucket(
         Slot(param, end - spec.count, spec.count, spec.shape)
         for param, spec, end in zip(params, members, ends, strict=True)
     )
+    if expect_sparse and len(params) > 1 and any(expect_sparse[param] for param in params):
+        raise ValueError(f"a sparse gradient needs a bucket of its own, it is among {list(params)}")
     ((dtype, device),) = keys
     return BucketPlan(slots, dtype, device, bool(expect_sparse and expect_sparse[params[0]]))
 

@@ -25,7 +25,7 @@ from nc10d.ops import Array
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.buckets.storage import BucketLayouts
-from nc10d.reducer.gradients import SparseGradient, assign, check
+from nc10d.reducer.gradients import SparseGradient, assign, check, fits
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.plan import (
@@ -36,7 +36,7 @@ from nc10d.reducer.plan import (
     spec_of,
     with_dtypes,
 )
-from nc10d.reducer.settings import Settings, checked_names, checked_sparse
+from nc10d.reducer.settings import Settings, checked_indices, checked_names, checked_sparse
 from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
 from nc10d.reducer.verify import agree_on_order, verify_alike
@@ -47,19 +47,26 @@ class Reducer(PassStats):
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; a gradient has the shape and dtype of its parameter, or the dtype that
-    `gradient_dtypes` has for it. `names` has a name per
-    parameter, for errors; ranks compare the names. Buckets hold about `cap_bytes`, the first about
-    `first_bytes`. `allocate(count, dtype)` makes their memory, or maps devices to such functions.
-    Without it, buckets on the CPU are memory that peers can access directly (nc10d.zeros), if the
-    group's backend has such memory. `hook(state, bucket)` reduces a bucket; the default hook
-    computes the mean, and the default state is the group.
+    `gradient_dtypes` has for it. `names` has a name per parameter, for errors; ranks compare the
+    names. `hook(state, bucket)` reduces a bucket; the default hook computes the mean, and the
+    default state is the group.
+
+    Buckets hold about `cap_bytes`, the first about `first_bytes`; `size_limits` has the limit of
+    each bucket instead, and the last repeats. `bucket_indices` are the parameters of each bucket,
+    in the order of launches, for all passes. `allocate(count, dtype)` makes their memory, or maps
+    devices to such functions. Without it, buckets on the CPU are memory that peers can access
+    directly (nc10d.zeros), if the group's backend has such memory.
 
     A parameter with `expect_sparse` has SparseGradients, also in hooks. With
     `find_unused_parameters`, a pass may declare gradients unused, and a gradient that no rank has
-    used stays unchanged. With `static_graph`, the first pass counts how often each gradient is
-    marked, and later passes expect the same counts. With `delay_all_reduce`, `finish` launches all
-    buckets. `on_reduced(params)` is called for each bucket of a pass, in plan order, on a thread of
-    the pass: the gradients of these parameters are means, but not yet those of later buckets.
+    used stays unchanged; with `skip_unused_buckets`, a bucket of such gradients alone is not
+    reduced, and the same must be unused on all ranks. With `static_graph`, the first pass counts
+    how often each gradient is marked, and later passes expect the same counts.
+
+    With `delay_all_reduce`, `finish` launches all buckets. The `delayed` parameters share a bucket
+    per dtype and device, which is launched behind the bucket of parameter `delayed_until`, or last.
+    `on_reduced(params)` is called for each bucket of a pass, in plan order, on a thread of the
+    pass: the gradients of these parameters are means, but not yet those of later buckets.
 
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
     or options differ.
@@ -79,6 +86,11 @@ class Reducer(PassStats):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         delay_all_reduce: bool = False,
+        size_limits: Sequence[int] | None = None,
+        bucket_indices: Sequence[Sequence[int]] | None = None,
+        delayed: Sequence[int] = (),
+        delayed_until: int | None = None,
+        skip_unused_buckets: bool = False,
         allocate: Allocation = None,
         gradient_dtypes: Sequence[Any] | None = None,
         on_reduced: Callable[[Sequence[int]], None] | None = None,
@@ -89,12 +101,15 @@ class Reducer(PassStats):
         self._on_reduced = on_reduced
         self.settings = Settings(
             checked_names(names, len(self._params)),
-            cap_bytes,
-            first_bytes,
+            tuple(size_limits or (first_bytes, cap_bytes)),
             find_unused_parameters,
             static_graph,
             delay_all_reduce,
             checked_sparse(expect_sparse, len(self._params)),
+            None if bucket_indices is None else tuple(map(tuple, bucket_indices)),
+            checked_indices(delayed, len(self._params), "delayed"),
+            delayed_until,
+            skip_unused_buckets,
         )
         self._hook = None if hook is None else (hook, state)
         self._lock = threading.RLock()
@@ -102,7 +117,7 @@ class Reducer(PassStats):
         self._pass: BackwardPass | None = None
         self._first_counts: list[int] | None = None
         self.arrived: list[int] | None = None
-        self.rebuilt = False
+        self.rebuilt, self.skipped_buckets = False, 0
         super().__init__(self._params, self.specs)
         verify_alike(group, self._params, self.specs, self.settings)
         group.reducers += 1
@@ -177,6 +192,7 @@ class Reducer(PassStats):
                 marks,
                 self._launch,
                 delay=delay,
+                skip_unused=self.settings.skip_unused,
                 reduced=None if self._on_reduced is None else self._hand_over,
             )
             self._pass.start()
@@ -203,17 +219,16 @@ class Reducer(PassStats):
         RuntimeError if the gradient is not expected, or not again; ValueError or TypeError if it
         does not fit. Outside of a pass, only records that the parameter is used.
         """
-        if gradient is not None:
+        if gradient is not None and not fits(gradient, self._storage.gradients[param]):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
         if self._pass is not None:
-            self._pass.take(param, gradient, self.divisor)
-            if divided:
-                self._storage.mark_divided(param)
+            divisor = 0 if gradient is None or self._hook is not None else self._averaging.divisor
+            self._pass.take(param, gradient, divisor, divided)
         elif gradient is not None:
             assign(self.gradients[param], gradient)
         with self._lock:
-            self._used_parameters.mark(param)
+            self._used_parameters.local[param] = 1
             if self._pass is not None:
                 self._pass.ready(param)
 
@@ -230,11 +245,12 @@ class Reducer(PassStats):
                 raise RuntimeError("declare_unused: no pass has begun")
             self._pass.declare_unused(param)
 
-    def _launch(self, index: int) -> None:
+    def _launch(self, index: int, unused: bool) -> None:
         if index == 0:
             self._record(Moment.COMM_START)
-        hook, state = self._hook or (self._averaging, None)
-        self._storage.buckets[index].launch(hook, self.group if state is None else state)
+        if not unused:
+            hook, state = self._hook or (self._averaging, None)
+            self._storage.buckets[index].launch(hook, self.group if state is None else state)
         if self.settings.find_unused and index == len(self._storage.buckets) - 1:
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
@@ -255,18 +271,22 @@ class Reducer(PassStats):
             current.end()
             if self.settings.find_unused:
                 current.restore(self._used_parameters.wait())
+        except BaseException as error:
+            self._failed(error)
+            raise
         finally:
             self._averaging.reset()
         self._record(Moment.COMM_END)
+        self.skipped_buckets = current.skipped
         if self.arrived is None:
             self.arrived, self._first_counts = current.arrived, current.counts()
         self._ended(current.began, current.times, current.first_launch)
 
-    def shadow_pass(self) -> None:
-        """Take part in a pass of the other ranks with zeros; `gradients` stay unchanged.
+    def shadow_pass(self) -> list[Any]:
+        """Take part in a pass of the other ranks with zeros; return the means.
 
-        For a rank without a batch while other ranks go on; see `set_forward_pass_work_handle`.
-        Blocks and raises as `finish`.
+        `gradients` stay unchanged. For a rank without a batch while other ranks go on; see
+        `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
         self._refuse_running("shadow_pass")
         own, counts, handing = self._storage, self._first_counts, self._on_reduced
@@ -274,19 +294,21 @@ class Reducer(PassStats):
         try:
             self._begin([0] * len(self._params))
             self.finish()
+            return self._storage.gradients
         finally:
             self._storage, self._first_counts, self._on_reduced = own, counts, handing
 
     def rebuild(self) -> bool:
         """Make new buckets, in the order in which rank 0's gradients arrived.
 
-        Returns True the first time after a finished pass, else False. Also False if passes may use
-        different parameters (`find_unused_parameters` without `static_graph`). `gradients` are then
-        new arrays with the old values. Every rank calls, between the same passes; blocks until all
-        ranks call.
+        Returns True the first time after a finished pass, else False. Also False with
+        `bucket_indices`, or if passes may use different parameters (`find_unused_parameters`
+        without `static_graph`). `gradients` are then new arrays with the old values. Every rank
+        calls, between the same passes; blocks until all ranks call.
         """
         self._refuse_running("rebuild")
-        if self.rebuilt or self.arrived is None or self.settings.varies:
+        fixed = self.settings.varies or self.settings.buckets is not None
+        if self.rebuilt or self.arrived is None or fixed:
             return False
         own_order = arrival_order(self.arrived, len(self._params))
         old = self.gradients

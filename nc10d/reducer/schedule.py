@@ -23,8 +23,10 @@ class Schedule:
         self._buckets = [list(bucket) for bucket in buckets]
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._names = names
-        self._remaining = [0] * len(self._bucket_of)
-        self._expected = [0] * len(self._bucket_of)
+        self.remaining = [0] * len(self._bucket_of)
+        """How often this pass still expects each parameter's mark."""
+        self._expected = (0,) * len(self._bucket_of)
+        self._members = [0] * len(self._buckets)
         self._pending = [0] * len(self._buckets)
         self._next = len(self._buckets)
 
@@ -32,19 +34,26 @@ class Schedule:
         """Start a pass in which parameter p is marked `marks[p]` times (without `marks`, once)."""
         # Return the buckets to launch at once: those before the first bucket that expects a mark. A
         # pass that has not ended is dropped.
-        expected = [1] * len(self._bucket_of) if marks is None else list(marks)
-        if len(expected) != len(self._bucket_of) or min(expected, default=0) < 0:
-            raise ValueError(f"marks must be {len(self._bucket_of)} counts, got {expected}")
-        self._expected, self._remaining = expected, list(expected)
-        self._pending = [sum(expected[p] > 0 for p in bucket) for bucket in self._buckets]
+        expected = (1,) * len(self._bucket_of) if marks is None else tuple(marks)
+        if expected != self._expected:  # most passes expect the marks of the pass before
+            self._expect(expected)
+        self.remaining, self._pending = list(expected), list(self._members)
         self._next = 0
         return self._advance()
 
+    def _expect(self, expected: tuple[int, ...]) -> None:
+        if len(expected) != len(self._bucket_of) or min(expected, default=0) < 0:
+            raise ValueError(f"marks must be {len(self._bucket_of)} counts, got {list(expected)}")
+        self._members = [sum(expected[p] > 0 for p in bucket) for bucket in self._buckets]
+        self._expected = expected
+
     def mark(self, param: int) -> range:
         """Record a gradient's arrival; return the buckets to launch; see `require_expected`."""
-        self.require_expected(param)
-        self._remaining[param] -= 1
-        if self._remaining[param]:
+        remaining = self.remaining[param]
+        if not remaining:
+            self.require_expected(param)
+        self.remaining[param] = remaining - 1
+        if remaining > 1:
             return _NONE
         bucket = self._bucket_of[param]
         self._pending[bucket] -= 1
@@ -58,24 +67,24 @@ class Schedule:
 
     def require_expected(self, param: int) -> None:
         """Raise a RuntimeError if this pass does not expect the gradient, or not again."""
-        if self._remaining[param] == 0:
+        if self.remaining[param] == 0:
             raise RuntimeError(self._too_often(param))
 
     def missing(self) -> list[int]:
         """Return the parameters whose gradients are missing."""
-        return [param for param, count in enumerate(self._remaining) if count]
+        return [param for param, count in enumerate(self.remaining) if count]
 
     def require_complete(self) -> None:
         """Raise a RuntimeError that names the missing parameters, if there are any."""
-        missing = self.missing()
-        if missing:
-            raise RuntimeError(self._never(missing))
+        if any(self.remaining):
+            raise RuntimeError(self._never(self.missing()))
 
     def _advance(self) -> range:
-        start = self._next
-        while not self.complete and self._pending[self._next] == 0:
-            self._next += 1
-        return range(start, self._next)
+        start = end = self._next
+        while end < len(self._pending) and self._pending[end] == 0:
+            end += 1
+        self._next = end
+        return range(start, end)
 
     def name(self, param: int) -> str:
         """Return the name of a parameter in errors."""

@@ -9,28 +9,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from nc10d.reducer.plan import ReducePlan, Spec, lay_out, plan_buckets
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The options of a Reducer for `names`, one for each parameter."""
 
     names: tuple[str, ...]
-    cap_bytes: int
-    first_bytes: int
+    limits: tuple[int, ...]
     find_unused: bool
     static: bool
     delay: bool
     sparse: tuple[bool, ...]
+    buckets: tuple[tuple[int, ...], ...] | None = None
+    delayed: tuple[int, ...] = ()
+    delayed_until: int | None = None
+    skip_unused: bool = False
 
     def numbers(self) -> dict[str, int]:
         """Return the options that must be the same on all ranks, by their names in errors."""
         return {
-            "caps of buckets in bytes": self.cap_bytes,
-            "caps of the first bucket in bytes": self.first_bytes,
+            "caps of buckets in bytes": self.limits[-1],
+            "caps of the first bucket in bytes": self.limits[0],
+            "lists of size_limits": _digest(self.limits),
+            "lists of bucket_indices": _digest(self.buckets),
+            "lists of delayed parameters": _digest((self.delayed, self.delayed_until)),
+            "settings of skip_unused_buckets": self.skip_unused,
             "settings of find_unused_parameters": self.find_unused,
             "settings of static_graph": self.static,
             "parameters with sparse gradients": crc32(bytes(self.sparse)),
         }
+
+    @property
+    def cap_bytes(self) -> int:
+        """The largest limit of a bucket in bytes."""
+        return max(self.limits)
+
+    def plan(self, specs: Sequence[Spec], order: Sequence[int] | None) -> ReducePlan:
+        """Return the plan of these parameters, in the order of arrival if that is known."""
+        if self.buckets is not None:
+            return lay_out(specs, self.buckets, self.sparse)
+        return plan_buckets(
+            specs,
+            expect_sparse=self.sparse,
+            order=order,
+            size_limits=self.limits,
+            delayed=self.delayed,
+            delayed_until=self.delayed_until,
+        )
 
     @property
     def varies(self) -> bool:
@@ -45,7 +72,9 @@ class Settings:
         """
         if self.static:
             return first
-        if unused and not self.find_unused:
+        if not unused:
+            return (1,) * len(self.names)
+        if not self.find_unused:
             raise ValueError("unused gradients need a Reducer with find_unused_parameters=True")
         if not unused <= frozenset(range(len(self.names))):
             raise ValueError(f"unused must be parameters' indices, got {sorted(unused)}")
@@ -68,3 +97,15 @@ def checked_sparse(sparse: Sequence[bool] | None, count: int) -> tuple[bool, ...
     if len(sparse) != count:
         raise ValueError(f"expect_sparse has {len(sparse)} entries for {count} parameters")
     return tuple(map(bool, sparse))
+
+
+def checked_indices(given: Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    """Return parameters' indices; ValueError if one is out of range or there twice."""
+    found = tuple(given)
+    if len(set(found)) != len(found) or not set(found) <= set(range(count)):
+        raise ValueError(f"{name} must be indices of {count} parameters, each once: {list(found)}")
+    return found
+
+
+def _digest(value: object) -> int:
+    return crc32(repr(value).encode())

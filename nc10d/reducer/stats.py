@@ -1,7 +1,7 @@
 """Statistics of a Reducer's passes: their times, the used parameters, and the attached logger.
 
 Contract: `PassStats` neither changes a pass nor waits for a rank. The Reducer calls `_record` at
-the moments of a pass, and `_ended` after it.
+the moments of a pass, and `_ended` or `_failed` after it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class PassObserver(Protocol):
     def pass_ended(self) -> None:
         """Handle the end of a pass, in the thread that finishes it."""
 
+    def failed(self, error: BaseException) -> None:
+        """Handle an error of a pass, in the thread to which it is raised."""
+
 
 class UsedParameters:
     """Finds the parameters that any rank used, by a small all_reduce beside the buckets."""
@@ -40,20 +43,17 @@ class UsedParameters:
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count
-        self._local = bytearray(count)
+        self.local = bytearray(count)
+        """Per parameter 1 if this rank has used it, in this pass or an accumulating pass before."""
         self._any_rank: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
-
-    def mark(self, param: int) -> None:
-        """Record that this rank used a parameter, in this pass or an accumulating pass before."""
-        self._local[param] = 1
 
     def agree(self, group: Collectives) -> None:
         """Launch the exchange; all ranks call. Does not block."""
         # The exchange gets an array of its own: marks of the next pass may come before it ends, and
         # after a failed pass no thread waits for it.
-        self._any_rank = np.frombuffer(self._local, np.uint8)
-        self._local = bytearray(len(self._local))
+        self._any_rank = np.frombuffer(self.local, np.uint8)
+        self.local = bytearray(len(self.local))
         self._work = group.all_reduce(self._any_rank, MAX, async_op=True)
 
     def wait(self) -> list[bool]:
@@ -132,6 +132,12 @@ class PassStats:
         logger = self._logger and self._logger()
         if logger:
             logger.pass_ended()
+
+    def _failed(self, error: BaseException) -> None:
+        """Notify the logger of an error of a pass."""
+        logger = self._logger and self._logger()
+        if logger:
+            logger.failed(error)
 
 
 def _device_timer(params: Sequence[Array], specs: Sequence[Spec]) -> DeviceTimer | None:

@@ -26,6 +26,8 @@ class Moment(enum.Enum):
     COMM_START = "backward_comm_time_start"
     COMM_END = "backward_comm_time_end"
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and members are keys in every pass
+
 
 PARTS = {
     "forward_compute_time": (Moment.FORWARD_START, Moment.BACKWARD_START),

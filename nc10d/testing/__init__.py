@@ -7,12 +7,16 @@
 
 | name | use |
 |---|---|
-| `run_ranks`, `Ranks` | a group of ranks, as threads or processes, that runs a function |
+| `run_ranks`, `Ranks` | a group of ranks that runs a function: threads, processes, simulated |
+| `Kill`, `Pause`, `Partition`, `ClockJump` | faults of simulated ranks |
+| `explore` | every order in which simulated ranks can be scheduled |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
+| `assert_same_bits`, `assert_replicated`, ... | assertions that name rank, index and values |
 | `reference` | the results that every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
 | `check_backend`, `conformance` | checks of the contract of every backend |
+| `check_store`, `check_work`, `check_process_group` | the same for stores, Works and groups |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
 
 Names are imported on first use: `reference` needs no hypothesis, and only the CPU backend compiles.
@@ -30,18 +34,44 @@ if TYPE_CHECKING:
     from nc10d.testing import layouts as layouts
     from nc10d.testing import reference as reference
     from nc10d.testing import strategies as strategies
+    from nc10d.testing.asserts import assert_gathered as assert_gathered
+    from nc10d.testing.asserts import assert_partition as assert_partition
+    from nc10d.testing.asserts import assert_reduced as assert_reduced
+    from nc10d.testing.asserts import assert_replicated as assert_replicated
+    from nc10d.testing.asserts import assert_same_bits as assert_same_bits
+    from nc10d.testing.checks.group_laws import check_process_group as check_process_group
+    from nc10d.testing.checks.store_laws import check_store as check_store
+    from nc10d.testing.checks.work_laws import check_work as check_work
     from nc10d.testing.conformance import check_backend as check_backend
     from nc10d.testing.external_ranks import Launcher as Launcher
     from nc10d.testing.local_backend import run_local as run_local
     from nc10d.testing.pair_cover import pairwise as pairwise
     from nc10d.testing.ranks import Ranks as Ranks
     from nc10d.testing.ranks import run_ranks as run_ranks
+    from nc10d.testing.simulated.faults import ClockJump as ClockJump
+    from nc10d.testing.simulated.faults import Kill as Kill
+    from nc10d.testing.simulated.faults import Partition as Partition
+    from nc10d.testing.simulated.faults import Pause as Pause
+    from nc10d.testing.simulated.simulated_ranks import explore as explore
 
 _MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
     "Launcher": "external_ranks",
     "Ranks": "ranks",
+    "assert_gathered": "asserts",
+    "assert_partition": "asserts",
+    "assert_reduced": "asserts",
+    "assert_replicated": "asserts",
+    "assert_same_bits": "asserts",
     "check_backend": "conformance",
+    "check_process_group": "checks.group_laws",
+    "check_store": "checks.store_laws",
+    "check_work": "checks.work_laws",
+    "explore": "simulated.simulated_ranks",
+    "Kill": "simulated.faults",
+    "Pause": "simulated.faults",
+    "Partition": "simulated.faults",
+    "ClockJump": "simulated.faults",
     "pairwise": "pair_cover",
     "run_local": "local_backend",
     "run_ranks": "ranks",

@@ -45,10 +45,20 @@ __all__ = ["CollectiveCase", "check_backend", "complaints", "cover"]
 # Running cases
 
 
-def complaints(ranks: Ranks, case: CollectiveCase) -> list[str]:
-    """Run a case on `ranks`; return a text for each fault, an empty list if there is none."""
+def _itself(group: ProcessGroup) -> ProcessGroup:
+    return group
+
+
+def complaints(
+    ranks: Ranks, case: CollectiveCase, make: Callable[[ProcessGroup], Any] = _itself
+) -> list[str]:
+    """Run a case on `ranks`; return a text for each fault, an empty list if there is none.
+
+    The calls are those of `make(group)`.
+    """
     call = case.build()
-    answers = ranks.run(_run_case, [call] * case.size, [case.mode] * case.size)
+    row = [[value] * case.size for value in (call, case.mode, make)]
+    answers = ranks.run(_run_case, *row)
     found = [f"rank {rank}: {text}" for rank, (_, texts) in enumerate(answers) for text in texts]
     for rank, wanted in enumerate(call.expected()):
         for turn, got in enumerate(answers[rank][0]):
@@ -60,10 +70,10 @@ def complaints(ranks: Ranks, case: CollectiveCase) -> list[str]:
 
 
 def _run_case(
-    group: ProcessGroup, call: CollectiveCall, mode: str
+    group: ProcessGroup, call: CollectiveCall, mode: str, make: Callable[[ProcessGroup], Any]
 ) -> tuple[list[list[Array]], list[str]]:
     """Return the outputs of each turn, and texts about memory that it must not have changed."""
-    ops = perform(group, lambda: call.make(group.rank), mode)
+    ops = perform(make(group), lambda: call.make(group.rank), mode)
     fresh = call.make(group.rank)
     texts = []
     for op in ops:

@@ -138,6 +138,8 @@ class LauncherProcess:
 class LaunchedWorker(PipeWorker):
     """A rank that a launcher has started, as its owner sees it."""
 
+    _lacks_main = True
+
     def __init__(self, job: LauncherProcess, pipe: Connection) -> None:
         self._job = job
         self._pipe = pipe
@@ -150,9 +152,9 @@ class LaunchedWorker(PipeWorker):
         outcome = self.result(deadline.remaining())
         if outcome is None:
             raise TimeoutError(f"a rank did not answer; the launcher {self._job.story()}")
-        if not outcome[0]:
-            raise outcome[1]
-        return outcome[1]
+        if not outcome.done:
+            raise outcome.value
+        return outcome.value
 
     def end(self) -> None:
         """Ask the rank to end, and wait until its launcher has."""

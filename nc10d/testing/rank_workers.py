@@ -1,7 +1,7 @@
 """A rank for tests, as a thread or as a process: it joins a group, then runs tasks.
 
 A rank takes a task (a function and its arguments), runs it with its default group as the first
-argument, and returns an outcome: (True, result) or (False, error). A rank whose task raises an
+argument, and returns an Outcome, with its result or its error. A rank whose task raises an
 error other than a DistError aborts its groups, so that no other rank waits for it.
 """
 
@@ -14,22 +14,42 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from nc10d.codec.functions import dumps
 from nc10d.errors import DistError
 from nc10d.group import world
+from nc10d.store.base import Store
+from nc10d.testing.outcomes import (
+    REMARKS,
+    Outcome,
+    UserFrame,
+    error_frames,
+    returning_frames,
+    running_frames,
+)
 
-Outcome = tuple[bool, Any]
 STOP = None
+RENEW = "renew"
+RANK_THREAD = "nc10d-rank"
+ANSWER_SECONDS = 1.0
+"""Seconds that a process has to answer where it is; it has no answer while it holds the GIL."""
+FORMING_SECONDS = 60.0
+"""Seconds that a group has to form, at least: the first on a machine compiles the engine."""
 EXIT_SECONDS = 5.0
 """Seconds that a process has to leave its group before it is killed."""
+
+
+class RankEnded(RuntimeError):
+    """The process of a rank has ended."""
 
 
 class RankWorker(ABC):
@@ -51,6 +71,10 @@ class RankWorker(ABC):
     def abandon(self) -> None:
         """Give the rank up, even if it is running a task."""
 
+    def where(self) -> tuple[UserFrame, ...]:
+        """Return the user's frames of the running task, outermost first; empty if unknown."""
+        return ()
+
 
 class ThreadWorker(RankWorker):
     """A rank as a thread with a world of its own."""
@@ -59,7 +83,7 @@ class ThreadWorker(RankWorker):
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._main, args=(join,), name="nc10d-rank", daemon=True
+            target=self._main, args=(join,), name=RANK_THREAD, daemon=True
         )
         self._thread.start()
 
@@ -76,6 +100,9 @@ class ThreadWorker(RankWorker):
         except queue.Empty:
             return None
 
+    def where(self) -> tuple[UserFrame, ...]:
+        return running_frames(sys._current_frames().get(self._thread.ident or 0))
+
     def end(self) -> None:
         self.abandon()
         self._thread.join(2 * EXIT_SECONDS)
@@ -88,19 +115,21 @@ class PipeWorker(RankWorker):
     """A rank in another process, at the other end of a pipe."""
 
     _pipe: Connection
+    _lacks_main = False
+    """Whether the process does not have this program's `__main__`."""
 
     @abstractmethod
     def _ending(self) -> str:
         """Return a text about the end of the rank's process."""
 
     def submit(self, task: Any) -> None:
-        self._pipe.send(task)
+        self._pipe.send_bytes(dumps(task, self._lacks_main))
 
     def result(self, timeout: float) -> Outcome | None:
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
         except (EOFError, ConnectionResetError):
-            return False, RuntimeError(self._ending())
+            return Outcome(False, RankEnded(self._ending()))
 
     def _ask_to_end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -113,15 +142,24 @@ class ProcessWorker(PipeWorker):
     def __init__(self, host: str, port: int, rank: int, size: int, options: dict[str, Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, worker_end = context.Pipe()
-        arguments = (worker_end, host, port, rank, size, options)
+        self._questions, answering_end = context.Pipe()
+        arguments = (worker_end, answering_end, host, port, rank, size, options)
         self.process = context.Process(target=_process_main, args=arguments, daemon=True)
         with _interrupts_blocked():
             self.process.start()
         worker_end.close()
+        answering_end.close()
 
     def _ending(self) -> str:
         self.process.join()
         return f"the process ended with code {self.process.exitcode}"
+
+    def where(self) -> tuple[UserFrame, ...]:
+        with contextlib.suppress(OSError, EOFError):
+            self._questions.send(None)
+            if self._questions.poll(ANSWER_SECONDS):
+                return tuple(self._questions.recv())
+        return ()
 
     def end(self) -> None:
         self._ask_to_end()
@@ -132,6 +170,19 @@ class ProcessWorker(PipeWorker):
         self.process.kill()
         self.process.join()
         self._pipe.close()
+        self._questions.close()
+
+
+def bystanding() -> Iterator[int]:
+    """Yield the idents of threads that make no call of a rank that starts now.
+
+    Ranks have not made them. A pool's threads are left out: a rank may submit its calls there.
+    """
+    ranks = {thread.ident for thread in threading.enumerate() if thread.name == RANK_THREAD}
+    for ident, frame in sys._current_frames().items():
+        names = {f.f_code.co_filename for f, _ in traceback.walk_stack(frame)}
+        if ident not in ranks and not any("concurrent/futures" in name for name in names):
+            yield ident
 
 
 @contextlib.contextmanager
@@ -153,72 +204,110 @@ def _leave_foreground() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _end_with_owner() -> None:
-    """Exit when the owner's process has ended, even during a task."""
+def _watch(questions: Connection) -> None:
+    """Exit when the owner's process has ended, and answer where the main thread is, meanwhile."""
     owner = multiprocessing.parent_process()
     assert owner is not None, "only a started process has ranks to end"
+    main = threading.get_ident()
 
     def watch() -> None:
-        owner.join()
+        while owner.sentinel not in wait([owner.sentinel, questions]):
+            with contextlib.suppress(EOFError, OSError):
+                questions.recv()
+                questions.send(running_frames(sys._current_frames().get(main)))
+                continue
+            owner.join()  # the owner has closed its end of the questions
         os._exit(1)
 
     threading.Thread(target=watch, name="nc10d-watch", daemon=True).start()
 
 
 def _process_main(
-    pipe: Connection, host: str, port: int, rank: int, size: int, options: dict[str, Any]
+    pipe: Connection,
+    questions: Connection,
+    host: str,
+    port: int,
+    rank: int,
+    size: int,
+    options: dict[str, Any],
 ) -> None:
     from nc10d.store import TCPStore
 
     def join() -> None:
         store = TCPStore(host, port, size, is_master=False, wait_for_workers=False)
-        world.init_process_group(store=store, rank=rank, world_size=size, **options)
+        join_group(store, size, options, rank)
 
     _leave_foreground()
-    _end_with_owner()
+    _watch(questions)
     serve(join, pipe.recv, partial(send_outcome, pipe))
+
+
+def join_group(store: Store, size: int, options: dict[str, Any], rank: int) -> None:
+    """Form the default group; its timeout is for its operations, as forming it may compile."""
+    timeout = options["timeout"]
+    options = options | {"timeout": max(timeout, FORMING_SECONDS)}
+    world.init_process_group(store=store, rank=rank, world_size=size, **options)
+    world.get_default_group().set_timeout(timeout)
 
 
 def send_outcome(pipe: Connection, outcome: Outcome) -> None:
     """Send an outcome to the owner's process; an error's traceback becomes a note."""
-    done, result = outcome
-    pipe.send((done, result if done else portable(result)))
+    if not outcome.done:
+        portable(outcome.value)
+    pipe.send(outcome)
 
 
 def serve(
     join: Callable[[], None], tasks: Callable[[], Any], report: Callable[[Outcome], None]
 ) -> None:
-    """Join the group, run tasks until STOP, and leave the group."""
-    try:
-        join()
-        report((True, None))
-    except BaseException as error:  # noqa: BLE001  (the owner handles any error)
-        report((False, error))
+    """Join the group, run tasks until STOP, and leave the group; RENEW forms the group again."""
+    if not _try_to_join(join, report):
         return
     for finished in itertools.count():
         try:
             task = tasks()
             if task is STOP:
                 break
+            if task == RENEW:
+                world.destroy_process_group()
+                if not _try_to_join(join, report):
+                    return
+                continue
             _call("resume", finished)
             function, arguments = task
             result = function(world.get_default_group(), *arguments)
-            report((True, result))
-            _call("rest", finished + 1)
+            frames = returning_frames(function, arguments)
+            report(Outcome(True, result, frames))
+            _call("rest", finished + 1, frames[-1].site if frames else "")
         except EOFError:
             break
         except BaseException as error:  # noqa: BLE001
             _abort_groups(error)
-            report((False, error))
+            report(failed(error))
     if world.current_world().default is not None:
         world.destroy_process_group()
 
 
-def _call(name: str, finished: int) -> None:
+def _try_to_join(join: Callable[[], None], report: Callable[[Outcome], None]) -> bool:
+    try:
+        join()
+        report(Outcome(True, None))
+        return True
+    except BaseException as error:  # noqa: BLE001  (the owner handles any error)
+        report(failed(error))
+        return False
+
+
+def failed(error: BaseException) -> Outcome:
+    """Return the outcome of a task that has raised."""
+    return Outcome(False, error, error_frames(error), getattr(error, REMARKS, ()))
+
+
+def _call(name: str, *arguments: Any) -> None:
     """Call a method of the default group's backend for the CPU, if that has it."""
     group = world.current_world().default
     backend = None if group is None else group._ready.get("cpu")
-    getattr(backend, name, lambda _: None)(finished)
+    getattr(backend, name, lambda *_: None)(*arguments)
 
 
 def _abort_groups(error: BaseException) -> None:

@@ -5,25 +5,36 @@
 
 Ranks stay alive between calls, so that a property test forms the group only once. When a rank
 raises, its groups are aborted, so that the other ranks raise too. `run` raises the first rank's own
-error, with the other errors as notes; the next call starts new ranks. Ctrl-C reaches only the
+error, with the other errors as notes; the next call forms new groups. Ctrl-C reaches only the
 caller, which kills ranks that are processes at once.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from nc10d.base.call_site import bystanders
 from nc10d.errors import DistError
-from nc10d.group.world import init_process_group
 from nc10d.store.base import Store
-from nc10d.testing.rank_workers import ProcessWorker, RankWorker, ThreadWorker
+from nc10d.testing.outcomes import REPORT, Outcome, RankEnd, RunReport, rank_end
+from nc10d.testing.rank_workers import (
+    FORMING_SECONDS,
+    RENEW,
+    ProcessWorker,
+    RankEnded,
+    RankWorker,
+    ThreadWorker,
+    bystanding,
+    join_group,
+)
 
 T = TypeVar("T")
-Kind = Literal["threads", "processes"]
+Kind = Literal["threads", "processes", "simulated"]
 ANSWER_SECONDS = 30.0
 """Seconds beyond the group's own timeout after which a rank counts as lost."""
 
@@ -31,7 +42,8 @@ ANSWER_SECONDS = 30.0
 class Ranks:
     """`world_size` ranks that share a default group; closed by `with` or `close()`.
 
-    `backend`, `timeout` (seconds) and `pg_options` are those of init_process_group.
+    `backend`, `timeout` (seconds) and `pg_options` are those of init_process_group. The first group
+    on a machine may take a minute to form, whatever the timeout: it waits for compiled code.
     """
 
     def __init__(
@@ -45,11 +57,14 @@ class Ranks:
         if kind not in ("threads", "processes") or world_size < 1:
             raise ValueError(f"expected threads or processes, at least 1: {kind!r}, {world_size}")
         self.world_size = world_size
-        self.kind = kind
+        self.kind: Kind = kind
+        self._described: str = kind
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
         self._limit = timeout + ANSWER_SECONDS
         self._workers: list[RankWorker] = []
         self._store: Store | None = None
+        self._stale = False
+        """Whether the ranks' groups have failed, so that the next run needs new groups."""
 
     def __enter__(self) -> Ranks:
         return self
@@ -66,14 +81,24 @@ class Ranks:
         if any(len(column) != self.world_size for column in columns):
             raise ValueError(f"each column needs {self.world_size} entries, one a rank")
         try:
-            if not self._workers:
-                self._start()
+            if self._stale or not self._workers:
+                self.renew()
             for rank, worker in enumerate(self._workers):
                 worker.submit((function, tuple(column[rank] for column in columns)))
             return self._collect()
         except KeyboardInterrupt:
             self._drop()
             raise
+
+    def renew(self) -> None:
+        """Give the ranks new default groups; groups that they have made are closed."""
+        self._stale = False
+        if self._workers:
+            for worker in self._workers:
+                worker.submit(RENEW)
+            self._collect(FORMING_SECONDS)
+        else:
+            self._start()
 
     def close(self) -> None:
         """End all ranks; the next run starts new ones."""
@@ -104,14 +129,15 @@ class Ranks:
 
     def _start(self) -> None:
         self._workers = self._processes() if self.kind == "processes" else self._threads()
-        self._collect()
+        self._collect(FORMING_SECONDS)
 
     def _threads(self) -> list[RankWorker]:
         from nc10d.store import HashStore
 
+        bystanders.update(bystanding())
         store, size = HashStore(), self.world_size
-        join = partial(init_process_group, store=store, world_size=size, **self._options)
-        return [ThreadWorker(partial(join, rank=rank)) for rank in range(self.world_size)]
+        join = partial(join_group, store, size, self._options)
+        return [ThreadWorker(partial(join, rank)) for rank in range(self.world_size)]
 
     def _processes(self) -> list[RankWorker]:
         from nc10d.store import TCPStore
@@ -124,31 +150,44 @@ class Ranks:
             for rank in range(size)
         ]
 
-    def _collect(self) -> list[Any]:
-        outcomes = [worker.result(self._limit) for worker in self._workers]
+    def _collect(self, more: float = 0.0) -> list[Any]:
+        outcomes = [worker.result(self._limit + more) for worker in self._workers]
         missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+        if missing or not all(outcome.done for outcome in outcomes if outcome):
+            error = self._error(outcomes, missing)
+            if missing:
+                self._drop()
+            elif any(isinstance(outcome.value, RankEnded) for outcome in outcomes if outcome):
+                self.close()
+            else:
+                self._stale = True
+            raise error
+        return [outcome.value for outcome in outcomes if outcome]
+
+    def _error(self, outcomes: Sequence[Outcome | None], missing: Sequence[int]) -> BaseException:
         failed = [
-            (rank, outcome[1])
+            (rank, outcome.value)
             for rank, outcome in enumerate(outcomes)
-            if outcome and not outcome[0]
+            if outcome and not outcome.done
         ]
+        # A rank's own error is the cause of the group's errors on other ranks.
+        failed.sort(key=lambda pair: (isinstance(pair[1], DistError), pair[0]))
+        ends = [
+            rank_end(outcome) if outcome else RankEnd("running", self._workers[rank].where())
+            for rank, outcome in enumerate(outcomes)
+        ]
+        error: BaseException
         if missing:
-            self._drop()
-            raise TimeoutError(f"timed out: ranks {missing} did not answer in {self._limit:g} s")
-        if failed:
-            self.close()
-            raise _combined(failed)
-        return [outcome[1] for outcome in outcomes if outcome]
-
-
-def _combined(failed: Sequence[tuple[int, BaseException]]) -> BaseException:
-    # A rank's own error is the cause of the group's errors on other ranks.
-    failed = sorted(failed, key=lambda pair: (isinstance(pair[1], DistError), pair[0]))
-    rank, first = failed[0]
-    first.add_note(f"raised on rank {rank}")
-    for rank, error in failed[1:]:
-        first.add_note(f"rank {rank}: {type(error).__name__}: {error}")
-    return first
+            text = f"timed out: ranks {[*missing]} did not answer in {self._limit:g} s"
+            error, notes = TimeoutError(text), []
+        else:
+            rank, error = failed.pop(0)
+            notes = [f"raised on rank {rank}"]
+        notes += [f"rank {rank}: {type(other).__name__}: {other}" for rank, other in failed]
+        for note in notes:
+            error.add_note(note)
+        setattr(error, REPORT, RunReport(self._described, ends, frozenset(notes)))
+        return error
 
 
 def run_ranks(
@@ -157,11 +196,26 @@ def run_ranks(
     kind: Kind = "threads",
     *columns: Sequence[Any],
     timeout: float = 30.0,
+    seed: int = 0,
+    faults: Sequence[Any] = (),
 ) -> list[T]:
     """Form a group of `world_size` ranks, call function(group, *row) on each, return the results.
 
     `Ranks` keeps the ranks for several calls. `group` is each rank's default group as well, so that
     `nc10d.all_reduce(x)` works in the function. `run_local` needs no engine.
+
+    With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and the delays
+    of messages, and `faults` are Kill, Pause, Partition and ClockJump of nc10d.testing. The result
+    of a killed rank is None.
     """
+    if kind == "simulated":
+        # By name: that module is built on this one.
+        module = importlib.import_module("nc10d.testing.simulated.simulated_ranks")
+        found: list[T] = module.SimulatedRanks(world_size, seed, timeout, faults).run(
+            function, *columns
+        )
+        return found
+    if faults:
+        raise ValueError("faults are for kind='simulated'")
     with Ranks(world_size, kind, timeout=timeout) as ranks:
         return ranks.run(function, *columns)

@@ -22,6 +22,7 @@ from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.testing.compute import compute
 from nc10d.testing.layouts import lay
+from nc10d.testing.programs.draw import mixed_programs as mixed_programs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)

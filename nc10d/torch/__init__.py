@@ -4,7 +4,8 @@
 
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
 copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
-`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d. A function that
+`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d; `save` and `load` keep the
+state of a job. `nc10d.torch.training` has comm hooks and averagers of parameters. A function that
 torch.compile compiles may make all calls. Those of `nc10d.torch.functional` become part of its
 graph; the others stay uncompiled. `as_store` makes a store of nc10d
 into one of torch's, and nc10d's groups take torch's stores.
@@ -17,32 +18,59 @@ the torch group on one of nc10d's.
 import importlib
 from typing import Any
 
+import torch
+
 from nc10d.api import join
 from nc10d.base import torch_entry
+from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.backend.groups import calls_of, group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
 from nc10d.torch.in_backward import apply_optimizer_in_backward
 from nc10d.torch.mixed_precision import MixedPrecision
+from nc10d.torch.optim.functional_steps import as_functional_optim
+from nc10d.torch.optim.overlap import hook_with_zero_step, hook_with_zero_step_interleaved
+from nc10d.torch.optim.zero import ZeroRedundancyOptimizer
 from nc10d.torch.sampler import DistributedSampler
+from nc10d.torch.sharded.fully_shard import fully_shard
+from nc10d.torch.sharded.optim_state import (
+    full_optim_state_dict,
+    rekey_optim_state_dict,
+    scatter_full_optim_state_dict,
+    shard_full_optim_state_dict,
+)
 from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
+from nc10d.torch.training.saving import load, save
+from nc10d.torch.training.tensor_math import TensorMath
 
 __all__ = [
     "DistributedDataParallel",
     "DistributedSampler",
     "MixedPrecision",
     "SyncBatchNorm",
+    "ZeroRedundancyOptimizer",
     "apply_optimizer_in_backward",
+    "as_functional_optim",
     "as_store",
     "as_torch_group",
+    "full_optim_state_dict",
+    "fully_shard",
     "group_of",
+    "hook_with_zero_step",
+    "hook_with_zero_step_interleaved",
     "init_process_group",
+    "load",
+    "rekey_optim_state_dict",
+    "save",
+    "scatter_full_optim_state_dict",
+    "shard_full_optim_state_dict",
 ]
 
 tensors.register()
 join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group", None))
+array_math.MATHS[torch.Tensor] = TensorMath
 stores.register()
 torch_calls.register()
 compiling.mark_public_calls()

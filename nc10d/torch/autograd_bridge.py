@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from nc10d.group.process_group import ProcessGroup
+from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
-from nc10d.torch.slots import Dense, Sparse, allocation, slot_of
-from nc10d.torch.tensors import DTYPES
+from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of
+from nc10d.torch.tensors import DTYPES, as_tensor
 
 
 class Gradients:
@@ -35,8 +36,8 @@ class Gradients:
     bucket is reduced.
 
     With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
-    Parameters named in `sparse` have sparse gradients. `caps` are the sizes of buckets and of the
-    first bucket in bytes.
+    Parameters named in `sparse` have sparse gradients. `options` are further options of the
+    Reducer.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Gradients:
         targets: Mapping[str, torch.Tensor],
         dtypes: Mapping[str, torch.dtype] | None,
         as_views: bool,
-        caps: tuple[int, int],
+        options: Mapping[str, Any],
         find_unused: bool,
         static: bool,
     ) -> None:
@@ -61,14 +62,13 @@ class Gradients:
             self._targets,
             group,
             names=list(params),
-            cap_bytes=caps[0],
-            first_bytes=caps[1],
             expect_sparse=[name in sparse for name in params],
             find_unused_parameters=find_unused or static,
             static_graph=static,
             allocate=allocation(self.params),
             gradient_dtypes=None if dtypes is None else [DTYPES[x] for x in dtypes.values()],
-            on_reduced=self._step if early else None,
+            on_reduced=_weak_step(weakref.ref(self)) if early else None,
+            **options,
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
@@ -126,8 +126,8 @@ class Gradients:
         with self._begin_lock:
             if not self._running:
                 self._begin()
-        slot, divisor = self._slots[index], self.reducer.divisor
-        divided = divisor > 1 and slot.divide(x, divisor)
+        slot = self._slots[index]
+        divided = slot.divides and slot.divide(x, self.reducer.divisor)
         gradient = None if divided else slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
@@ -167,9 +167,12 @@ class Gradients:
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
-        means = {*self._outside_buckets, *self._unused, *late} - self._stepped
-        self._write_means(index for index in means if used[index])
-        self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
+        means: Collection[int] = {*self._outside_buckets, *self._unused, *late} - self._stepped
+        if not all(used):
+            means = [index for index in means if used[index]]
+        self._write_means(means)
+        if self._stepping:
+            self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
 
     def _step(self, params: Iterable[int]) -> None:
         """Let the optimizers of these parameters step by their means."""
@@ -192,10 +195,22 @@ class Gradients:
 
     def _write_means(self, params: Iterable[int]) -> None:
         """Write the means to these gradients; all other gradients are views of the buckets."""
-        copies = [self._slots[index].give(self.params[index]) for index in params]
-        pairs = [copy for copy in copies if copy is not None]
-        if pairs:
-            torch._foreach_copy_([target for target, _ in pairs], [mean for _, mean in pairs])
+        slots, tensors = self._slots, self.params
+        copies = [copy for i in params if (copy := slots[i].give(tensors[i])) is not None]
+        if copies:
+            torch._foreach_copy_(*zip(*copies, strict=True))
+
+    def check_finished(self) -> None:
+        """Raise a RuntimeError if a backward pass has begun and not ended."""
+        if self._running:
+            raise RuntimeError("the last backward pass was left by an exception, and is not over")
+
+    def take_means(self, means: Sequence[Any]) -> None:
+        """Set the gradients to the means of a pass of the other ranks."""
+        for x, mean, used in zip(self._targets, means, self.reducer.used, strict=True):
+            if used:
+                sparse = isinstance(mean, SparseGradient)
+                x.grad = as_sparse(mean, x) if sparse else as_tensor(mean).view(x.shape).to(x.dtype)
 
     def _finish_interrupted(self) -> None:
         self._running = False
@@ -225,6 +240,15 @@ def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor],
             gradients._ready(index, x)
 
     return ready
+
+
+def _weak_step(owner: weakref.ref[Gradients]) -> Callable[[Iterable[int]], None]:
+    def step(params: Iterable[int]) -> None:
+        gradients = owner()
+        if gradients is not None:
+            gradients._step(params)
+
+    return step
 
 
 def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:

@@ -15,7 +15,8 @@ compiles the module, but not the code of this class. The class derives from torc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,35 +26,42 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
-from nc10d.reducer import hooks
-from nc10d.reducer.logger import Fields, Logger
-from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from nc10d.reducer.hooks import CommHook
+from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients, unused_in
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
+from nc10d.torch.reducer_options import delayed_options, size_limits
 from nc10d.torch.tensor_bucket import on_tensors
+from nc10d.torch.training.ddp_methods import BufferHook, PrivateMethods, without_torchs
 from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
 from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
 
 
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(PrivateMethods, TorchDDP):
     """Trains `module` on all ranks of a group, each with data of its own.
 
     `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
     the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
     dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most
-    1 MiB. With `find_unused_parameters`, each forward pass searches for parameters on which its
-    output does not depend. With `static_graph`, the first pass determines them for all passes. With
+    1 MiB. `bucket_cap_mb_list` has a size for each bucket instead, and the last repeats. With
+    `find_unused_parameters`, each forward pass searches for parameters on which its output does not
+    depend. With `static_graph`, the first pass determines them for all passes. With
     `gradient_as_bucket_view`, gradients are views of the buckets.
 
     With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
     `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
     `broadcast_buffers` is the older name; if it is False, the constructor does not send buffers,
     either. `device_ids` contains the GPU of a module, and inputs are moved there; it must be None
-    for a module on the CPU or on several GPUs. `output_device`, `dim` and `check_reduction` exist
-    for compatibility and have no effect: outputs stay on the module's device.
+    for a module on the CPU or on several GPUs. `output_device`, `dim`, `check_reduction` and
+    `batched_grad_copy` exist for compatibility and have no effect: outputs stay on the module's
+    device.
+
+    Gradients of `delay_all_reduce_named_params`, pairs of a name and a parameter, are reduced
+    together, behind the bucket of `param_to_hook_all_reduce`. With `skip_all_reduce_unused_params`,
+    a bucket whose parameters are all unused is not reduced; the same must be unused on every rank.
 
     `mixed_precision` is a MixedPrecision. Optimizers of `apply_optimizer_in_backward` step by the
     means, as soon as these are known.
@@ -84,9 +92,13 @@ class DistributedDataParallel(TorchDDP):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
-        *,
+        delay_all_reduce_named_params: Iterable[tuple[str, torch.Tensor]] | None = None,
+        param_to_hook_all_reduce: torch.Tensor | None = None,
         mixed_precision: Any = None,
         device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
     ) -> None:
         Module.__init__(self)
@@ -109,12 +121,21 @@ class DistributedDataParallel(TorchDDP):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.bucket_bytes_cap, self._first_cap = _caps(bucket_cap_mb)
+        self._limits = size_limits(bucket_cap_mb, bucket_cap_mb_list)
+        self.bucket_bytes_cap = max(self._limits)
+        self.bucket_bytes_cap_list = list(self._limits) if bucket_cap_mb_list else []
+        self.batched_grad_copy = batched_grad_copy
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self._delayed = delayed_options(
+            trained, delay_all_reduce_named_params, param_to_hook_all_reduce
+        )
         self.mixed_precision = (
             None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         )
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
+        self._comm_hook: tuple[Any, CommHook] | None = None
+        self._buffer_hook: BufferHook | None = None
         self._connect()
         if init_sync:
             same_everywhere(self.process_group, self._contents.states(buffers=at_start))
@@ -131,11 +152,17 @@ class DistributedDataParallel(TorchDDP):
                 targets=trained,
                 dtypes=None if precision is None else precision.dtypes,
                 as_views=self.gradient_as_bucket_view,
-                caps=(self.bucket_bytes_cap, self._first_cap),
+                options={
+                    "size_limits": self._limits,
+                    "skip_unused_buckets": self.skip_all_reduce_unused_params,
+                    **self._delayed,
+                },
                 find_unused=self.find_unused_parameters,
                 static=self.static_graph,
             )
             self._parts = gradients, self._logger(gradients.reducer)
+            if self._comm_hook is not None:
+                gradients.reducer.register_comm_hook(*self._comm_hook)
         return self._parts
 
     def _lowered(self, trained: dict[str, torch.Tensor], sparse: set[str]) -> LowPrecision | None:
@@ -147,17 +174,16 @@ class DistributedDataParallel(TorchDDP):
                 "embedding with sparse=False, or let DistributedDataParallel ignore it"
             )
         ignored = self._contents.ignored
-        return LowPrecision(self.module, trained, ignored, self.mixed_precision)
+        made = LowPrecision(self.module, trained, ignored, self.mixed_precision)
+        weakref.finalize(self, made.close)
+        return made
 
     def _logger(self, reducer: Reducer) -> Logger:
-        devices = {x.device for x in self._contents.parameters()}
         return Logger(
             reducer,
-            module_name=type(self.module).__name__,
+            **self._contents.fields(),
             gradient_as_bucket_view=int(self.gradient_as_bucket_view),
             broadcast_buffers=int(self.forward_sync_buffers),
-            has_sync_bn=int(self._contents.has_sync_bn()),
-            is_multi_device_module=int(len(devices) > 1),
             device_ids=" ".join(map(str, self.device_ids or ())),
             output_device=-1 if self.output_device is None else self.output_device,
         )
@@ -194,6 +220,8 @@ class DistributedDataParallel(TorchDDP):
         reducing = recording and self.require_backward_grad_sync
         self._before(recording, reducing)
         output = self._call_module(*self._placement.moved((inputs, kwargs)))
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing
         if recording:
             self._after(reducing, output)
@@ -211,9 +239,12 @@ class DistributedDataParallel(TorchDDP):
     def _before(self, recording: bool, reducing: bool) -> None:
         uneven = self._uneven if self._join_config.enable else None
         if recording:
-            self._connect()
+            gradients, _ = self._connect()
+            if gradients.reducer.arrived is None and self._contents.has_new_steps():
+                self._reconnect()
+                gradients = self._gradients
             self._contents.check_trained()
-            self.reducer.prepare_for_forward()
+            gradients.reducer.prepare_for_forward()
         if uneven is not None:
             uneven.begin(EVALUATES + recording + reducing)
         self._synchronise(recording, reducing, uneven)
@@ -224,7 +255,9 @@ class DistributedDataParallel(TorchDDP):
         """Make the collectives before a forward pass, also for a pass of the other ranks."""
         if recording:
             self._gradients.prepare(reducing)
-        if self.will_sync_module_buffers():
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=False)
+        elif self.will_sync_module_buffers():
             src = 0 if uneven is None else uneven.source()
             same_everywhere(self.process_group, self._contents.buffers(), src)
         if uneven is not None and reducing:
@@ -234,15 +267,25 @@ class DistributedDataParallel(TorchDDP):
         """Make the collectives of a forward and a backward pass of the other ranks."""
         reducing = state == REDUCES
         self._synchronise(state >= RECORDS, reducing, uneven)
+        if self._buffer_hook is not None:
+            self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing
         if reducing:
-            self.reducer.shadow_pass()
+            means = self.reducer.shadow_pass()
+            if uneven.is_followed:
+                self._gradients.take_means(means)
 
     @in_python
     def _after(self, reducing: bool, output: Any) -> None:
         searching = reducing and self.find_unused_parameters and not self.static_graph
         unused = unused_in(output, self._gradients.params) if searching else ()
         self._gradients.expect(reducing, output, unused)
+
+    @in_python
+    def _run_buffer_hook(self, after: bool) -> None:
+        hook = self._buffer_hook
+        if hook is not None and hook.after is after and self.will_sync_module_buffers():
+            hook.run(self._contents.buffers())
 
     def will_sync_module_buffers(self) -> bool:
         """Return whether the next forward pass sends rank 0's buffers to every rank."""
@@ -283,7 +326,13 @@ class DistributedDataParallel(TorchDDP):
         )
 
     def join_hook(self, **kwargs: Any) -> UnevenInputs:
-        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True)."""
+        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True).
+
+        ValueError with `skip_all_reduce_unused_params`: a joined rank does not know who is unused.
+        """
+        if self.skip_all_reduce_unused_params:
+            raise ValueError("a Join block takes no module with skip_all_reduce_unused_params")
+        self.logger.note(join_uneven_inputs=1)
         self._uneven = UnevenInputs(self, kwargs.get("divide_by_initial_world_size", True))
         return self._uneven
 
@@ -306,82 +355,24 @@ class DistributedDataParallel(TorchDDP):
         tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
         group as state.
         """
-        if not callable(hook):
-            raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
-        self.reducer.register_comm_hook(state, on_tensors(hook))
-
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
-        self.register_comm_hook(None, _BUILTIN[comm_hook_type.name])
-
-    def _set_static_graph(self) -> None:
-        """Switch to a static graph; every rank calls, before the first pass."""
-        if self.reducer.arrived is not None or self.reducer.hook_name:
-            raise RuntimeError("pass static_graph=True: there is a pass or a comm hook already")
-        self._remove_autograd_hooks()
-        self._parts, self.static_graph = None, True
-        self._connect()
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: torch.nn.Module, params_and_buffers_to_ignore: Iterable[str]
-    ) -> None:
-        """Let a later DDP of `module` ignore these parameters and buffers."""
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
-
-    def _remove_autograd_hooks(self) -> None:
-        """Stop reducing the module's gradients, so that the module can be wrapped again."""
-        self._gradients.close()
-        if self._precision is not None:
-            self._precision.close()
+        with self.logger.reporting():
+            if not callable(hook):
+                raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")
+            self.reducer.register_comm_hook(state, on_arrays := on_tensors(hook))
+        self._comm_hook = state, on_arrays
 
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not get_default_group():
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
         omitted = {"process_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
-        return {**kept, "_parts": None, "_uneven": None, "_precision": None}
+        return {**kept, "_parts": None, "_uneven": None, "_precision": None, "_comm_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)
         self.process_group = get_default_group()
         self._contents = Contents(self.module)
 
-    def _get_ddp_logging_data(self) -> Fields:
-        """Return the options of the Reducer and the times of its passes, in torch's fields."""
-        return self.logger.data()
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Sample a pass in every `sample_rate` after the first ten."""
-        self.logger.set_sample_rate(sample_rate)
-
-
-def _without_torchs(kind: type[TorchDDP]) -> None:
-    """Hide what a class inherits from torch's DistributedDataParallel, as if from Module alone."""
-    for name in vars(TorchDDP).keys() - vars(kind).keys() - vars(type).keys():
-        setattr(kind, name, getattr(Module, name) if hasattr(Module, name) else _Missing(name))
-
-
-class _Missing:
-    """An attribute that is not there."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> Any:
-        raise AttributeError(f"nc10d's {owner.__name__} has no attribute {self._name!r}")
-
-
-_without_torchs(DistributedDataParallel)
+without_torchs(DistributedDataParallel)
 Joinable.register(DistributedDataParallel)
-_BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
-
-
-def _caps(bucket_cap_mb: float | None) -> tuple[int, int]:
-    """Return the caps of buckets and of the first bucket, in bytes; as in torch."""
-    if bucket_cap_mb is None:
-        return BUCKET_BYTES, FIRST_BUCKET_BYTES
-    if not bucket_cap_mb > 0:
-        raise ValueError(f"bucket_cap_mb must be positive, got {bucket_cap_mb}")
-    cap = int(bucket_cap_mb * (1 << 20))
-    return cap, min(cap, FIRST_BUCKET_BYTES)

@@ -21,6 +21,7 @@ from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
 Copy = tuple[torch.Tensor, torch.Tensor]
+_HOST = torch.device("cpu")
 MOVED = {"cuda"}
 """Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
 
@@ -36,7 +37,8 @@ class Dense:
         self.as_view = as_view
         # A view accumulates. The Reducer copies on devices. torch divides no 8-bit floats.
         kind = x.is_cpu and x.is_floating_point() and x.itemsize > 1
-        self._divides = kind and not as_view and self.view.nbytes >= LARGE
+        self.divides = kind and not as_view and self.view.nbytes >= LARGE
+        """Whether `divide` may succeed."""
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy the gradient of `x` into the bucket; return None."""
@@ -46,7 +48,7 @@ class Dense:
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
         """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
         grad = x.grad
-        if not self._divides or grad is None or grad.dtype is not self.view.dtype:
+        if divisor < 2 or grad is None or grad.dtype is not self.view.dtype:
             return False
         torch.div(grad.detach() if grad.requires_grad else grad, divisor, out=self.view)
         return True
@@ -83,7 +85,7 @@ class Cast(Dense):
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor) -> None:
         super().__init__(x, gradient, False)
-        self._divides = False
+        self.divides = False
         self._target = target
 
     def fill(self, x: torch.Tensor) -> None:
@@ -150,7 +152,7 @@ class Moved(Dense):
 class Sparse:
     """The rows of an embedding's gradient, which have no slot in a bucket."""
 
-    as_view = False
+    as_view = divides = False
 
     def divide(self, _x: torch.Tensor, _divisor: int) -> bool:
         """Return False: every rank divides the rows of all ranks."""
@@ -194,16 +196,19 @@ def allocation(params: Iterable[torch.Tensor]) -> Allocation:
 
 
 def as_rows(x: torch.Tensor) -> SparseGradient:
-    """Return the rows of a sparse tensor (COO), without a copy where they are contiguous."""
-    places, rows = x._indices(), x._values()
-    return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.detach().contiguous()))
+    """Return the rows of a sparse tensor (COO) in host memory.
+
+    Contiguous rows on the CPU are not copied. For rows on a device the host waits.
+    """
+    places, rows = x._indices().to(_HOST), x._values().detach().to(_HOST)
+    return SparseGradient(as_numpy(places.contiguous()), as_numpy(rows.contiguous()))
 
 
 def as_sparse(gradient: SparseGradient, x: torch.Tensor) -> torch.Tensor:
-    """Return rows as a sparse tensor of the shape of `x`, without a copy."""
+    """Return rows as a sparse tensor with the shape and device of `x`; no copy on the CPU."""
     return torch.sparse_coo_tensor(
-        as_tensor(gradient.indices),
-        as_tensor(gradient.values),
+        as_tensor(gradient.indices).to(x.device),
+        as_tensor(gradient.values).to(x.device),
         x.shape,
         is_coalesced=_in_order(gradient.indices),
         check_invariants=False,  # the Reducer has checked the rows of every rank

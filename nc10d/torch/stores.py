@@ -59,6 +59,11 @@ def as_store(store: Store) -> dist.Store:
     return _kept.get(id(store)) or StoreForTorch(store)
 
 
+def release(store: Store) -> None:
+    """Stop keeping the adapter of `store`, which stays open; for a torch group that has ended."""
+    _kept.pop(id(store), None)
+
+
 def as_own_store(store: dist.Store) -> Store:
     """Return torch's `store` as a store of nc10d; undoes as_store."""
     return store.underlying if isinstance(store, StoreForTorch) else TorchStore(store)

@@ -7,7 +7,9 @@ tensor (COO).
 # ruff: noqa: D102  (GradBucket documents the methods)
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -21,10 +23,13 @@ from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.slots import as_rows, as_sparse
-from nc10d.torch.tensors import as_numpy, as_tensor
+from nc10d.torch.tensors import as_numpy, as_tensor, like
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
 
+_KINDS = "cpu", "cuda"
+TORCHS_FUTURE: type = torch._C.Future
+"""The base of torch.futures.Future: the type of the Futures of torch.distributed's Works."""
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
@@ -54,7 +59,14 @@ class TensorBucket(GradBucket):
         self._inner.set_buffer(as_rows(buffer) if _is_sparse(buffer) else numpy_view(buffer))
 
     def gradients(self) -> list[torch.Tensor]:
-        return [self._tensor(x) for x in self._inner.gradients()]
+        """Return the gradients, as views of the buffer with the parameters' shapes and strides."""
+        found = self._inner.gradients()
+        return [
+            self._tensor(x)
+            if isinstance(x, SparseGradient)
+            else like(self._tensor(x.reshape(-1)), p)
+            for x, p in zip(found, self._inner.parameters(), strict=True)
+        ]
 
     def parameters(self) -> list[torch.Tensor]:
         return self._inner.parameters()
@@ -99,22 +111,59 @@ class TensorBucket(GradBucket):
 
 
 def on_tensors(hook: TensorHook) -> CommHook:
-    """Return a hook on arrays, of the same name, that calls a hook on tensors."""
+    """Return a hook on arrays, of the same name, that calls a hook on tensors.
+
+    The hook runs in the caller's context variables, grad mode and autocast state.
+    """
+    # A backward pass has a grad mode of its own, a GPU's thread of autograd has no context
+    # variables, and autocast would round a hook's matrix products.
+    context, restored = copy_context(), _thread_state()
+
+    def in_state(state: Any, bucket: GradBucket) -> Any:
+        with restored():
+            return hook(state, TensorBucket(bucket))
 
     @wraps(hook)
     def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
-        outcome = hook(state, TensorBucket(bucket))
+        outcome = context.copy().run(in_state, state, bucket)
         if isinstance(outcome, LaunchedCall):
             outcome = outcome.work
         if isinstance(outcome, Work):
             outcome.ops = [_on_arrays(op, bucket) for op in outcome.ops]
-        elif isinstance(outcome, torch.futures.Future):
-            return _from_torch(outcome, bucket)
+        elif isinstance(outcome, TORCHS_FUTURE):
+            return from_torch(outcome, lambda value: _arrays(value, bucket))
         elif isinstance(outcome, Future):
             return outcome.then(lambda done: _arrays(done.value(), bucket))
         return outcome  # for any other type the Reducer raises a TypeError
 
     return call
+
+
+def _thread_state() -> Callable[[], AbstractContextManager[None]]:
+    """Return a block that has this thread's grad mode and autocast state."""
+    grad = torch.is_grad_enabled()
+    casts = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS
+    ]
+
+    @contextmanager
+    def restored() -> Iterator[None]:
+        before = [torch.is_autocast_enabled(kind) for kind in _KINDS]
+        dtypes = [torch.get_autocast_dtype(kind) for kind in _KINDS]
+        with torch.set_grad_enabled(grad):
+            try:
+                _set_autocast(casts)
+                yield
+            finally:
+                _set_autocast(zip(_KINDS, before, dtypes, strict=True))
+
+    return restored
+
+
+def _set_autocast(casts: Iterable[tuple[str, bool, torch.dtype]]) -> None:
+    for kind, enabled, dtype in casts:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
 
 
 def _on_arrays(op: Op, bucket: GradBucket) -> Op:
@@ -124,12 +173,13 @@ def _on_arrays(op: Op, bucket: GradBucket) -> Op:
     return converted
 
 
-def _from_torch(source: torch.futures.Future[Any], bucket: GradBucket) -> Future[Any]:
+def from_torch(source: Any, convert: Callable[[Any], Any] = lambda value: value) -> Future[Any]:
+    """Return a Future of nc10d that ends with one of torch's, and with its value converted."""
     future: Future[Any] = Future()
 
-    def end(done: torch.futures.Future[Any]) -> None:
+    def end(done: Any) -> None:
         try:
-            future.set_result(_arrays(done.value(), bucket))
+            future.set_result(convert(done.value()))
         except Exception as error:  # noqa: BLE001  (wait raises it)
             future.set_exception(error)
 

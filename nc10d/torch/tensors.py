@@ -223,17 +223,58 @@ def zeros(count: int, dtype: np.dtype[Any], device: torch.device) -> torch.Tenso
     return torch.zeros(count, dtype=_TORCH[dtype_of(dtype)], device=device)
 
 
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+"""The methods that return the index tensors of compressed sparse layouts."""
+
+
 def _values(x: torch.Tensor) -> Any:
+    """Return an array for a strided tensor, a tuple of arrays, shape and layout for a sparse."""
     try:
+        if x.layout is torch.sparse_coo:
+            parts = x._indices(), x._values(), x.is_coalesced()
+            return (str(x.layout), tuple(x.shape), *map(_part, parts))
+        if x.layout in _COMPRESSED:
+            names = (*_COMPRESSED[x.layout], "values")
+            arrays = [_part(getattr(x.detach(), name)()) for name in names]
+            return (str(x.layout), tuple(x.shape), *arrays)
         return as_buffer(x.detach().cpu().resolve_conj().resolve_neg()).as_numpy()
     except (RuntimeError, TypeError) as error:
         raise CodecError(f"a tensor can't be part of an object: {error}") from error
 
 
 def _from_values(state: Any) -> torch.Tensor:
+    if type(state) is tuple and len(state) == 5:
+        return _sparse(*state)
     if type(state) is not np.ndarray:
         raise CodecError(f"a tensor's values are an array, not a {type(state).__name__}")
     return as_tensor(state)
+
+
+def _part(x: Any) -> Any:
+    return _values(x.contiguous()) if isinstance(x, torch.Tensor) else x
+
+
+def _sparse(name: Any, shape: Any, first: Any, second: Any, third: Any) -> torch.Tensor:
+    """Return a sparse tensor from its parts, which a peer has sent; CodecError if they are not."""
+    layout = _constant(torch.layout, name)
+    try:
+        if layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                _from_values(first),
+                _from_values(second),
+                shape,
+                is_coalesced=bool(third),
+                check_invariants=True,
+            )
+        parts = map(_from_values, (first, second, third))
+        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CodecError(f"these are no parts of a tensor of layout {name}: {error}") from error
 
 
 def is_dense(x: torch.Tensor) -> bool:

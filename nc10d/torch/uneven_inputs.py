@@ -8,6 +8,7 @@ not wait for it: the Reducer reads the divisor when it launches the first bucket
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,15 @@ class UnevenInputs(JoinHook):
     """The part of `ddp`, a DistributedDataParallel, in a Join block."""
 
     def __init__(self, ddp: Any, divide_by_initial_world_size: bool) -> None:
-        self._ddp = ddp
+        # The Join block keeps the module: a cycle would let a dropped module go on reducing.
+        self._owner = weakref.ref(ddp)
         self._static = divide_by_initial_world_size
         self._has_sync_bn = ddp._contents.has_sync_bn()
         self._notified: Work | None = None
+
+    @property
+    def _ddp(self) -> Any:
+        return self._owner()
 
     def begin(self, state: int) -> None:
         """Begin an iteration of this rank, in which its state is `state`.
@@ -76,4 +82,5 @@ class UnevenInputs(JoinHook):
         group = self._ddp.process_group
         last = np.array([group.rank() if is_last_joiner else -1], np.int64)
         group.all_reduce(last, MAX)
+        self._ddp._authoritative_rank = int(last[0])
         same_everywhere(group, self._ddp._contents.states(buffers=True), int(last[0]))

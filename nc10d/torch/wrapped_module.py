@@ -7,9 +7,10 @@ needs no GPU, since only the `device` attribute of tensors is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,18 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.torch import in_backward
 
 _KINDS = {"cpu", "cuda"}
+_OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
+Tables = Sequence[dict[str, Any]]
+"""Dicts of layers, with what a layer has by name."""
+_C_NAMES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+"""The names of dtypes in torch's DDP logging data: its types in C++."""
 
 
 class Placement(NamedTuple):
@@ -94,6 +107,9 @@ class Contents:
         self._module = module
         self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
         self._known: dict[int, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffer_tables: Tables = ()
+        self._buffer_ids: list[int] | None = None
         for name, x in self._params.items():
             if torch.nn.parameter.is_lazy(x):
                 raise RuntimeError(f"{name} has no shape yet: run a forward pass before wrapping")
@@ -111,6 +127,17 @@ class Contents:
     def has_sync_bn(self) -> bool:
         """Return whether the module has a SyncBatchNorm layer."""
         return any(isinstance(x, torch.nn.SyncBatchNorm) for x in self._module.modules())
+
+    def fields(self) -> dict[str, int | str]:
+        """Return the fields of DDP logging data about the module, with torch's values."""
+        params = self._params.values()
+        trained = {x.dtype for x in params if x.requires_grad}
+        return {
+            "module_name": type(self._module).__name__,
+            "dtypes": ", ".join(sorted(_C_NAMES.get(x, str(x)) for x in trained)),
+            "has_sync_bn": int(self.has_sync_bn()),
+            "is_multi_device_module": int(len({x.device for x in params}) > 1),
+        }
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters."""
@@ -130,7 +157,11 @@ class Contents:
         return found
 
     def _count_steps(self) -> int:
-        return sum(len(getattr(x, in_backward.MARK, ())) for x in self._known.values())
+        return sum(map(len, map(_OPTIMIZERS, map(vars, self._known.values()))))
+
+    def has_new_steps(self) -> bool:
+        """Return whether an optimizer has been made to step in backward passes since `trained`."""
+        return self._count_steps() != self._steps
 
     def check_trained(self) -> None:
         """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
@@ -139,12 +170,11 @@ class Contents:
         made to step in its backward pass since.
         """
         # Only steps in C for each layer: every forward pass takes them.
-        parts = map(id, chain.from_iterable(map(dict.values, self._tables)))
-        same = list(parts) == self._ids and not any(x.requires_grad for x in self._frozen)
-        if self._count_steps() != self._steps:
+        same = _ids(self._tables) == self._ids and not any(map(_TRAINS, self._frozen))
+        if self.has_new_steps():
             raise RuntimeError(
-                "apply_optimizer_in_backward came after the module was wrapped, so the optimizer "
-                "would step by this rank's gradient, before any mean is there: call it before"
+                "apply_optimizer_in_backward came after the first pass, so the optimizer would "
+                "step by this rank's gradient, before any mean is there: call it before"
             )
         if same:
             return
@@ -163,8 +193,8 @@ class Contents:
         """Remember the parts of all layers, which stay alive so that each has an id of its own."""
         layers = list(self._module.modules())
         self._tables = [table for x in layers for table in (x._parameters, x._modules)]
-        self._parts = list(chain.from_iterable(map(dict.values, self._tables)))
-        self._ids = list(map(id, self._parts))
+        self._parts = list(_parts(self._tables))
+        self._ids = _ids(self._tables)
         named = self._module.named_parameters()
         self._frozen = [x for n, x in named if n not in self.ignored and id(x) not in self._known]
 
@@ -184,7 +214,23 @@ class Contents:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the current buffers; a module may replace them at any time."""
-        return {n: x for n, x in self._module.named_buffers() if n not in self.ignored}
+        # As in check_trained: only steps in C for each layer, if nothing has changed.
+        if _ids(self._buffer_tables) != self._buffer_ids:
+            layers = list(self._module.modules())
+            self._buffer_tables = [table for x in layers for table in (x._buffers, x._modules)]
+            self._buffer_parts = list(_parts(self._buffer_tables))
+            self._buffer_ids = _ids(self._buffer_tables)
+            named = self._module.named_buffers()
+            self._buffers = {name: x for name, x in named if name not in self.ignored}
+        return self._buffers
+
+
+def _parts(tables: Tables) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, tables))
+
+
+def _ids(tables: Tables) -> list[int]:
+    return list(map(id, _parts(tables)))
 
 
 def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor], src: int = 0) -> None:

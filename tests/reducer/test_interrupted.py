@@ -64,8 +64,8 @@ def test_the_next_pass_does_not_write_to_flags_in_flight():
             taken.append(x)
 
     taken, used = [], UsedParameters(2)
-    used.mark(0)
+    used.local[0] = 1
     used.agree(Group())
-    used.mark(1)
+    used.local[1] = 1
     used.agree(Group())  # no wait in between, because the first pass has failed
     assert [x.tolist() for x in taken] == [[1, 0], [0, 1]]

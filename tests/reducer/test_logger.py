@@ -58,7 +58,7 @@ def test_fields_describe_the_reducer_and_its_passes():
         "total_parameter_size_bytes": 24,
         "bucket_sizes": "12, 12",
         "comm_hook": "",
-        "iteration": 3,
+        "iteration": 2,
         "has_rebuilt_buckets": 1,
         "rebuilt_per_bucket_param_indices": "1, 2, 0",
         "rebuilt_bucket_sizes": "8, 12, 4",
@@ -86,12 +86,36 @@ def test_the_first_ten_passes_are_sampled_and_then_a_pass_per_rate():
         logger = Logger(reducer)
         logger.set_sample_rate(6)
         seen = []
-        for _ in range(19):
+        for _ in range(20):
             passes(reducer, 1)
             seen.append(logger.data()["iteration"])
         return seen
 
-    assert run_local(run, 1) == [[*range(1, 11), 10, *[12] * 6, 18, 18]]
+    assert run_local(run, 1) == [[*range(10), 9, 9, *[12] * 6, 18, 18]]
+
+
+def test_an_error_of_a_pass_is_in_the_fields():
+    def run(group):
+        reducer = new_reducer(group)
+        logger = Logger(reducer)
+        assert "error" not in logger.data()
+        reducer.begin()
+        with pytest.raises(RuntimeError) as caught:
+            reducer.finish()
+        found = logger.data()
+        assert (found["has_error"], found["error"]) == (1, str(caught.value))
+        with pytest.raises(ValueError, match="a caller's"), logger.reporting():
+            raise ValueError("a caller's")
+        assert logger.data()["error"] == "a caller's"
+
+    run_local(run, 1)
+
+
+def test_fields_tell_the_environment(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    ((fields, _),) = run_local(logged, 1)
+    assert (fields["master_port"], fields["cuda_visible_devices"]) == ("29500", "N/A")
 
 
 def test_a_rate_is_at_least_1_and_a_logger_is_not_kept_alive():
@@ -115,6 +139,7 @@ def test_every_field_of_torchs_that_a_reducer_can_know_is_there():
         backward_compute_comm_overlap_time backward_compute_time backward_compute_time_end
         backward_compute_time_start bucket_cap_bytes find_unused_parameters forward_compute_time
         forward_compute_time_start has_rebuilt_buckets iteration num_buckets_reduced
+        cuda_visible_devices master_addr master_port
         num_parameter_tensors rank total_parameter_size_bytes unused_parameter_size world_size"""
     ((_, fields), *_) = run_local(logged, 2)
     assert set(torchs.split()) <= set(fields)

@@ -33,6 +33,16 @@ def test_orthonormal_columns_keep_the_span(n, r, seed):
     assert np.allclose(found @ (found.T @ columns), columns, atol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("make", [np.ones, np.random.default_rng(0).normal])
+def test_dependent_columns_become_zero(dtype, make):
+    column = make(size=(30, 1)) if make is not np.ones else np.ones((30, 1))
+    column = column.astype(dtype)
+    found = orthonormal(np.concatenate([column, 3 * column, column / 7], axis=1))
+    assert np.allclose(found[:, :1] * np.linalg.norm(column), column, atol=1e-6)
+    assert not found[:, 1:].any()
+
+
 def test_a_column_of_zeros_stays_zero():
     columns = np.array([[0.0, 3.0], [0.0, 4.0]])
     assert orthonormal(columns).tolist() == [[0, 0.6], [0, 0.8]]

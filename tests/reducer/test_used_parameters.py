@@ -18,7 +18,7 @@ def agree(group, sessions):
     found = []
     for passes in sessions:
         for param in itertools.chain.from_iterable(passes):
-            parameters.mark(param)
+            parameters.local[param] = 1
         parameters.agree(group)
         found.append(parameters.wait())
     return found
@@ -35,9 +35,9 @@ def test_ranks_agree_on_the_union_of_their_used_parameters(data, size, sessions)
 
 def mark_while_under_way(group):
     parameters = UsedParameters(2)
-    parameters.mark(group.rank)
+    parameters.local[group.rank] = 1
     parameters.agree(group)
-    parameters.mark(0)
+    parameters.local[0] = 1
     first = parameters.wait()
     parameters.agree(group)
     return first, parameters.wait()

@@ -1,7 +1,12 @@
-"""The same script, unchanged, under every launcher that people use."""
+"""The same script, unchanged, under every launcher that people use.
+
+The commands of the first table are those of docs/running.md.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,15 +45,27 @@ TORCH_SUM = """
 """
 
 BIN = Path(sys.executable).parent
+PAGE = Path(__file__).parents[2] / "docs" / "running.md"
+RECIPES = re.findall(r"^## ([\w.]+)\n\n```sh\n(.*) sum\.py\n```", PAGE.read_text(), re.M)
+
+
+def in_this_python(command: str) -> list[str]:
+    """Return the words of a command, with the programs of this Python environment."""
+    words = {"python": sys.executable, "torchrun": f"{BIN}/torchrun", "mpirun": f"{BIN}/mpirun"}
+    return [words.get(word, word) for word in shlex.split(command)]
+
+
 LAUNCHERS = {
-    "nc10d.run": [sys.executable, "-m", "nc10d.run", "--no-prefix", "--nproc-per-node", "3"],
-    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "3"],
+    **{name: in_this_python(command) for name, command in RECIPES if name != "SLURM"},
     "torchrun, static": [
         *(str(BIN / "torchrun"), "--nproc-per-node", "3"),
         *("--master-addr", "127.0.0.1", "--master-port", "PORT"),
     ],
-    "mpirun": [str(BIN / "mpirun"), "-n", "3", sys.executable],
 }
+
+
+def test_the_page_has_these_recipes() -> None:
+    assert [name for name, _ in RECIPES] == ["nc10d.run", "torchrun", "mpirun", "SLURM"]
 
 
 def rank_lines(command: list[str], environment: dict[str, str]) -> list[str]:
@@ -63,7 +80,7 @@ def rank_lines(command: list[str], environment: dict[str, str]) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    return sorted(re.findall(r"^(?:\[rank \d\] )?(rank .*)", done.stdout, re.M))
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -79,6 +96,31 @@ def test_a_script_runs_unchanged_under_mpirun_with_an_address(
 ) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     assert rank_lines([*LAUNCHERS["mpirun"], script(SUM)], {**environment, **address}) == EXPECTED
+
+
+# As srun does it: tasks of a numbered step, without an address or a port.
+SRUN = """#!{python}
+import os, subprocess, sys
+_, count, *command = sys.argv[1:]
+step = {{"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": count}}
+tasks = [
+    subprocess.Popen(command, env={{**os.environ, **step, "SLURM_PROCID": str(task)}})
+    for task in range(int(count))
+]
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+def test_the_recipe_of_slurm_runs_with_srun_s_variables(
+    environment: dict[str, str], tmp_path: Path, script: Script
+) -> None:
+    """The variables are those that srun sets on a single node."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN.format(python=sys.executable))
+    srun.chmod(0o700)
+    name, *words = in_this_python(dict(RECIPES)["SLURM"])
+    assert name == "srun"
+    assert rank_lines([str(srun), *words, script(SUM)], environment) == EXPECTED
 
 
 @pytest.mark.skipif(not slurm.available(), reason="needs root, slurmctld, slurmd and srun")

@@ -15,7 +15,7 @@ from nc10d.ops import SUM
 from nc10d.reducer import hooks
 from nc10d.reducer.plan import Slot
 from nc10d.testing import run_local
-from nc10d.torch import DistributedDataParallel
+from nc10d.torch import DistributedDataParallel, MixedPrecision, apply_optimizer_in_backward
 from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.work import Future
 
@@ -194,6 +194,36 @@ def test_hooks_go_with_their_model():
         return reference() is None, model.a.grad.tolist(), len(model.a._post_accumulate_grad_hooks)
 
     assert run_local(run, 1) == [(True, [1.0] * 2, 0)]
+
+
+def train_plainly(model):
+    step(model, 1)
+
+
+def train_in_a_join(model):
+    with model.join():
+        step(model, 1)
+
+
+@pytest.mark.parametrize("train", [train_plainly, train_in_a_join])
+@pytest.mark.parametrize("mode", ["plain", "in backward", "mixed"])
+def test_a_dropped_model_leaves_its_module_without_hooks_at_once(train, mode):
+    def run(group):
+        module = Two()
+        if mode == "in backward":
+            apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+        low = MixedPrecision(torch.bfloat16) if mode == "mixed" else None
+        model = DistributedDataParallel(module, mixed_precision=low)
+        train(model)
+        alive = weakref.ref(model._gradients)
+        del model
+        return alive() is None, len(module._forward_pre_hooks), len(module._forward_hooks)
+
+    gc.disable()
+    try:
+        assert run_local(run, 2) == [(True, 0, 0)] * 2
+    finally:
+        gc.enable()
 
 
 def test_names_to_ignore_are_ignored():
@@ -444,6 +474,7 @@ def test_a_graph_can_be_declared_static_before_the_first_pass():
             step(model, group.rank, both=False)
         with pytest.raises(RuntimeError, match="static_graph=True"):
             model._set_static_graph()
+        assert "before training loop starts" in model._get_ddp_logging_data()["error"]
         return both_gradients(model), model.static_graph
 
     assert run_local(run, 2) == [([[1.0] * 2, None], True)] * 2
@@ -559,4 +590,4 @@ def test_passes_are_logged_in_torchs_fields():
         views = found["gradient_as_bucket_view"], found["broadcast_buffers"]
         return found["module_name"], found["iteration"], min(times) > 0, views
 
-    assert run_local(run, 2) == [("Two", 1, True, (0, 1))] * 2
+    assert run_local(run, 2) == [("Two", 0, True, (0, 1))] * 2

@@ -105,21 +105,42 @@ def test_gradients_are_kept_on_request(monkeypatch):
     def run(group):
         model = Net()
         apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-        DistributedDataParallel(model)(data_of(group.rank, 0)).sum().backward()
+        ddp = DistributedDataParallel(model)
+        ddp(data_of(group.rank, 0)).sum().backward()
         return [x.grad for x in model.parameters()]
 
     first, second = run_local(run, SIZE)
     assert all(map(torch.equal, first, second))
 
 
-def test_an_optimizer_applied_after_wrapping_is_an_error_of_the_next_forward_pass():
+def test_an_optimizer_may_be_applied_to_a_wrapped_module_until_its_first_pass():
+    def run(group):
+        found = []
+        for late in (False, True):
+            model = Net()
+            given = torch.optim.SGD, model.last.parameters(), {"lr": 0.1}
+            if not late:
+                apply_optimizer_in_backward(*given)
+            ddp = DistributedDataParallel(model)
+            ddp.register_comm_hook(group, hooks.bf16_compress_hook)
+            if late:
+                apply_optimizer_in_backward(*given)
+            for step in range(2):
+                ddp(data_of(group.rank, step)).sum().backward()
+            found.append(model.last.weight.detach().clone())
+        return torch.equal(*found)
+
+    assert run_local(run, SIZE) == [True] * SIZE
+
+
+def test_an_optimizer_applied_after_the_first_pass_is_an_error_of_the_next_forward_pass():
     def run(group):
         model = Net()
         apply_optimizer_in_backward(torch.optim.SGD, model.last.parameters(), {"lr": 0.1})
         ddp = DistributedDataParallel(model)
         ddp(data_of(group.rank, 0)).sum().backward()
         apply_optimizer_in_backward(torch.optim.SGD, model.last.parameters(), {"lr": 0.1})
-        with pytest.raises(RuntimeError, match="came after the module was wrapped"):
+        with pytest.raises(RuntimeError, match="came after the first pass"):
             ddp(data_of(group.rank, 0))
         return dist.get_rank()
 

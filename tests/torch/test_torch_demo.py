@@ -1,11 +1,13 @@
 """The demo trains by either DistributedDataParallel, with the same loss curve."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,18 @@ def test_both_implementations_have_the_same_loss_curve(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "the same curve as with torch's DDP: at most 0.0e+00 apart" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_job_in_low_precision_with_uneven_data_goes_on_from_its_file(tmp_path):
+    words = ("--mixed", "--uneven", "--keep", tmp_path / "state.pt")
+    assert run(*words, "--steps", "4").returncode == 0
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    whole = run("--mixed", "--uneven", "--save", tmp_path / "losses.json")
+    assert whole.returncode == 0, whole.stderr
+    state = torch.load(tmp_path / "state.pt")
+    assert state["losses"] == json.loads((tmp_path / "losses.json").read_text())[1]
+    assert len(state["losses"]) == 8
 
 
 @pytest.mark.long

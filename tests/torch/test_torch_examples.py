@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,17 @@ def test_three_ranks_resume_a_checkpoint_of_two(tmp_path: Path) -> None:
     assert "step 0: loss" in first
     resumed = run(3, "examples/torch_fsdp.py", "--steps", "1", "--resume", folder)
     assert "step 2: loss" in resumed
+
+
+@pytest.mark.long  # seven imports of torch; tests/torch/test_zero.py has the law on threads
+def test_three_ranks_resume_an_optimizer_of_four_with_the_same_curve(tmp_path: Path) -> None:
+    file = str(tmp_path / "half.pt")
+    first = run(4, "examples/torch_zero.py", "--steps", "8", "--save-after", "4", file)
+    found = re.findall(r"rank \d of 4 holds (\d+) bytes", first)
+    assert len(found) == 4
+    assert max(map(int, found)) <= 0.3 * sum(map(int, found))
+    resumed = run(3, "examples/torch_zero.py", "--steps", "8", "--resume", file)
+    assert "the same curve" in resumed
 
 
 def test_a_split_network_learns_as_the_whole_one() -> None:

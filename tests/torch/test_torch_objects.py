@@ -128,3 +128,52 @@ def test_a_forged_constant_is_an_error(name: Any) -> None:
 
     with pytest.raises(CodecError):
         codec_named("torch.dtype").decode(name)
+
+
+def sparse_tensors() -> dict[str, torch.Tensor]:
+    dense = torch.tensor([[0.0, 2.0, 0.0, 1.0], [3.0, 0.0, 0.0, 4.0]])
+    places = torch.tensor([[1, 0, 1], [2, 1, 2]])
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    try:
+        return {
+            "coo": dense.to_sparse(),
+            "doubled": torch.sparse_coo_tensor(places, torch.ones(3), (2, 4)),
+            "hybrid": torch.sparse_coo_tensor(places[:1], torch.ones(3, 2), (2, 2)),
+            "csr": dense.to_sparse_csr(),
+            "csc": dense.to_sparse_csc(),
+            "bsr": dense.to_sparse_bsr((2, 2)),
+            "bsc": dense.to_sparse_bsc((2, 2)),
+            "half": dense.bfloat16().to_sparse(),
+        }
+    finally:
+        torch.sparse.check_sparse_tensor_invariants.disable()
+
+
+@pytest.mark.parametrize("name", ["coo", "doubled", "hybrid", "csr", "csc", "bsr", "bsc", "half"])
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+def test_sparse_tensors_come_back_the_same(name: str) -> None:
+    value = sparse_tensors()[name]
+    back = through({"x": value})["x"]
+    assert (back.layout, back.dtype, back.shape) == (value.layout, value.dtype, value.shape)
+    assert torch.equal(back.to_dense(), value.to_dense())
+    if value.layout is torch.sparse_coo:
+        assert back.is_coalesced() == value.is_coalesced()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ("torch.sparse_coo", (2, 4), torch.tensor([[9], [0]]), torch.ones(1), True),
+        ("torch.sparse_coo", (2, 4), torch.tensor([[1, 0], [0, 0]]), torch.ones(2), True),
+        ("torch.sparse_csr", (2,), torch.tensor([0]), torch.tensor([0]), torch.ones(1)),
+        ("torch.strided", (2,), torch.tensor([0]), torch.tensor([0]), torch.ones(1)),
+    ],
+    ids=["outside", "unsorted", "csr", "strided"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+def test_parts_of_a_sparse_tensor_from_a_hostile_peer_are_an_error(state: Any) -> None:
+    from nc10d.torch.tensors import _from_values, _values
+
+    parts = tuple(_values(x) if isinstance(x, torch.Tensor) else x for x in state)
+    with pytest.raises(CodecError):
+        _from_values(parts)

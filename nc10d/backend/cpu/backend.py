@@ -164,8 +164,8 @@ class CpuBackend(Backend):
         return self
 
     def observe_failure(self, observer: Callable[[DistError], object]) -> None:
-        """Have `observer` called with the error when the group fails."""
-        self.group.health.on_failure = observer
+        """Have `observer` called with the error when the group fails, after those before."""
+        self.group.health.on_failure.append(observer)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest call of each rank of this host: as the end of an error, and numbers."""
@@ -221,12 +221,13 @@ class CpuBackend(Backend):
         control = self.group.control
         return _connected(spec, formation.form_again(spec, control), control, self._detector)
 
-    def rest(self, finished: int) -> None:
+    def rest(self, finished: int, site: str) -> None:
         """Publish that this thread, the rank's only one, makes no call before all ranks rest.
 
-        `finished` is how many tasks all ranks have finished when they all rest.
+        `finished` is how many tasks all ranks have finished when they all rest. `site` is the line
+        that this rank has returned from, or empty.
         """
-        self._detector.rest(finished)
+        self._detector.rest(finished, site)
 
     def resume(self, finished: int) -> None:
         """Withdraw what `rest` has published: this rank begins a task after so many."""

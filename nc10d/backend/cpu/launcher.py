@@ -249,7 +249,9 @@ class OpLauncher:
         op = ops[0]
         parts = parts_of(op)
         if parts is not None and not lowered.strided:
-            call = PreparedCollective(self._channel, linked, type(op), parts, lowered)
+            call = PreparedCollective(
+                self._channel, linked, type(op), parts, lowered, self._group.rank
+            )
             self.cache.remember(op, call)
 
     def _lower(

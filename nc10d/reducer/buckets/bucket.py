@@ -1,8 +1,8 @@
 """A dense bucket: flat memory, the gradients as views of it, and its reduction.
 
 Contract: for each pass the owner calls `keep`, then `take` for each gradient, `launch` when all
-gradients are there, `second_step` when all buckets are launched, then `wait`, `end` and `restore`.
-No thread writes to the bucket between `launch` and the end of `wait`.
+gradients are there, then `wait`, `end` and `restore`. No thread writes to the bucket between
+`launch` and the end of `wait`.
 """
 
 from __future__ import annotations
@@ -59,29 +59,34 @@ class Bucket:
         for param in params:
             assign(self.views[param], kept[param])
 
-    def take(self, param: int, gradient: Array | None, divisor: int = 0) -> None:
-        """Take a final gradient: an array that gets the mean later, or None if it is in place."""
+    def take(
+        self, param: int, gradient: Array | None, divisor: int = 0, divided: bool = False
+    ) -> None:
+        """Take a final gradient: an array that gets the mean later, or None if it is in place.
+
+        With `divided`, the gradient in its place has been divided already.
+        """
         # With a divisor, the copy of a large array divides it, which costs nothing there.
-        self.divided.discard(param)
+        if divided:
+            self.divided.add(param)
+        else:
+            self.divided.discard(param)
         if gradient is None:
             return
         self._given[param] = gradient
         view = self.views[param]
-        if divisor and self._divides and view.nbytes >= LARGE:
+        if divisor and self._divides and view.nbytes >= LARGE and not divided:
             read, written = as_buffer(gradient), as_buffer(view)
             # A gradient that is its own slot may be marked again: it is divided at the launch.
             if read.contiguous and read.address != written.address:
                 divide(read, written, divisor)
                 self.divided.add(param)
                 return
-        assign(view, gradient)
+        view[...] = gradient
 
     def launch(self, hook: CommHook, state: Any) -> None:
         """Call the hook; blocks only if the hook blocks."""
         self._outcome = call_hook(hook, state, self.grad_bucket)
-
-    def second_step(self) -> None:
-        """Launch the second step of the reduction; a dense bucket has none."""
 
     def zero(self) -> None:
         """Set all gradients to zero."""
@@ -108,15 +113,15 @@ class Bucket:
             self._outcome = None
             raise
         finally:
-            self.grad_bucket.set_buffer(self.buffer)
+            self.grad_bucket.reset()
 
     def end(self, reduced: bool) -> None:
         """Release the arrays from `take`; with `reduced`, write the means to them first."""
         given, self._given = self._given, {}
         self.divided.clear()
-        if reduced:
+        if reduced and given:
             self._give(given)
 
     def _give(self, given: Mapping[int, Array]) -> None:
         for param, gradient in given.items():
-            assign(gradient, self.views[param])
+            gradient[...] = self.views[param]

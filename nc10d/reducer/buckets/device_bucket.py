@@ -59,7 +59,9 @@ class DeviceBucket(Bucket):
             self._kept_flat = self._allocate(len(self.buffer), as_buffer(self.buffer).dtype.numpy)
         return self._packer("keep", self._kept_flat, {param: self.views[param] for param in params})
 
-    def take(self, param: int, gradient: Array | None, divisor: int = 0) -> None:
+    def take(
+        self, param: int, gradient: Array | None, divisor: int = 0, divided: bool = False
+    ) -> None:
         """Record a gradient and the stream that computes it."""
         array = self.buffer if gradient is None else gradient
         self._streams.add(current_stream_key(array, self._ordinal))

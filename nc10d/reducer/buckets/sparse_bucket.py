@@ -2,8 +2,8 @@
 
 Contract: as `bucket.Bucket`, but a reduction has two steps, since a rank does not know the number
 of rows of its peers. `launch` sends the number, `second_step` sends the rows. Every rank launches
-the steps in plan order. All ranks add the same rows in rank order, so the result is bitwise the
-same on all ranks.
+the steps in plan order. Rows are in host memory, also those of a parameter on a device. All ranks
+add the same rows in rank order, so the result is bitwise the same on all ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class SparseGradBucket(GradBucket):
 
     def reset(self) -> None:
         """Make the gradient itself the buffer again, and drop all exchanges."""
-        self._buffer, self.exchanges = self.gradient, []
+        super().reset()
+        self.exchanges = []
 
     def flat(self) -> Array:
         """Raise TypeError: a sparse gradient is no flat array."""
@@ -191,11 +192,6 @@ class SparseBucket:
         names: Sequence[str],
     ) -> None:
         (param,) = plan.params
-        if plan.device != "cpu":
-            raise TypeError(
-                f"the gradient of {names[param]} is sparse, and on {plan.device}: rows travel on "
-                "the CPU alone, keep the parameter there or let its gradient be dense"
-            )
         self.grad_bucket = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
         self._empty = copy_of(self.grad_bucket.gradient)
         self._given: SparseGradient | None = None
@@ -215,7 +211,13 @@ class SparseBucket:
         if params:
             assign(self.grad_bucket.gradient, kept)
 
-    def take(self, _param: int, gradient: SparseGradient | None, _divisor: int = 0) -> None:
+    def take(
+        self,
+        _param: int,
+        gradient: SparseGradient | None,
+        _divisor: int = 0,
+        _divided: bool = False,
+    ) -> None:
         """Take final rows: the caller's own, or None if they are in place."""
         if gradient is not None:
             self._given = gradient

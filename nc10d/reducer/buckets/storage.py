@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
 from nc10d.reducer.buckets.sparse_bucket import SparseBucket
 from nc10d.reducer.hooks.grad_bucket import Allocate
-from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec, plan_buckets
+from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
 
@@ -29,19 +29,15 @@ class Storage:
 
     def __init__(self, buckets: Sequence[Bucket | SparseBucket]) -> None:
         self.buckets = buckets
-        self._bucket_of = {param: bucket for bucket in buckets for param in bucket.views}
+        self.sparse = [bucket for bucket in buckets if isinstance(bucket, SparseBucket)]
         views: dict[int, Any] = {}
+        takes: dict[int, Callable[[int, Any, int, bool], None]] = {}
         for bucket in buckets:
             views.update(bucket.views)
+            takes.update(dict.fromkeys(bucket.views, bucket.take))
         self.gradients = [views[param] for param in range(len(views))]
-
-    def take(self, param: int, gradient: Any, divisor: int = 0) -> None:
-        """Take a gradient into its bucket; see `Bucket.take`."""
-        self._bucket_of[param].take(param, gradient, divisor)
-
-    def mark_divided(self, param: int) -> None:
-        """Record that the gradient in its bucket has been divided; valid for this pass."""
-        self._bucket_of[param].grad_bucket.divided.add(param)
+        self.takes = [takes[param] for param in range(len(views))]
+        """By parameter: the `take` of its bucket."""
 
     def keep(self, params: Collection[int]) -> None:
         """Copy the current gradients of these parameters; see `Bucket.keep`."""
@@ -125,8 +121,7 @@ class BucketLayouts:
     def make(self, order: Sequence[int] | None = None) -> BucketLayout:
         """Return a new layout, in the order of arrival of gradients if `order` is given."""
         chosen = self.settings
-        caps = chosen.cap_bytes, chosen.first_bytes
-        plan = plan_buckets(self.specs, *caps, expect_sparse=chosen.sparse, order=order)
+        plan = chosen.plan(self.specs, order)
         schedule = Schedule([bucket.params for bucket in plan.buckets], chosen.names)
         return BucketLayout(plan, self.storage(plan), schedule)
 

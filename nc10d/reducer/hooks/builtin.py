@@ -84,17 +84,14 @@ class AveragingHook:
         self._size = int(size)
         self._counting: Work | None = None
         self._count = self._size
+        self.divisor = self._size
+        """The divisor if it is known without waiting, else 0."""
 
     def count_by(self, work: Work, use_static_world_size: bool) -> None:
         """Divide the next pass by the result of `work`, or by all ranks if the flag is set."""
         # The result is an array with a single element: the number of ranks that have a batch.
-        self._counting = work
+        self._counting, self.divisor = work, 0
         self._count = self._size if use_static_world_size else 0
-
-    @property
-    def divisor(self) -> int:
-        """The divisor if it is known without waiting, else 0."""
-        return self._size if self._counting is None else 0
 
     def count(self) -> int:
         """Return the divisor; blocks until ranks are counted, and raises the count's error."""
@@ -108,8 +105,8 @@ class AveragingHook:
 
     def reset(self) -> None:
         """Divide by all ranks again: a count is valid for a single pass."""
-        self._counting, self._count = None, self._size
+        self._counting, self._count, self.divisor = None, self._size, self._size
 
     def __call__(self, group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any]:
         """Launch the averaging of a bucket over the group."""
-        return bucket.average(group, self.count())
+        return bucket.average(group, self.divisor or self.count())

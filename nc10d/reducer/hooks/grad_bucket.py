@@ -23,9 +23,9 @@ import numpy as np
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import SUM, Array, ReduceOp
+from nc10d.ops import Array, ReduceOp
 from nc10d.reducer.hooks.deferred_future import awaited
-from nc10d.reducer.packing import cast, divide_slots, divided
+from nc10d.reducer.packing import Divider, cast
 from nc10d.reducer.plan import Slot
 from nc10d.work import Future, Work
 
@@ -43,8 +43,8 @@ class GradBucket:
     """
 
     __slots__ = (
-        *("_allocate", "_buffer", "_index", "_last", "_narrow"),
-        *("_parameters", "_purpose", "_slots", "divided"),
+        *("_allocate", "_buffer", "_divider", "_index", "_last", "_narrow", "_parameters"),
+        *("_purpose", "_reductions", "_slots", "_whole", "divided", "in_place"),
     )
 
     def __init__(
@@ -61,7 +61,11 @@ class GradBucket:
         self._allocate = allocate
         self._narrow: dict[DType, Array] = {}
         self._purpose = purpose
-        self._buffer = buffer
+        self._reductions: dict[ReduceOp, ReduceOp] = {}
+        self._buffer = self._whole = buffer
+        self._divider: Divider | None = None
+        self.in_place: tuple[Work, Array] | None = None
+        """The latest Work of `all_reduce`, and the array that it reduces."""
         self._slots = slots
         self._parameters = parameters
         self._last = is_last
@@ -109,11 +113,21 @@ class GradBucket:
 
     def reduction(self, op: ReduceOp) -> ReduceOp:
         """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
-        return op.meant_for(self._purpose)
+        named = self._reductions.get(op)
+        if named is None:
+            named = self._reductions[op] = op.meant_for(self._purpose)
+        return named
+
+    def reset(self) -> None:
+        """Make the whole bucket the buffer again, after a pass."""
+        self._buffer, self.in_place = self._whole, None
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
         """Launch the reduction of the buffer over a group: in place, or to a new SparseGradient."""
-        return require_work(group.all_reduce(self.buffer(), self.reduction(op), async_op=True))
+        buffer = self.buffer()
+        work = require_work(group.all_reduce(buffer, self.reduction(op), async_op=True))
+        self.in_place = work, buffer
+        return work
 
     def average(self, group: ProcessGroup, count: int | None = None) -> Work | Future[Any]:
         """Launch the mean over a group: divide the buffer in place, then add up in rank order.
@@ -124,11 +138,12 @@ class GradBucket:
 
     def _divide(self, count: int, size: int) -> ReduceOp:
         """Divide the buffer by `count`; return the reduction over `size` ranks for the mean."""
-        if not self.divided:
-            return divided(self._buffer, count, size)
-        rest = [slot for slot in self._slots if slot.param not in self.divided]
-        divide_slots(self._buffer, rest, count)
-        return SUM
+        divider = self._divider
+        if divider is None or divider.x is not self._buffer:
+            divider = Divider(self._buffer, self._slots)
+            if self._buffer is self._whole:  # a hook's own array may be resized later
+                self._divider = divider
+        return divider.reduction(count, size, self.divided)
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
         """Return the gradients, divided by the size of group `over`, in another dtype."""
@@ -205,6 +220,11 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
 
     Raises the hook's error; TypeError or ValueError if the value does not match the buffer.
     """
+    launched = bucket.in_place
+    if launched is not None and outcome is launched[0]:
+        launched[0].wait()
+        if launched[0]._result is None:
+            return launched[1]
     value = single_array(awaited(outcome), bucket.buffer())
     bucket.check(value)
     return value

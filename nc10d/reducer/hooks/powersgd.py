@@ -12,19 +12,20 @@ Compression for Distributed Optimization" (2019), algorithms 1 and 2.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import as_buffer
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM, Array, ReduceOp
+from nc10d.reducer.hooks.array_math import HOST, math_of
 from nc10d.reducer.hooks.builtin import allreduce_hook
 from nc10d.reducer.hooks.grad_bucket import GradBucket, PassCounter, require_work
 from nc10d.reducer.packing import divided
-from nc10d.work import Future, Work, collect_all
+from nc10d.work import Future, Work
 
 Shapes = Sequence[tuple[int, int]]
 
@@ -62,6 +63,7 @@ class PowerSGDState:
         self.passes = PassCounter(start_powerSGD_iter)
         self.errors: dict[int, Array] = {}
         self.factors: dict[int, Array] = {}
+        self.fills: dict[int, list[Array]] = {}
         self._random = np.random.default_rng(random_seed)
         self._elements = [0, 0]
 
@@ -91,7 +93,9 @@ class PowerSGDState:
         """Return the number of columns of a matrix's factors."""
         return min(*shape, self.rank)
 
-    def factors_of(self, index: int, matrices: Sequence[Array]) -> tuple[Array, list[Array]]:
+    def factors_of(
+        self, index: int, matrices: Sequence[Array], math: Any
+    ) -> tuple[Array, list[Array]]:
         """Return the initial Qs of bucket `index`: the flat array, and its views by matrix."""
         # With warm start they are those of the bucket's last pass. New columns are random, and so
         # are columns that became zero because a gradient was zero. All ranks draw the same numbers,
@@ -99,26 +103,28 @@ class PowerSGDState:
         thin = [(x.shape[1], self.columns(x.shape)) for x in matrices]
         flat = self.factors.get(index) if self.warm_start else None
         if flat is None:
-            flat = np.zeros(sum(m * r for m, r in thin), _wide(matrices))
+            flat = math.zeros(sum(m * r for m, r in thin), math.wide(matrices))
+            self.fills.pop(index, None)
+        if index not in self.fills:
+            self.fills[index] = [self._random.standard_normal(shape) for shape in thin]
         self.factors[index] = flat
         views = _cut(flat, thin)
-        for q in views:
-            empty = ~q.any(axis=0)
-            q[:, empty] = self._random.standard_normal((len(q), int(empty.sum())))
+        for q, values in zip(views, self.fills[index], strict=True):
+            math.fill(q, values)
         return flat, views
 
-    def with_errors(self, index: int, matrices: Sequence[Array]) -> list[Array]:
+    def with_errors(self, index: int, matrices: Sequence[Array], math: Any) -> list[Array]:
         """Return wide copies of gradients, plus the errors of the last pass."""
-        wide = [x.astype(_wide(matrices)) for x in matrices]
+        wide = [math.copy(x, math.wide(matrices)) for x in matrices]
         if index in self.errors:
             for x, error in zip(wide, _cut(self.errors[index], _shapes(wide)), strict=True):
                 x += error
         return wide
 
-    def remember(self, index: int, errors: Sequence[Array]) -> None:
+    def remember(self, index: int, errors: Sequence[Array], math: Any) -> None:
         """Keep the errors of a pass for the next pass."""
         if self.use_error_feedback:
-            self.errors[index] = _joined(errors)
+            self.errors[index] = math.joined(errors)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "process_group": None}
@@ -129,34 +135,32 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Arr
 
     A gradient becomes a matrix with one row for each index of its first dimension.
     """
-    bucket.on_host()  # refuses sparse and device buckets from the first pass on
+    math = math_of(bucket)  # refuses sparse buckets, and some devices, from the first pass on
     if not state.passes.reached(bucket):
         return allreduce_hook(state.group, bucket)
-    gradients = [as_buffer(x).as_numpy() for x in bucket.gradients()]
     matrices: list[Array] = []
     plain: list[Array] = []
-    for x in gradients:
-        matrix = x.reshape(len(x), -1) if x.ndim and x.size else x.reshape(1, -1)
-        (matrices if state.compressible(matrix.shape) else plain).append(matrix)
-    return _CompressedMean(state, bucket, matrices, plain).launch()
+    shapes = [_as_matrix(tuple(x.shape)) for x in bucket.gradients()]
+    # Pieces of the buffer: a gradient's own strides may be such that a matrix would be a copy.
+    for matrix in _cut(math.array(bucket.flat()), shapes):
+        (matrices if state.compressible(tuple(matrix.shape)) else plain).append(matrix)
+    return _CompressedMean(state, bucket, math, matrices, plain).launch()
 
 
 def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:
     """Average the whole bucket as the two factors of a square matrix: faster and less exact."""
-    flat = bucket.on_host()
+    math = math_of(bucket)
     if not state.passes.reached(bucket):
         return allreduce_hook(state.group, bucket)
-    side = math.ceil(math.sqrt(flat.size))
-    square = np.zeros(side * side, flat.dtype)
-    square[: flat.size] = flat
-    mean = _CompressedMean(state, bucket, [square.reshape(side, side)])
+    flat = math.array(bucket.flat())
+    side = ceil(sqrt(len(flat)))
+    square = math.zeros(side * side, flat.dtype)
+    square[: len(flat)] = flat
 
-    def copy_back(ended: Future[Any]) -> Array:
-        ended.value()
-        flat[...] = square[: flat.size]
-        return bucket.buffer()
+    def copy_back() -> None:
+        flat[...] = square[: len(flat)]
 
-    return mean.launch().then(copy_back)
+    return _CompressedMean(state, bucket, math, [square.reshape(side, side)]).launch(copy_back)
 
 
 class _CompressedMean:
@@ -166,31 +170,43 @@ class _CompressedMean:
         self,
         state: PowerSGDState,
         bucket: GradBucket,
+        math: Any,
         matrices: Sequence[Array],
         plain: Sequence[Array] = (),
     ) -> None:
-        self._state, self._bucket = state, bucket
+        self._state, self._bucket, self._math = state, bucket, math
         self._matrices, self._plain = matrices, plain
-        self._local = state.with_errors(bucket.index(), matrices)
-        self._rest = _joined(plain)
-        self._q, self._qs = state.factors_of(bucket.index(), matrices)
+        self._local = state.with_errors(bucket.index(), matrices, math)
+        self._rest = math.joined(plain)
+        self._q, self._qs = state.factors_of(bucket.index(), matrices, math)
         thin = [(len(x), state.columns(x.shape)) for x in matrices]
-        self._p = np.empty(sum(n * r for n, r in thin), _wide(matrices))
+        self._p = math.zeros(sum(n * r for n, r in thin), math.wide(matrices))
         self._ps = _cut(self._p, thin)
 
-    def launch(self) -> Future[Array]:
-        """Launch all steps but the last, which the Future runs; blocks until P is reduced."""
+    def launch(self, last: Callable[[], None] | None = None) -> Future[Array]:
+        """Launch all steps but the last, which the Future runs; blocks until P is reduced.
+
+        On a device only the stream waits. `last` is called when the matrices have their means.
+        """
+        math = self._math
         rest = self._reduce_to_mean(self._rest)
-        self._state.count(self._rest.size, self._rest.size)
-        self._state.count(sum(x.size for x in self._local), self._p.size + self._q.size)
+        self._state.count(len(self._rest), len(self._rest))
+        self._state.count(sum(map(_count, self._local)), len(self._p) + len(self._q))
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
-            np.matmul(x, orthonormal(q, self._state.epsilon), out=p)
+            math.multiply(x, orthonormal(q, self._state.epsilon, math), p)
         self._reduce(self._p, SUM).wait()
         for x, p, q in zip(self._local, self._ps, self._qs, strict=True):
-            p[...] = orthonormal(p, self._state.epsilon)
-            np.matmul(x.T, p, out=q)
+            p[...] = orthonormal(p, self._state.epsilon, math)
+            math.multiply(x.T, p, q)
+
+        def restore() -> Array:
+            self._restore()
+            if last is not None:
+                last()
+            return self._bucket.buffer()
+
         works = [rest, self._reduce_to_mean(self._q)]
-        return collect_all([work.get_future() for work in works]).then(self._restore)
+        return math.after(self._bucket, works, restore)  # type: ignore[no-any-return]
 
     def _reduce_to_mean(self, flat: Array) -> Work:
         size = self._state.group.size
@@ -200,50 +216,57 @@ class _CompressedMean:
         reduction = self._bucket.reduction(op)
         return require_work(self._state.group.all_reduce(flat, reduction, async_op=True))
 
-    def _restore(self, ended: Future[list[Future[Any]]]) -> Array:
-        for reduced in ended.value():
-            reduced.value()
+    def _restore(self) -> None:
         for x, mean in zip(self._plain, _cut(self._rest, _shapes(self._plain)), strict=True):
             x[...] = mean
         for x, local, p, q in zip(self._matrices, self._local, self._ps, self._qs, strict=True):
             product = p @ q.T
             x[...] = product
             local -= product
-        self._state.remember(self._bucket.index(), self._local)
-        return self._bucket.buffer()
+        self._state.remember(self._bucket.index(), self._local, self._math)
 
 
-def orthonormal(columns: Array, epsilon: float = 0) -> Array:
+def orthonormal(columns: Array, epsilon: float = 0, math: Any = HOST) -> Array:
     """Return orthonormal columns with the span of `columns` (n, r).
 
-    The algorithm is modified Gram-Schmidt. `epsilon` is added to each length before the division. A
-    column of zeros stays zero.
+    The algorithm is Gram-Schmidt, with each projection done twice. `epsilon` is added to each
+    length before the division. A column of zeros stays zero, and one that depends on the columns
+    before it becomes zero.
     """
-    result = columns.copy()
+    result = math.copy(columns)
+    noise = 1e-14 if result.dtype.itemsize == 8 else 1e-6
     for index in range(result.shape[1]):
-        column = result[:, index]
-        column /= (np.linalg.norm(column) + epsilon) or 1
-        rest = result[:, index + 1 :]
-        rest -= np.outer(column, column @ rest)
+        before, column = result[:, :index], result[:, index]
+        if index:
+            whole = math.length(column, 0)
+            for _ in range(2):
+                column -= before @ (before.T @ column)
+            # Rounding errors alone would be left, and be made a direction: of a gradient with equal
+            # rows it would be the direction of the first column, which would count twice.
+            column *= math.length(column, 0) > noise * whole
+        column /= math.length(column, epsilon)
     return result
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
-    """Return a flat copy of all arrays, in their own dtype."""
-    return np.concatenate([x.reshape(-1) for x in arrays]) if arrays else np.zeros(0, np.float32)
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return a row for each index of the first dimension; a single row without one."""
+    count = int(np.prod(shape, dtype=np.int64))
+    rows = shape[0] if shape and count else 1
+    return rows, count // rows
 
 
-def _wide(matrices: Sequence[Array]) -> type[np.floating[Any]]:
-    """Return the type in which factors of matrices are computed and sent."""
-    return np.float64 if any(x.dtype == np.float64 for x in matrices) else np.float32
+def _count(matrix: Array) -> int:
+    return int(matrix.shape[0] * matrix.shape[1])
 
 
 def _shapes(arrays: Sequence[Array]) -> list[tuple[int, int]]:
-    return [x.shape for x in arrays]
+    return [(x.shape[0], x.shape[1]) for x in arrays]
 
 
 def _cut(flat: Array, shapes: Shapes) -> list[Array]:
     """Return views of consecutive pieces of `flat` with these shapes."""
-    ends = np.cumsum([n * m for n, m in shapes], dtype=np.int64)
-    pieces = np.split(flat, ends[:-1]) if len(shapes) else []
-    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    ends = list(accumulate((n * m for n, m in shapes), initial=0))
+    return [
+        flat[start:end].reshape(shape)
+        for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
+    ]

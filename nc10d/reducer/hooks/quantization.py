@@ -12,26 +12,22 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference" (2018), section
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
+from nc10d.reducer.hooks.array_math import math_of
 from nc10d.reducer.hooks.grad_bucket import GradBucket, require_work
 from nc10d.work import Future
 
 CHANNEL = 512
 """The default number of elements of a channel (c10d's)."""
-_STEPS = 255
-_HEAD = 8
-"""Bytes of a channel's scale and zero point."""
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def quantization_pertensor_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:
     """Average the bucket in 8 bits with a single scale: a quarter of float32's bytes."""
-    return _exchanged(group, bucket, max(1, bucket.on_host().size))
+    return _exchanged(group, bucket, max(1, len(bucket.flat())))
 
 
 def quantization_perchannel_hook(
@@ -41,41 +37,21 @@ def quantization_perchannel_hook(
     return _exchanged(group, bucket, bucket_size)
 
 
-def encode(values: Array, width: int) -> Bytes:
-    """Return the message for a flat array, in channels of `width` elements (the last is padded)."""
-    channels = -(-values.size // width)
-    rows = np.zeros((channels, width), np.float32)
-    rows.reshape(-1)[: values.size] = values
-    low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
-    scale = ((high - low) / np.float32(_STEPS)).astype(np.float32)
-    scale[scale == 0] = 1
-    zero = np.clip(np.rint(-low / scale), 0, _STEPS).astype(np.float32)
-    codes = np.clip(np.rint(rows / scale[:, None]) + zero[:, None], 0, _STEPS).astype(np.uint8)
-    head = np.stack([scale, zero], 1).view(np.uint8)
-    return np.concatenate([head.reshape(-1), codes.reshape(-1)[: values.size]])
-
-
-def decode(message: Bytes, count: int, width: int) -> Array:
-    """Return the `count` float32 values of a message."""
-    channels = -(-count // width)
-    scale, zero = message[: _HEAD * channels].view(np.float32).reshape(-1, 2).T
-    codes = message[_HEAD * channels :].astype(np.float32)
-    of = np.arange(count) // width
-    return np.asarray((codes - zero[of]) * scale[of])
-
-
 def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Array]:
-    whole = bucket.on_host()
-    own = encode(whole.astype(np.float32) / np.float32(group.size), width)
-    messages = np.zeros((group.size, own.size), np.uint8)
+    math = math_of(bucket)
+    whole = math.array(bucket.flat())
+    count, scaled = len(whole), math.copy(whole, math.wide([]))
+    scaled /= int(group.size)
+    own = math.encode(scaled, width)
+    messages = math.messages(group.size, len(own))
     work = require_work(group.all_gather_into_tensor(messages, own, async_op=True))
 
-    def average(done: Future[Any]) -> Array:
-        done.value()
-        total = np.zeros(whole.size, np.float32)
+    def average(value: Callable[[], Any]) -> Array:
+        value()
+        total = math.zeros(count, math.wide([]))
         for message in messages:
-            total += decode(message, whole.size, width)
-        whole[...] = total.astype(whole.dtype)
+            total += math.decode(message, count, width)
+        whole[...] = math.copy(total, whole.dtype)
         return bucket.buffer()
 
-    return work.get_future().then(average)
+    return bucket.following(work, average)

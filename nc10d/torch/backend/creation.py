@@ -20,6 +20,7 @@ from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
+from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
@@ -61,6 +62,7 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
     uncaught.install()
     variables.warn_once()
     config = BackendConfig()
+    config.asked = NAME
     config.options(options)
     require(config)
     limit = setup.timeout.total_seconds()

@@ -27,6 +27,7 @@ from nc10d.torch.backend.reductions import BY_NUMBER, reduction
 from nc10d.torch.backend.sparse import sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
 from nc10d.torch.backend.works import TorchWork, ended_work
+from nc10d.torch.stores import release
 
 c10d: Any = torch._C._distributed_c10d
 
@@ -267,6 +268,7 @@ class TorchCalls(TorchLauncher):
         if own.default is self.nc10d_group:  # nc10d's default group is torch's
             own.clear()
         self._world.forget(self.nc10d_group)
+        release(self.nc10d_group.store)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations."""

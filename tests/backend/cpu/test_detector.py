@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import nc10d as dist
 from nc10d.backend.cpu.deadlock import detector
-from nc10d.backend.cpu.deadlock.detector import idles
+from nc10d.backend.cpu.deadlock.detector import DeadlockDetector, frames_of_threads, idles
 from nc10d.backend.cpu.deadlock.notices import NoticeSlot
 from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotice
 from nc10d.backend.cpu.memory.arena import Arena
@@ -83,13 +87,62 @@ def test_an_executor_thread_that_has_been_given_work_is_not_idle() -> None:
     with ThreadPoolExecutor(1) as pool:
         ident = pool.submit(sys._getframe).result() and next(iter(pool._threads)).ident
         assert ident is not None
-        while not idles(sys._current_frames()[ident]):
+        while not idles(frames_of_threads()[ident]):
             pass
         sys.setswitchinterval(60.0)  # it has no turn while this thread looks
         try:
             ran: list[int] = []
             pool.submit(ran.append, 1)
-            idle = idles(sys._current_frames()[ident])
+            idle = idles(frames_of_threads()[ident])
             assert not idle or ran
         finally:
             sys.setswitchinterval(interval)
+
+
+# Threads ask for frames while garbage is collected whose finalizers hand over the GIL. A process
+# that stands still does so with the GIL held: only another process can notice.
+ASKING = """
+import gc, threading, time
+from nc10d.backend.cpu.deadlock.detector import frames_of_threads
+
+class Cycle:
+    def __init__(self): self.me = self
+    def __del__(self): time.sleep(1e-5)
+
+def look():
+    Cycle(), Cycle()
+    frames_of_threads()
+
+def ask():
+    for _ in range(2000): look()
+
+gc.set_threshold(5)
+asking = [threading.Thread(target=ask) for _ in range(4)]
+for thread in asking: thread.start()
+for thread in asking: thread.join()
+assert gc.isenabled()
+"""
+
+
+def test_threads_that_ask_for_frames_while_garbage_is_collected_go_on() -> None:
+    subprocess.run([sys.executable, "-c", ASKING], check=True, timeout=60)
+
+
+class Held:
+    """An object that a user's function holds."""
+
+
+def test_a_look_at_all_threads_keeps_no_callers_locals_alive() -> None:
+    context = SimpleNamespace(notifies=lambda: False)
+    looking: Any = SimpleNamespace(_context=context, _owner=0)
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        DeadlockDetector._alone(looking)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()

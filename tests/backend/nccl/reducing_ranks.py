@@ -247,14 +247,19 @@ def gradients_that_do_not_fit_are_refused_at_once(group: ProcessGroup) -> None:
         reducer.grad_ready(1, full_of(reducer.gradients[1], 5.0))
     reducer.finish()
     assert {number(x) for x in reducer.gradients} == {0.0}
-    with pytest.raises(TypeError, match=r"parameter 0 is sparse, and on cuda:\d"):
-        dist.Reducer(parameters(group), group, expect_sparse=[True] + [False] * 4)
-    cpu = dist.Reducer([np.zeros(3, np.float32)], group, expect_sparse=[True])
-    cpu.begin()
-    rows = SparseGradient(np.zeros((1, 1), np.int64), np.ones(1, np.float32))
-    cpu.grad_ready(0, rows)
-    cpu.finish()
-    assert cpu.gradients[0].dense((3,)).tolist() == [1.0, 0.0, 0.0]
+
+
+def rows_of_a_parameter_on_a_device_are_in_host_memory(group: ProcessGroup) -> None:
+    here, there = np.zeros(3, np.float32), cuda.zeros((3,), device=device(group))
+    reducer = dist.Reducer([here, there], group, expect_sparse=[True, True])
+    for _ in range(2):
+        reducer.begin()
+        for param in range(2):
+            rows = SparseGradient(np.full((1, 1), param, np.int64), np.ones(1, np.float32))
+            reducer.grad_ready(param, rows)
+        reducer.finish()
+    found = [x.dense((3,)).tolist() for x in reducer.gradients]
+    assert found == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
 def a_bucket_leaves_behind_every_stream_of_its_gradients(group: ProcessGroup) -> None:
@@ -429,6 +434,7 @@ ANYWHERE = [
     hooks_work_on_devices_as_on_the_cpu,
     hooks_that_compute_in_numpy_say_what_to_use_instead,
     gradients_that_do_not_fit_are_refused_at_once,
+    rows_of_a_parameter_on_a_device_are_in_host_memory,
     a_hooks_new_buffers_go_when_their_pass_is_over,
     passes_may_have_streams_that_end_with_them,
 ]

@@ -6,24 +6,32 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+TURNS = os.environ.get("TORCH_TURNS", "12")  # 200 in docs/torch.md
 
 LIFE = """
-import gc, os, sys, threading
+import gc, os, sys, tempfile
 import torch, torch.distributed as dist
 import nc10d.torch
+from nc10d.torch import stores
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
+rank, folder, turns = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 x = torch.ones(2)
 
-def begin(turn):
-    dist.init_process_group("nc10d", f"file://{folder}/{turn}", rank=rank, world_size=2)
+def begin(turn, below=False):
+    place = {"init_method": f"file://{folder}/{turn}", "rank": rank, "world_size": 2}
+    if below:
+        nc10d.init_process_group(**place)
+        nc10d.torch.as_torch_group()
+    else:
+        dist.init_process_group("nc10d", **place)
 
 def traces():
     gc.collect()
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    places = "/proc/self/fd", "/proc/self/task", tempfile.gettempdir()
+    return [*(len(os.listdir(place)) for place in places), len(stores._kept)]
 
-for turn in range(12):
-    begin(turn)
+for turn in range(turns):
+    begin(turn, below=turn % 3 == 0)
     pair = dist.new_group([0, 1])
     dist.all_reduce(x, group=pair)
     dist.all_reduce(x, async_op=True).get_future().wait()
@@ -54,6 +62,29 @@ if rank == 0:
 sys.exit(5)
 """
 
+SPAWNED = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing
+import nc10d.torch
+
+def main(rank, folder):
+    dist.init_process_group("nc10d", f"file://{folder}/meeting", rank=rank, world_size=2)
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0, 2.0]
+    try:
+        dist.all_reduce(torch.ones(2 + rank))
+    except dist.DistBackendError as error:
+        print(f"rank {rank}: {error}", flush=True)
+        dist.destroy_process_group()
+        return
+    raise AssertionError("the calls differ")
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, sys.argv[1:], nprocs=2)
+"""
+
 ENTRY = """
 import sys, torch
 assert torch.distributed.Backend.NC10D == "nc10d"
@@ -65,8 +96,9 @@ torch.distributed.all_reduce(torch.ones(1))
 """
 
 
-def python(*arguments, path=()):
+def python(*arguments, path=(), **variables):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)])}
+    environment |= variables
     command = [sys.executable, "-W", "error::ResourceWarning", *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -76,9 +108,25 @@ def python(*arguments, path=()):
 def test_a_group_leaves_no_traces_and_the_script_its_exit_code(tmp_path):
     script = tmp_path / "life.py"
     script.write_text(LIFE)
-    both = [python(script, rank, tmp_path) for rank in range(2)]
+    own = tmp_path / "temporary"
+    own.mkdir()
+    both = [python(script, rank, tmp_path, TURNS, TMPDIR=str(own)) for rank in range(2)]
     outputs = [each.communicate(timeout=100) for each in both]
     assert [each.returncode for each in both] == [5, 5], outputs
+
+
+def test_spawned_ranks_at_level_detail_name_calls_that_differ(tmp_path):
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    process = python(script, tmp_path, TORCH_DISTRIBUTED_DEBUG="DETAIL", NC10D_DUMP_DIR=str(dumps))
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    found = sorted(output.splitlines())
+    assert [line[:6] for line in found] == ["rank 0", "rank 1"]
+    assert all("count=2" in line and "count=3" in line for line in found), found
+    assert len([*dumps.iterdir()]) == 2
 
 
 def test_torch_finds_the_backend_without_an_import(tmp_path):

@@ -17,6 +17,7 @@ report uses control connections: it arrives before the end of the finder's conne
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import threading
@@ -36,7 +37,7 @@ from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.base.call_site import called, here
+from nc10d.base.call_site import bystanders, called, here
 from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
@@ -89,13 +90,16 @@ class DeadlockDetector:
             self._published = notice
         return self._look(stable)
 
-    def rest(self, finished: int) -> None:
-        """Publish that this rank makes no call before all others have `finished` as many tasks."""
+    def rest(self, finished: int, site: str) -> None:
+        """Publish that this rank makes no call before all others have `finished` as many tasks.
+
+        `site` is the line that its function has returned from, or empty.
+        """
         self._finished = finished
         if self._alone():
             others = {info.rank for info in self._context.infos} - {self._context.number}
             needs = tuple(Need(_TASKS, finished, -1, other, _TASKS) for other in sorted(others))
-            text = f"rank {self._context.number} {RETURNED}"
+            text = called(f"rank {self._context.number} {RETURNED}", site)
             self._owner = get_ident()
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 
@@ -151,7 +155,13 @@ class DeadlockDetector:
         threads = threading.enumerate()
         own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
         own.add(get_ident())
-        return all(ident in own or idles(frame) for ident, frame in sys._current_frames().items())
+        frames = frames_of_threads()
+        bystanders.intersection_update(frames)  # an ident may be used again
+        # This thread's frame has this one as its caller. The cycle through the dict would keep the
+        # locals of all callers, also the user's, until a garbage collection.
+        del frames[get_ident()]
+        own |= bystanders
+        return all(ident in own or idles(frame) for ident, frame in frames.items())
 
     def _notice(self, group: Group, channel: Channel) -> WaitNotice | None:
         needs = tuple(_needs(group, channel))
@@ -163,6 +173,26 @@ class DeadlockDetector:
         groups = filter(None, [reference() for reference in self._groups])
         tasks = ProgressState(_TASKS, self._finished, False)
         return (tasks, *(state for group in groups for state in _states(group)))
+
+
+_frames_lock = threading.RLock()
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    CPython 3.11.7 allocates the result under its lock for the list of threads. A garbage collection
+    that starts there runs finalizers, which hand over the GIL; the next thread that asks for frames
+    then waits for that lock and keeps the GIL: the process stands still (python/cpython#106883).
+    """
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def idles(frame: FrameType) -> bool:

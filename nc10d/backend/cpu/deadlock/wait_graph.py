@@ -145,12 +145,12 @@ def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:
     turned = [*ranks[first:], *ranks[:first]]
     pairs = zip(turned, [*turned[1:], turned[0]], strict=True)
     links = [
-        words[rank] if words[rank].endswith(RETURNED) else f"{words[rank]}, for rank {other}"
+        words[rank] if RETURNED in words[rank] else f"{words[rank]}, for rank {other}"
         for rank, other in pairs
     ]
     if len(links) > MOST_DESCRIBED:
         links[MOST_DESCRIBED:] = [f"and so on, by {len(links) - MOST_DESCRIBED} more ranks"]
-    if any(link.endswith(RETURNED) for link in links):
+    if any(RETURNED in link for link in links):
         return f"a rank waits for a rank that makes no call any more: {'; '.join(links)}"
     return (
         f"ranks wait for each other in a circle (ranks of the job): {'; '.join(links)}. Make calls "

@@ -33,12 +33,14 @@ from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CompletedCall, CpuWork, PartWaiter, PreparedWork
 from nc10d.base.deadline import Deadline
 from nc10d.kernels.cache import EntryPoint
-from nc10d.ops import AllToAll, Op, Recv, Send
+from nc10d.ops import AllGather, AllToAll, Gather, Op, Recv, ReduceScatter, Scatter, Send
 from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
 """How long the start of a short message may wait for its peer: not at all, or for a spin."""
 _WORD = 8
+_OF_PIECE_AND_WHOLE = {AllGather, ReduceScatter, Gather, Scatter}
+"""Kinds whose x may be this rank's piece of y, as arrays.validate says."""
 
 
 class Prepared:
@@ -156,9 +158,15 @@ class PreparedCollective(Prepared):
     __slots__ = ("_extra", "_keep", "_kind", "address", "arrays")
 
     def __init__(
-        self, channel: Channel, linked: Linked, kind: type[Op], parts: Any, lowered: LoweredOp
+        self,
+        channel: Channel,
+        linked: Linked,
+        kind: type[Op],
+        parts: Any,
+        lowered: LoweredOp,
+        rank: int,
     ) -> None:
-        """Prepare a call whose `parts` are as in PARTS; each is a plain array, tuple or None."""
+        """Prepare a call of `rank` whose `parts` are as in PARTS: plain arrays, tuples or None."""
         self._kind, (self._extra, x, y) = kind, parts
         given = arrays_in(x) if y is x else arrays_in(x, y)
         address = prepared_calls.address
@@ -185,6 +193,9 @@ class PreparedCollective(Prepared):
             at.K_ARRAYS: address(table),
             at.K_ROWS: address(rows),
         }
+        if kind in _OF_PIECE_AND_WHOLE and y is not None:
+            one = type(y) is not tuple
+            fields |= {at.K_WHOLE: 1 if one else 1 + rank, at.K_PLACE: rank * x.nbytes * one}
         words: Words = np.zeros(at.K_BYTES // _WORD, np.int64)
         for offset, value in fields.items():
             words[offset // _WORD] = value
@@ -325,7 +336,7 @@ class PreparedProgram(Prepared):
         if not here:
             waiter.need_worker()
         deadline = Deadline.after(timeout)
-        keep = (tuple(x), self._keep)
+        keep = (x, self._keep)
         submission = Submission(self.linked, self._addresses, keep, deadline_ns(deadline))
         self.channel.submit(submission)
         return CpuWork(waiter, x, [(self.channel, submission)], deadline)

@@ -22,8 +22,9 @@ TYPE_OFFSET = 8
 """Where every object keeps its type (CPython: count of references, type)."""
 SIZE_OFFSET = 16
 ITEMS_OFFSET = 24
-"""Where a list keeps the address of its items, and a tuple its items (CPython: count, type, size,
-items)."""
+"""Where a list keeps the address of its items (CPython: count, type, size, items)."""
+TUPLE_OFFSET = 32 if sys.version_info >= (3, 14) else 24
+"""Where a tuple keeps its items; since CPython 3.14 behind its hash."""
 PLAIN_FLAGS = 0x0501
 """C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
 _HEAD_WORDS = 10  # of an ndarray; no build of CPython has a smaller object for one
@@ -58,7 +59,7 @@ def list_is_known(probe: Sequence[object]) -> bool:
     words = words_at(id(probe), 4)
     if words[TYPE_OFFSET // 8] != id(type(probe)) or words[SIZE_OFFSET // 8] != len(probe):
         return False  # before its fourth word is taken for an address
-    first = id(probe) + ITEMS_OFFSET if type(probe) is tuple else words[ITEMS_OFFSET // 8]
+    first = id(probe) + TUPLE_OFFSET if type(probe) is tuple else words[ITEMS_OFFSET // 8]
     return words_at(first, len(probe)) == [id(x) for x in probe]
 
 
@@ -81,7 +82,12 @@ def _find() -> tuple[int, int, int, int]:
 DATA_OFFSET, DIMS_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = _find()
 
 
-_LAYOUTS = {(3, 11): (56, 8, 32, 48), (3, 12): (56, 0, 0, 8), (3, 13): (72, -1, 0, 8)}
+_LAYOUTS = {
+    (3, 11): (56, 8, 32, 48),
+    (3, 12): (56, 0, 0, 8),
+    (3, 13): (72, -1, 0, 8),
+    (3, 14): (72, -1, 0, 8),
+}
 FRAME, FRAME_BLOCK, FRAME_CODE, FRAME_OUTER = _LAYOUTS.get(sys.version_info[:2], (0, 0, 0, 0))
 """FRAME, in a thread's state: the address of its innermost frame; if FRAME_BLOCK is not negative,
 of a block with that address there. FRAME_CODE and FRAME_OUTER, in a frame: its code object, and the

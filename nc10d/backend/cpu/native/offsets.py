@@ -178,8 +178,10 @@ DESCRIPTOR_WORDS = 16
     K_TUPLE,
     K_ARRAYS,  # address of the table of arrays
     K_ROWS,  # and of the rows, one for each array of x and y
-) = range(0, 14 * 8, 8)
-K_BYTES = 14 * 8
+    K_WHOLE,  # number of the array in which array 0 may lie (the form in place), 0: none
+    K_PLACE,  # the byte there at which array 0 then begins
+) = range(0, 16 * 8, 8)
+K_BYTES = 16 * 8
 SAME, ABSENT, ONE = -2, -1, 0
 # A row: elements, bytes, and the length of dimension 0 if that matters, else -1.
 ROW_COUNT, ROW_BYTES, ROW_LENGTH = 0, 8, 16

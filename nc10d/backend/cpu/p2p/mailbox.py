@@ -130,6 +130,8 @@ class Mailbox:
         """Prepare a message that has passed all checks, for the next time."""
         if type(op.x) is not np.ndarray or op.peer is None or not op.x.flags.carray:
             return
+        if inbox is None and self._links.sync_sends:  # a prepared send does not wait
+            return
         if self._cache.knows(op):
             return
         remote = unexpected.is_remote(channel)

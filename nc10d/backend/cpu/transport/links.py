@@ -10,6 +10,7 @@ waits for a later message therefore moves it into the inbox's queue, where a lat
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.program.linker import link as link_program
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step
-from nc10d.backend.cpu.program.steps import gate, pack, unpack
+from nc10d.backend.cpu.program.steps import gate, pack, unpack, wait
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 
 SLOT = 128 * 1024
@@ -155,6 +156,8 @@ class Links:
         self._out: dict[int, Channel] = {}
         self._in: dict[int, Inbox] = {}
         self._programs: dict[tuple[bool, int, bool, int, bool], Linked] = {}
+        self.sync_sends = os.environ.get("NC10D_SYNC_SENDS") == "1"
+        """Whether a send on this host ends only when the receiver has the message."""
         self.owned: list[int] = []
         """The offsets in this rank's arena that links occupy."""
         self._stopped = False
@@ -187,8 +190,10 @@ class Links:
         if found is None:
             call = CallInfo("send" if sending else "recv", count=nbytes)
             users = (3 if packed else 1) + gates
-            steps = tuple(_message(sending, nbytes, packed, range(users - gates, users), away))
-            found = link_program(Program(call, steps, users), 2, at.C_TABLES, _no_kernel)
+            steps = [*_message(sending, nbytes, packed, range(users - gates, users), away)]
+            if sending and self.sync_sends and not away:
+                steps.append(wait(message.RECEIVER, 0))
+            found = link_program(Program(call, tuple(steps), users), 2, at.C_TABLES, _no_kernel)
             # Sizes may all differ: an unbounded cache would grow with every message.
             if len(self._programs) > 1024:
                 self._programs.clear()

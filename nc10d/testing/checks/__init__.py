@@ -1,0 +1,1 @@
+"""Checks of the contracts of stores, Works and groups, for their writers."""

@@ -1,0 +1,293 @@
+"""Runs the body of a test on ranks, which are kept from test to test."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from nc10d.errors import DistError
+from nc10d.group.process_group import ProcessGroup
+from nc10d.testing.outcomes import REMARKS, is_shown
+from nc10d.testing.plugin.debugger import serve_breakpoints
+from nc10d.testing.plugin.strict import watching
+from nc10d.testing.ranks import Ranks
+from nc10d.testing.simulated.faults import Fault
+from nc10d.testing.simulated.simulated_ranks import SimulatedRanks
+
+MOST_PROCESSES = 8
+"""Most processes that are kept for later tests."""
+TIMEOUT = 10.0
+
+
+class RankSettings(NamedTuple):
+    """What a rank is, the seconds of its operations, and whether its calls are watched.
+
+    `seed` and `faults` are for simulated ranks.
+    """
+
+    kind: str
+    timeout: float
+    strict: bool
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+
+
+class RankPool:
+    """The ranks of a test run, which later tests use again; each test has a group of its own."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, RankSettings], Ranks] = {}
+
+    def take(self, size: int, settings: RankSettings) -> Ranks:
+        """Return ranks that have just formed their default group."""
+        kind, timeout, strict, seed, faults = settings
+        if kind == "simulated":  # a new world for each run
+            return SimulatedRanks(size, seed, timeout, faults, sync_sends=strict)
+        ranks = self._kept.pop((size, settings), None)
+        with _sync_sends(strict):
+            if ranks is None:
+                self._make_room(size, kind)
+                ranks = Ranks(size, kind, timeout=timeout)  # type: ignore[arg-type]  # it checks
+            self._kept[size, settings] = ranks  # as the latest
+            ranks.renew()
+        return ranks
+
+    def _make_room(self, size: int, kind: str) -> None:
+        for key in [*self._kept] if kind == "processes" else []:
+            alive = sum(n for n, settings in self._kept if settings.kind == kind)
+            if key[1].kind == kind and alive + size > MOST_PROCESSES:
+                self._kept.pop(key).close()
+
+    def close(self) -> None:
+        """End all ranks."""
+        kept, self._kept = self._kept, {}
+        for ranks in kept.values():
+            ranks.close()
+
+
+@contextlib.contextmanager
+def _sync_sends(on: bool) -> Iterator[None]:
+    """Let groups that form meanwhile have synchronous sends; a user's own setting holds."""
+    name = "NC10D_SYNC_SENDS"
+    before = os.environ.get(name)
+    if before is None:
+        os.environ[name] = str(int(on))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+class RankWorld:
+    """The value of `world` outside the test's body: only its ranks have the group."""
+
+    def __init__(self, pool: RankPool, size: int) -> None:
+        self.size, self._pool = size, pool
+
+    def settings(self, item: pytest.Item) -> RankSettings:
+        """Return the settings of a test's ranks; a wrong mark fails the test."""
+        mark = item.get_closest_marker("ranks")
+        given = {} if mark is None else mark.kwargs
+        unknown = given.keys() - {"kind", "timeout", "strict", "faults"}
+        if unknown:
+            text = f"@pytest.mark.ranks takes kind, timeout, strict and faults, not {[*unknown]}"
+            pytest.fail(text, pytrace=False)
+        return RankSettings(
+            given.get("kind", item.config.option.nc10d_kind),
+            float(given.get("timeout", TIMEOUT)),
+            bool(given.get("strict", True)),
+            item.config.option.nc10d_seed,
+            tuple(given.get("faults", ())),
+        )
+
+    def ranks(self, settings: RankSettings) -> Ranks:
+        """Return ranks; blocks until they have formed a group."""
+        return self._pool.take(self.size, settings)
+
+    def run(
+        self, ranks: Ranks, function: Callable[..., Any], values: Mapping[str, Any], strict: bool
+    ) -> None:
+        """Run the body of a test on every rank."""
+        body: Any = function
+        if ranks.kind == "processes":
+            values = {name: None if value is self else value for name, value in values.items()}
+            body = BodyInFile(function)
+        rows = [_own(values) for _ in range(self.size)]
+        ranks.run(call_body, [body] * self.size, rows, [strict] * self.size)
+
+    def __repr__(self) -> str:
+        return f"{self.size} ranks"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"world.{name}: the group exists on the ranks, so only the test's body can use it; a "
+            "fixture runs once, beside the ranks"
+        )
+
+
+def call_body(
+    group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
+) -> None:
+    """Call a test's body on a rank."""
+    serve_breakpoints(group.rank)
+    if "world" in values:
+        values = values | {"world": group}
+    if not strict:
+        _call(function, values)
+        return
+    with watching() as watch:
+        try:
+            _call(function, values)
+        except BaseException as error:
+            setattr(error, REMARKS, watch.remarks(error))
+            raise
+        watch.check()
+
+
+def _call(function: Callable[..., Any], values: dict[str, Any]) -> None:
+    if (result := function(**values)) is not None:
+        raise TypeError(f"a test returns nothing, but {function.__qualname__} returned {result!r}")
+
+
+def run_item(item: pytest.Function, world: RankWorld) -> None:
+    """Run a test on its ranks; with hypothesis, once for each example."""
+    __tracebackhide__ = True
+    values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    settings = world.settings(item)
+    if settings.kind == "processes":
+        _check_values({name: value for name, value in values.items() if value is not world})
+    ranks = world.ranks(settings)
+    handle = getattr(item.obj, "hypothesis", None)
+    if handle is None:
+        world.run(ranks, item.obj, values, settings.strict)
+        return
+    inner, own = handle.inner_test, getattr(item.obj, "__self__", None)
+
+    @functools.wraps(inner)  # its text is the key of hypothesis' database
+    def example(*arguments: Any, **drawn: Any) -> None:
+        named = inspect.signature(inner).bind(*arguments, **drawn).arguments
+        body = inner if own is None else inner.__get__(named.pop(next(iter(named))))
+        try:
+            world.run(ranks, body, named, settings.strict)
+        except Exception as error:
+            _end_in_users_line(error)
+            raise
+
+    _lift_deadline(getattr(item.obj, "__func__", item.obj))
+    # As hypothesis documents for plugins that run tests their own way.
+    handle.inner_test = example
+    try:
+        item.obj(**values)
+    finally:
+        handle.inner_test = inner
+
+
+def _lift_deadline(test: Any) -> None:
+    """Let examples take any time, unless the test has settings: ranks wait for each other."""
+    from hypothesis import settings
+    from hypothesis.errors import InvalidArgument
+
+    with contextlib.suppress(InvalidArgument):  # it has settings of its own
+        settings(deadline=None)(test)
+
+
+def _end_in_users_line(error: BaseException) -> None:
+    """Cut the traceback behind the user's last line, by which hypothesis knows a bug again."""
+    steps, trace = [], error.__traceback__
+    while trace is not None:
+        steps.append(trace)
+        trace = trace.tb_next
+    while steps and not is_shown(steps[-1].tb_frame.f_code.co_filename):
+        steps.pop()
+    if any(step.tb_frame.f_code.co_name == call_body.__name__ for step in steps):
+        kept: TracebackType | None = None
+        for step in reversed(steps):
+            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+        error.__traceback__ = kept
+        if isinstance(error, DistError):  # its cause is the same error, of another rank
+            error.__cause__ = error.__context__ = None
+
+
+def _own(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rank's arguments; arrays are its own, as a rank may write into them."""
+    for name, value in values.items():
+        if type(value).__name__ == "DataObject":
+            raise TypeError(
+                f"{name}=st.data() draws while the test runs, which ranks cannot do alike; draw "
+                "all values by @given"
+            )
+    return {name: _own_arrays(value) for name, value in values.items()}
+
+
+def _own_arrays(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(map(_own_arrays, value))
+    return value
+
+
+class BodyInFile:
+    """A test of a file; unpickled on a rank, it is the function, with pytest's assert messages."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        module = sys.modules[function.__module__]
+        names = function.__qualname__.split(".")
+        if "<locals>" in names:
+            raise TypeError(f"{function.__qualname__}: ranks as processes need a test of a module")
+        assert module.__file__ is not None, "pytest has read it from a file"
+        self._where = function.__module__, module.__file__, names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, self._where
+
+
+def _load(module: str, path: str, names: list[str]) -> Any:
+    """Return the test of these names; of a class, as a method of a new instance."""
+    found: Any = sys.modules.get(module) or _import(module, path)
+    for name in names:
+        owner, found = found, getattr(found, name)
+        if isinstance(owner, type):
+            found = getattr(owner(), name)
+    handle = getattr(found, "hypothesis", None)
+    return found if handle is None else handle.inner_test
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # noqa: BLE001  (a value's own code may raise anything)
+            kind = type(value).__name__
+            text = f"{name} is a {kind}, which cannot be sent to ranks that are processes"
+            pytest.fail(f"{text}: {error}; use kind='threads'", pytrace=False)
+
+
+def _import(name: str, path: str) -> ModuleType:
+    """Import a test's file as pytest does, with its messages of assert."""
+    import ast
+
+    from _pytest.assertion.rewrite import rewrite_asserts
+
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, f"{path} is a file of Python"
+    module = importlib.util.module_from_spec(spec)
+    source = Path(path).read_bytes()
+    tree = ast.parse(source, filename=path)
+    rewrite_asserts(tree, source, path)
+    sys.modules[name] = module
+    exec(compile(tree, path, "exec"), module.__dict__)
+    return module

@@ -1,0 +1,61 @@
+"""Parameters as views of flat tensors, of a tensor for each owner and device.
+
+Contract: values, shapes and strides of parameters stay; only their memory changes. On the CPU it is
+memory that peers can access directly, if the group's backend has such memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nc10d.api import registered
+from nc10d.group.process_group import ProcessGroup
+from nc10d.torch.tensors import DTYPES, as_tensor, like, zeros
+
+
+class ParamBuckets:
+    """Flat tensors, in `flats`, that hold the values of `params` for each of their `owners`."""
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], owners: Sequence[int], group: ProcessGroup
+    ) -> None:
+        members: dict[tuple[str, torch.dtype, int], list[torch.Tensor]] = {}
+        for x, owner in zip(params, owners, strict=True):
+            members.setdefault((str(x.device), x.dtype, owner), []).append(x)
+        ordered = sorted(members.items(), key=lambda item: (item[0][0], item[0][2]))
+        self.owners = [owner for (_, _, owner), _ in ordered]
+        self.flats = [flattened(xs, group) for _, xs in ordered]
+        self._params = list(params)
+
+    def release(self) -> None:
+        """Give every parameter memory of its own again."""
+        for x in self._params:
+            x.data = x.detach().clone()
+
+
+def flattened(params: Sequence[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
+    """Move parameters of a single dtype and device into a new flat tensor, and return it."""
+    first = params[0]
+    flat = _flat(sum(x.numel() for x in params), first, group)
+    offset = 0
+    for x in params:
+        part = like(flat[offset : offset + x.numel()], x)
+        part.copy_(x.detach())
+        x.data = part
+        offset += x.numel()
+    return flat
+
+
+def _flat(count: int, like_this: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    dtype: Any = DTYPES[like_this.dtype].numpy
+    if not like_this.is_cpu:
+        return zeros(count, dtype, like_this.device)
+    if count and hasattr(group, "backend"):
+        try:
+            return as_tensor(registered.zeros(count, dtype, group))
+        except MemoryError:  # no room for memory that peers can access
+            pass
+    return torch.zeros(count, dtype=like_this.dtype)

@@ -1,0 +1,188 @@
+"""Parameters as a flat tensor that is divided over a group: each rank keeps a shard of it.
+
+Contract: the shard is a parameter. The whole tensor has memory between `gather` and `free` alone.
+Views of it stand for the parameters in a forward pass. autograd saves such views, which are valid
+again whenever the whole tensor has memory: its storage stays the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from nc10d.group.process_group import ProcessGroup
+from nc10d.reducer.hooks.grad_bucket import require_work
+from nc10d.work import Work
+
+
+class ParamEntry(NamedTuple):
+    """A parameter: its name, its shape, and the modules and attributes where it is used."""
+
+    name: str
+    shape: torch.Size
+    places: list[tuple[torch.nn.Module, str]]
+
+
+class Layout(NamedTuple):
+    """Where parameters lie in a flat tensor of `size * length` elements."""
+
+    entries: Sequence[ParamEntry]
+    length: int
+    size: int
+
+    @property
+    def counts(self) -> list[int]:
+        """The elements of each parameter, then those that fill up the last shard."""
+        counts = [entry.shape.numel() for entry in self.entries]
+        return [*counts, self.length * self.size - sum(counts)]
+
+    def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return views of a flat tensor, by the names of parameters."""
+        parts = torch.split(flat, self.counts)
+        rows = zip(self.entries, parts, strict=False)
+        return {entry.name: part.view(entry.shape) for entry, part in rows}
+
+    def joined(self, values: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Return a flat tensor of values; parameters without a value have zeros."""
+        flat = like.new_zeros(self.length * self.size)
+        for name, part in self.split(flat).items():
+            if name in values:
+                part.copy_(values[name])
+        return flat
+
+
+class Flat:
+    """Parameters of a single dtype, in a flat tensor; `shard` is this rank's part of it.
+
+    `dtypes` are those of the whole tensor and of the reduction of its gradient, None for the
+    parameters' own. `on_gradient(flat, gradient)` takes the whole gradient in a backward pass.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[ParamEntry],
+        params: Sequence[torch.Tensor],
+        group: ProcessGroup,
+        dtypes: tuple[torch.dtype | None, torch.dtype | None],
+        on_gradient: Callable[[Flat, torch.Tensor], None],
+    ) -> None:
+        size, first = group.size(), params[0]
+        count = sum(x.numel() for x in params)
+        self.layout = Layout(entries, max(1, -(-count // size)), size)
+        self.group, self._rank = group, group.rank
+        values = {entry.name: x.detach() for entry, x in zip(entries, params, strict=True)}
+        with torch.no_grad():
+            own = self.own(self.layout.joined(values, first)).clone()
+        self.shard = torch.nn.Parameter(own, requires_grad=first.requires_grad)
+        floating = first.is_floating_point()
+        self.dtype = (dtypes[0] if floating else None) or first.dtype
+        self._reduce_dtype = (dtypes[1] if floating else None) or self.dtype
+        self.full = torch.empty(self.layout.length * size, dtype=self.dtype, device=first.device)
+        self._bytes = self.full.untyped_storage().nbytes()
+        self._held: torch.Tensor | None = None
+        self._work: Work | None = None
+        self._gathered = True
+        self.uses = 0
+        """How often the parameters have been used since the last backward pass ended."""
+        self._current: torch.Tensor | None = None
+        self._earlier: torch.Tensor | None = None
+        self.on_gradient = on_gradient
+        self.free()
+        self.remove_views()
+
+    def own(self, flat: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        """Return a rank's part of a flat tensor, by default this rank's."""
+        rank = self._rank if rank is None else rank
+        return flat[rank * self.layout.length : (rank + 1) * self.layout.length]
+
+    def gather(self) -> None:
+        """Begin to gather the whole tensor, unless it is there. Does not block."""
+        if self._gathered:
+            return
+        self._gathered = True
+        self.full.untyped_storage().resize_(self._bytes)
+        self._held = self.shard.detach().to(self.dtype)
+        work = self.group.all_gather_into_tensor(self.full, self._held, async_op=True)
+        self._work = require_work(work)
+
+    def wait(self) -> None:
+        """Wait for the whole tensor."""
+        self.gather()
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+            self._held = None
+
+    def free(self) -> None:
+        """Free the memory of the whole tensor."""
+        if self._gathered:
+            if self._work is not None:
+                self.wait()
+            self._gathered = False
+            self.full.untyped_storage().resize_(0)
+
+    def set_views(self) -> None:
+        """Let views of the whole tensor stand for the parameters, with autograd's history."""
+        self.uses += torch.is_grad_enabled() and self.shard.requires_grad
+        self.place(self.layout.split(_Whole.apply(self.shard, self)))
+
+    def place(self, values: dict[str, torch.Tensor]) -> None:
+        """Set the modules' attributes to values."""
+        for entry in self.layout.entries:
+            for module, name in entry.places:
+                setattr(module, name, values[entry.name])
+
+    def remove_views(self) -> None:
+        """Let tensors without memory stand for the parameters, of their shapes."""
+        shapes = {entry.name: entry.shape for entry in self.layout.entries}
+        empty = partial(torch.empty, dtype=self.shard.dtype, device="meta")
+        self.place({name: empty(shape) for name, shape in shapes.items()})
+
+    def accumulate(self, gradient: torch.Tensor) -> None:
+        """Add a whole gradient to those of this backward pass."""
+        self._current = _sum(self._current, gradient)
+
+    def keep(self) -> None:
+        """Add the gradient of this backward pass to that of earlier passes, without reducing it."""
+        self._earlier, self._current = _sum(self._earlier, self._current), None
+
+    def reduce(self) -> tuple[torch.Tensor, Work, torch.Tensor] | None:
+        """Begin to average the whole gradient over the group; None if there is none.
+
+        Returns this rank's part, its Work, and the memory that has to stay until that has ended.
+        """
+        self.keep()
+        gradient, self._earlier = self._earlier, None
+        if gradient is None:
+            return None
+        whole = (gradient / self.layout.size).to(self._reduce_dtype)
+        own = whole.new_empty(self.layout.length)
+        work = self.group.reduce_scatter_tensor(own, whole, async_op=True)
+        return own, require_work(work), whole
+
+    def whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the flat tensor of which every rank has a shard, on every rank."""
+        flat = shard.new_empty(self.layout.length * self.layout.size)
+        self.group.all_gather_into_tensor(flat, shard.detach().contiguous())
+        return flat
+
+
+def _sum(x: torch.Tensor | None, y: torch.Tensor | None) -> torch.Tensor | None:
+    return x + y if x is not None and y is not None else x if y is None else y
+
+
+class _Whole(torch.autograd.Function):
+    """From the shard to the whole tensor; its gradient goes to `Flat.on_gradient`."""
+
+    @staticmethod
+    def forward(ctx: Any, _shard: torch.Tensor, flat: Any) -> torch.Tensor:
+        ctx.flat = flat
+        return flat.full.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        ctx.flat.on_gradient(ctx.flat, gradient)
+        return None, None

@@ -1,0 +1,206 @@
+"""The optimizer's state of a fully sharded module: whole and by name, or a rank's own.
+
+    whole = full_optim_state_dict(model, optimizer)             # on rank 0
+    own = scatter_full_optim_state_dict(whole, model)           # under any number of ranks
+    optimizer.load_state_dict(own)
+
+Contract: a whole state has an entry for each parameter that has a state, by the name that it has in
+the module before `fully_shard`; so other units, ranks and a plain optimizer understand it. Names
+and meanings are those of torch's FullyShardedDataParallel. Tensors of a whole state are on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from nc10d.api.objects import scatter_object_list
+from nc10d.torch.optim.global_state import options_of
+from nc10d.torch.sharded.flat import Flat
+from nc10d.torch.sharded.fully_shard import FullyShardedModule, check_shapes
+
+State = dict[str, Any]
+
+
+@torch.no_grad()
+def full_optim_state_dict(
+    model: FullyShardedModule, optim: torch.optim.Optimizer, rank0_only: bool = True
+) -> State:
+    """Return the whole state of `optim`, an optimizer of `model.parameters()`.
+
+    All ranks call, and block. With `rank0_only`, ranks other than 0 get an empty dict.
+    """
+    keeping = model.process_group.rank == 0 or not rank0_only
+    state: State = {}
+    for flat in model.flats():
+        row = optim.state.get(flat.shard, {})
+        wholes = {key: _whole(flat, value, rank0_only) for key, value in sorted(row.items())}
+        if not keeping or not row:
+            continue
+        names = [entry.name for entry in flat.layout.entries]
+        parts: dict[str, State] = {name: {} for name in names}
+        for key, value in wholes.items():
+            divided = _is_divided(flat, row[key])
+            split = flat.layout.split(value) if divided else dict.fromkeys(names, value)
+            for name in names:
+                parts[name][key] = split[name].clone() if divided else deepcopy(value)
+        state.update(parts)
+    if not keeping:
+        return {}
+    flat_of = {flat.shard: flat for flat in model.flats()}
+    groups = []
+    for group in optim.param_groups:
+        held = {e.name for x in group["params"] for e in flat_of[x].layout.entries}
+        listed = [name for name in model.param_names if name in held]
+        groups.append({**deepcopy(options_of(group)), "params": listed})
+    ordered = {name: state[name] for name in model.param_names if name in state}
+    return {"state": ordered, "param_groups": groups}
+
+
+def _is_divided(flat: Flat, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == flat.shard.shape and value.dim() > 0
+
+
+def _whole(flat: Flat, value: Any, rank0_only: bool) -> Any:
+    if not _is_divided(flat, value):
+        return value
+    group, size = flat.group, flat.layout.size
+    if not rank0_only:
+        return flat.whole(value).cpu()
+    whole = value.new_empty(size * flat.layout.length) if group.rank == 0 else None
+    group.gather_single(value.contiguous(), whole, 0)
+    return None if whole is None else whole.cpu()
+
+
+def shard_full_optim_state_dict(full_optim_state_dict: State, model: FullyShardedModule) -> State:
+    """Return this rank's part of a whole state, for `load_state_dict` of its optimizer.
+
+    Every rank calls with the whole state; sends nothing. ValueError if the parameters differ from
+    the module's, or if those of a unit have different numbers of steps or other groups.
+    """
+    return _share(full_optim_state_dict, model, model.process_group.rank)
+
+
+def scatter_full_optim_state_dict(
+    full_optim_state_dict: State | None, model: FullyShardedModule
+) -> State:
+    """Return this rank's part of the whole state that rank 0 has; the other ranks give None.
+
+    All ranks call, and block. ValueError as `shard_full_optim_state_dict`, on rank 0; the others
+    then raise a CodecError.
+    """
+    group = model.process_group
+    mine: list[Any] = [None]
+    shares: list[Any] | None = None
+    error: ValueError | None = None
+    if group.rank == 0:
+        try:
+            assert full_optim_state_dict is not None
+            shares = [_share(full_optim_state_dict, model, r) for r in range(group.size())]
+        except ValueError as caught:
+            error, shares = caught, [str(caught)] * group.size()
+    scatter_object_list(mine, shares, group=group, group_src=0)
+    if error is not None:
+        raise error
+    if isinstance(mine[0], str):
+        raise ValueError(f"rank 0: {mine[0]}")
+    found: State = mine[0]
+    return found
+
+
+def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
+    state = whole["state"]
+    wanted = {e.name: e.shape for flat in model.flats() for e in flat.layout.entries}
+    check_shapes(
+        {name: wanted.get(name) for name in state},
+        {name: _shape(row, wanted.get(name)) for name, row in state.items()},
+    )
+    group_of = {name: i for i, g in enumerate(whole["param_groups"]) for name in g["params"]}
+    check_shapes(dict.fromkeys(wanted), dict.fromkeys(group_of))
+    own: dict[int, State] = {}
+    members: list[list[int]] = [[] for _ in whole["param_groups"]]
+    for index, flat in enumerate(model.flats()):
+        names = [entry.name for entry in flat.layout.entries]
+        homes = {group_of[name] for name in names}
+        if len(homes) > 1:
+            raise ValueError(
+                f"{names[0]} and other parameters of its unit are in different parameter groups: "
+                "choose other units, or make the state's groups alike"
+            )
+        members[homes.pop()].append(index)
+        rows = {name: state[name] for name in names if name in state}
+        if rows:
+            own[index] = _joined(flat, rows, rank)
+    order = [index for group in members for index in group]
+    place = {index: i for i, index in enumerate(order)}
+    groups = [
+        {**deepcopy(options_of(group)), "params": [place[i] for i in found]}
+        for group, found in zip(whole["param_groups"], members, strict=True)
+    ]
+    return {"state": {place[i]: row for i, row in sorted(own.items())}, "param_groups": groups}
+
+
+def _shape(row: Mapping[str, Any], default: Any) -> Any:
+    """Return the shape that a parameter's state has; the default if it has numbers only."""
+    shapes = {x.shape for x in row.values() if isinstance(x, torch.Tensor) and x.dim()}
+    return shapes.pop() if len(shapes) == 1 else default
+
+
+def _joined(flat: Flat, rows: Mapping[str, State], rank: int) -> State:
+    """Return the state of a rank's shard from that of its parameters."""
+    found: State = {}
+    shapes = {entry.name: entry.shape for entry in flat.layout.entries}
+    for key in sorted(set().union(*rows.values())):
+        values = {name: row[key] for name, row in rows.items() if key in row}
+        tensors = {n: x for n, x in values.items() if isinstance(x, torch.Tensor) and x.dim()}
+        tensors |= {n: x for n, x in values.items() if _is_whole_scalar(x, shapes[n], key)}
+        if tensors:
+            like = next(iter(tensors.values()))
+            found[key] = flat.own(flat.layout.joined(tensors, like), rank).clone()
+            continue
+        first = next(iter(values.values()))
+        if any(value != first for value in values.values()):
+            raise ValueError(
+                f"parameters of the unit of {next(iter(rows))} differ in {key!r} of their state: "
+                "they can't share a flat parameter; choose other units"
+            )
+        found[key] = deepcopy(first)
+    return found
+
+
+def _is_whole_scalar(x: Any, shape: torch.Size, key: str) -> bool:
+    """Return whether a number is the state of a parameter that is a number itself."""
+    return isinstance(x, torch.Tensor) and not shape and not x.dim() and key != "step"
+
+
+def rekey_optim_state_dict(
+    optim_state_dict: State, optim_state_key_type: Any, model: torch.nn.Module
+) -> State:
+    """Return a whole state with its keys as names or as the numbers of a plain optimizer.
+
+    `optim_state_key_type` is "name" or "id", or torch's OptimStateKeyType. Numbers count the
+    parameters of the state's groups, in order. `model` is the fully sharded module, or a plain
+    module with the same names, whose plain optimizer has a single group of `model.parameters()`.
+    """
+    kind = getattr(optim_state_key_type, "name", str(optim_state_key_type)).lower()
+    if kind.removeprefix("param_") not in ("name", "id"):
+        raise ValueError(f"optim_state_key_type is 'name' or 'id', got {optim_state_key_type!r}")
+    groups = optim_state_dict["param_groups"]
+    if isinstance(model, FullyShardedModule):
+        names = model.param_names
+    else:
+        names = [name for name, _ in model.named_parameters()]
+    listed = [key for group in groups for key in group["params"]]
+    if kind.endswith("id"):
+        key_of: dict[Any, Any] = {name: index for index, name in enumerate(listed)}
+    elif sorted(listed) != list(range(len(names))):
+        raise ValueError(f"the state has {len(listed)} parameters, the module {len(names)}")
+    else:
+        key_of = dict(enumerate(names))
+    return {
+        "state": {key_of[key]: row for key, row in optim_state_dict["state"].items()},
+        "param_groups": [{**g, "params": [key_of[key] for key in g["params"]]} for g in groups],
+    }
