@@ -7,8 +7,8 @@ copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's 
 `DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d; `save` and `load` keep the
 state of a job. `nc10d.torch.training` has comm hooks and averagers of parameters. A function that
 torch.compile compiles may make all calls. Those of `nc10d.torch.functional` become part of its
-graph; the others stay uncompiled. `as_store` makes a store of nc10d
-into one of torch's, and nc10d's groups take torch's stores.
+graph; the others stay uncompiled. `as_store` makes a store of nc10d into one of torch's, and
+nc10d's groups take torch's stores.
 
 The import also registers the backend "nc10d" of torch.distributed. `init_process_group` makes the
 default group of both, `group_of` gives the group of nc10d below a torch group, and `as_torch_group`
