@@ -17,6 +17,7 @@ TABLES = {
     "zero": ("micro.zero", "a step of divided optimizer state, by nc10d and by torch over gloo"),
     "ddp-modes": ("micro.ddp_modes", "step and peak memory by mode of DDP, beside torch's"),
     "torch": ("micro.torch_backend", "torch.distributed on nc10d and on gloo"),
+    "compile": ("micro.compiled", "compiled programs with collectives, beside eager and gloo"),
     "objects": ("micro.objects", "objects by nc10d's codec and by pickle"),
     "flatten": ("micro.flatten", "packing a bucket of 25 MiB, beside torch and memcpy"),
     "overlap": ("micro.overlap", "share of an all_reduce that a matrix product hides; timeline"),

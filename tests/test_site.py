@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import nc10d
-import nc10d.testing
 from tools.site_hooks import broken, titled, unplaced
 
 ROOT = Path(__file__).parent.parent
@@ -53,13 +52,6 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     assert not missing, f"add ::: nc10d.NAME to a page of docs/reference for {sorted(missing)}"
     assert set(found) - modules <= public
     assert len(found) == len(set(found))
-
-
-def test_the_whole_test_kit_is_in_the_reference() -> None:
-    page = (DOCS / "reference" / "testing.md").read_text()
-    found = re.findall(r"^::: nc10d\.testing\.(\w+)$", page, re.M)
-    missing = set(nc10d.testing.__all__) - set(found)
-    assert not missing, f"add ::: nc10d.testing.NAME to {DOCS}/reference/testing.md: {missing}"
 
 
 def test_pictures_are_current() -> None:

@@ -105,7 +105,8 @@ def test_gradients_are_kept_on_request(monkeypatch):
     def run(group):
         model = Net()
         apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-        DistributedDataParallel(model)(data_of(group.rank, 0)).sum().backward()
+        ddp = DistributedDataParallel(model)
+        ddp(data_of(group.rank, 0)).sum().backward()
         return [x.grad for x in model.parameters()]
 
     first, second = run_local(run, SIZE)

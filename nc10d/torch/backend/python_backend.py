@@ -52,8 +52,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
     def registerAbortHook(self, number: int, hook: Callable[[], None]) -> None:
         """Have `hook` called when the group fails, before any call raises the error."""
         if self._abort_hooks is None:
-            hooks: dict[int, Callable[[], None]] = {}
-            self._abort_hooks = hooks
+            hooks = self._abort_hooks = {}
 
             def call_hooks(_: DistError) -> None:
                 for each in [*hooks.values()]:

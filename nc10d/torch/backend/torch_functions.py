@@ -25,10 +25,11 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
-    theirs: Any = Group.recv_anysource
-    if SUPPORTED and not hasattr(theirs, "nc10d"):
-        vars_of: Any = Group
-        vars_of.recv_anysource = _passing_on(_recv_anysource, theirs)
+    theirs: Any
+    for name in ("send", "recv", "recv_anysource") if SUPPORTED else ():
+        theirs = getattr(Group, name)
+        if not hasattr(theirs, "nc10d"):
+            setattr(Group, name, _passing_on(_of_the_group(name), theirs))
     for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
         name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
         theirs = getattr(c10d, name, None)
@@ -59,10 +60,15 @@ def _monitored_barrier(
     return calls.monitored_barrier(limit, wait_all_ranks)
 
 
-def _recv_anysource(group: Any, tensors: Any, tag: int = 0) -> Any:
-    # The Work that torch 2.14 makes of a Backend's does not know the sender.
-    calls = calls_of(group)
-    return NotImplemented if calls is None else calls.recv_anysource(tensors, tag)
+def _of_the_group(name: str) -> Callable[..., Any]:
+    """Return a method of ProcessGroup that passes a message on to the group of nc10d."""
+
+    # torch 2.14 answers with a Work of its own, which knows neither the sender nor an end.
+    def message(group: Any, *arguments: Any, **options: Any) -> Any:
+        calls = calls_of(group)
+        return NotImplemented if calls is None else getattr(calls, name)(*arguments, **options)
+
+    return message
 
 
 def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:
