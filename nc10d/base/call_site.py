@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -66,3 +68,23 @@ def _folder() -> str:
 def called(call: str, site: str) -> str:
     """Return a call for an error text, with its site if that is known."""
     return f"{call} at {site}" if site else call
+
+
+_frames_lock = threading.RLock()
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    CPython 3.11.7 allocates the result under its lock for the list of threads. A garbage collection
+    that starts there runs finalizers, which hand over the GIL; the next thread that asks for frames
+    then waits for that lock and keeps the GIL: the process stands still (python/cpython#106883).
+    """
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()

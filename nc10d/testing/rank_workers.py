@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -24,6 +23,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from nc10d.base.call_site import frames_of_threads
 from nc10d.codec.functions import dumps
 from nc10d.errors import DistError
 from nc10d.group import world
@@ -101,7 +101,7 @@ class ThreadWorker(RankWorker):
             return None
 
     def where(self) -> tuple[UserFrame, ...]:
-        return running_frames(sys._current_frames().get(self._thread.ident or 0))
+        return running_frames(frames_of_threads().get(self._thread.ident or 0))
 
     def end(self) -> None:
         self.abandon()
@@ -179,7 +179,10 @@ def bystanding() -> Iterator[int]:
     Ranks have not made them. A pool's threads are left out: a rank may submit its calls there.
     """
     ranks = {thread.ident for thread in threading.enumerate() if thread.name == RANK_THREAD}
-    for ident, frame in sys._current_frames().items():
+    frames = frames_of_threads()
+    del frames[threading.get_ident()]  # a cycle, which would keep the callers' locals alive
+    yield threading.get_ident()
+    for ident, frame in frames.items():
         names = {f.f_code.co_filename for f, _ in traceback.walk_stack(frame)}
         if ident not in ranks and not any("concurrent/futures" in name for name in names):
             yield ident
@@ -214,7 +217,7 @@ def _watch(questions: Connection) -> None:
         while owner.sentinel not in wait([owner.sentinel, questions]):
             with contextlib.suppress(EOFError, OSError):
                 questions.recv()
-                questions.send(running_frames(sys._current_frames().get(main)))
+                questions.send(running_frames(frames_of_threads().get(main)))
                 continue
             owner.join()  # the owner has closed its end of the questions
         os._exit(1)

@@ -17,9 +17,7 @@ report uses control connections: it arrives before the end of the finder's conne
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -37,7 +35,7 @@ from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.base.call_site import bystanders, called, here
+from nc10d.base.call_site import bystanders, called, frames_of_threads, here
 from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "control", "poller", "store", "cache", "watch", "rank")
@@ -173,26 +171,6 @@ class DeadlockDetector:
         groups = filter(None, [reference() for reference in self._groups])
         tasks = ProgressState(_TASKS, self._finished, False)
         return (tasks, *(state for group in groups for state in _states(group)))
-
-
-_frames_lock = threading.RLock()
-
-
-def frames_of_threads() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread.
-
-    CPython 3.11.7 allocates the result under its lock for the list of threads. A garbage collection
-    that starts there runs finalizers, which hand over the GIL; the next thread that asks for frames
-    then waits for that lock and keeps the GIL: the process stands still (python/cpython#106883).
-    """
-    with _frames_lock:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return sys._current_frames()
-        finally:
-            if collects:
-                gc.enable()
 
 
 def idles(frame: FrameType) -> bool:
