@@ -134,6 +134,7 @@ def main() -> int:
         found = run_file(given.files[0].resolve(), given.backend, given.words, given.limit)
         given.into.write_text(json.dumps(found))
         return 0
+    Path(given.logs).mkdir(parents=True, exist_ok=True)
     backends = [given.backend] if given.backend else [GLOO, OURS]
     print(f"| file | {' | '.join(backends)} |", "|---" * (1 + len(backends)) + "|", sep="\n")
     only: list[str] = []

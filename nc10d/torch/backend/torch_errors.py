@@ -32,14 +32,14 @@ def barrier_error(error: DistError, rank: int, wait_all_ranks: bool) -> Exceptio
     missing = _MISSING.search(str(error)) if error.op == "monitored_barrier" else None
     if not isinstance(error, CollectiveTimeout):
         return torch_error(error)
-    if missing is None:
+    if missing is None and (rank or not error.rank):
         words = f"Rank {rank} timed out in monitoredBarrier"
     elif rank:
         words = (
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
             "for send/recv from rank 0"
         )
-    elif wait_all_ranks and missing["more"]:
+    elif wait_all_ranks and missing is not None and missing["more"]:
         words = f"Ranks {missing['ranks']} failed to pass monitoredBarrier"
     else:
         words = f"Rank {error.rank} failed to pass monitoredBarrier"
