@@ -72,14 +72,14 @@ class Mpi(Library):
         """Bind the calls with counts that differ by rank."""
         comm, kind, size = self.comm, self.mpi.FLOAT, self.comm.size
         into, source, first = [out, kind], [x, kind], self.comm.rank == 0
-        gathered, shares = [out, uneven(out.size, size)], uneven(x.size, size)
-        given = [x, shares]
+        sizes = uneven(x.size, size)
+        gathered, given = [out, uneven(out.size, size)], [x, sizes]
         received = [out, [out.size // size] * size]
         return {
             "all_gather_uneven": partial(comm.Allgatherv, source, gathered),
             "gather_uneven": partial(comm.Gatherv, source, gathered if first else None),
             "scatter_uneven": partial(comm.Scatterv, given if first else None, into),
-            "reduce_scatter_uneven": partial(comm.Reduce_scatter, source, into, shares),
+            "reduce_scatter_uneven": partial(comm.Reduce_scatter, source, into, sizes),
             "all_to_all_uneven": partial(comm.Alltoallv, given, received),
         }
 

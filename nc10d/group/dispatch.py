@@ -148,7 +148,10 @@ class Dispatcher(Collectives, PointToPoint):
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         backend, prepared = self._preparing, None
         if backend is not None and timeout is None:
-            prepared = _latest(backend, kind, extra)
+            try:
+                prepared = backend.latest[kind].get(extra)
+            except TypeError:  # as in `_call`
+                prepared = None
         given: tuple[Any, ...] | None = None
         views: tuple[Any, Any] | None = (x, y)
         if prepared is not None and unowned_views and type(x) in unowned_views:

@@ -40,6 +40,7 @@ class Waiter:
         self.ending = threading.RLock()
         self.health = group.health
         self._context = group.context
+        self.need_worker = group.context.need_worker  # a frame less for each call in flight
         self._detector = detector
         self._watched: set[Work] = set()
         detector.join(group)
@@ -150,10 +151,6 @@ class Waiter:
             self.interrupted(ops)
 
     # -- for Works -------------------------------------------------------------------------------
-
-    def need_worker(self) -> None:
-        """Start the worker unless it runs."""
-        self._context.need_worker()
 
     def clear_way(self, parts: Sequence[Part]) -> None:
         """Receive unexpected messages that block receives which are only polled."""

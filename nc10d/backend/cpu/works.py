@@ -220,6 +220,8 @@ class PreparedWork(_OfCall, CpuWork):
                 if channel.in_flight:
                     channel.reap()
                 self._finish_waiting(self._sender)
+                if self._state == DONE:
+                    return True
         return super().wait(timeout)
 
 

@@ -51,11 +51,6 @@ def deadline_ns(deadline: Deadline) -> int:
     return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)
 
 
-def limit_ns(began: float, timeout: float) -> int:
-    """Return the end of a timeout in seconds that runs from `began`, as `deadline_ns`."""
-    return 0 if timeout > CENTURIES else int((began + timeout) * 1e9)
-
-
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:
     """The addresses that a channel's programs use; sequences have an entry per rank."""

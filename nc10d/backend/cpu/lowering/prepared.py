@@ -23,7 +23,7 @@ import numpy as np
 
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns, limit_ns
+from nc10d.backend.cpu.engine.channel import CENTURIES, Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
@@ -108,7 +108,8 @@ class Prepared:
             submission = self._spare.pop()
         except IndexError:
             submission = channel.blank(self.arrays)
-        words, address, limit = submission.words, submission.address, limit_ns(began, timeout)
+        words, address = submission.words, submission.address
+        limit = 0 if timeout > CENTURIES else int((began + timeout) * 1e9)  # as deadline_ns
         # In flight before the engine has the address: the worker may begin at once.
         submission.keep, channel.in_flight[address] = (self, x, y, given), submission
         while (answer := submit(words, self.address, limit, x, y, here)) == at.NEW_SITE:
@@ -117,7 +118,7 @@ class Prepared:
             x, y, *_ = given
         if answer in (at.FINISHED, at.BUSY):
             # No other thread has its address any more: the next call may use it.
-            channel.drop(submission)
+            channel.in_flight.pop(address, None)
             submission.keep = None
             self._spare[:] = (submission,)
             if self.in_flight:
