@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from nc10d.testing.plugin.items import RankPool, RankWorld
 
-KINDS = ("threads", "processes")
+KINDS = ("threads", "processes", "simulated")
 MARK = (
     "ranks(*sizes, kind=..., timeout=10.0, strict=True): run the body of the test on each rank of "
     "a group, once for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in "
@@ -52,7 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nc10d-kind",
         choices=KINDS,
         default="threads",
-        help="what a rank is in tests that do not name a kind (default: threads)",
+        help="the kind of ranks in tests that do not name one (default: threads)",
+    )
+    group.addoption(
+        "--nc10d-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="decides order and delays of simulated ranks (default: 0)",
     )
 
 

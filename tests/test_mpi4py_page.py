@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.mpi4py_names import unknown
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "from_mpi4py.md"
 
@@ -31,3 +33,8 @@ def test_the_page_of_mpi4pys_names_is_current() -> None:
     )
     assert done.returncode == 0, f"names without an entry, or of nothing:\n{done.stderr}"
     assert done.stdout == PAGE.read_text() + "\n", "run python tools/mpi4py_names.py --write"
+
+
+def test_a_name_without_an_entry_or_of_nothing_is_found() -> None:
+    text = "| `Foo` | absent | ? |\n| `Bar` | same | `nc10d.bar()`, `nc10d.Work.wait()` |\n"
+    assert unknown(text) == ["| `Foo` | absent | ? |", "nc10d.bar does not exist"]

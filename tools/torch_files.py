@@ -36,8 +36,11 @@ def replace_gloo() -> None:
     """Let torch make groups of nc10d for the name gloo."""
     from torch.distributed import distributed_c10d as c10d
 
+    # Loaded before ranks are forked: once instead of for each rank of each test.
+    import nc10d.backend.cpu.backend
     import nc10d.torch.backend.creation  # and registers "nc10d" where nc10d is not installed
 
+    assert nc10d.backend.cpu.backend
     assert nc10d.torch.backend.creation
     init = c10d.BackendConfig.__init__
 

@@ -97,10 +97,10 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.limit)
     replace(given.devices, given.ranks)
-    if given.ddp:
-        replace_ddp()
     import torch
 
+    if given.ddp:
+        replace_ddp(torch.nn.parallel)
     outcome, suite = Outcome(), unittest.TestSuite()
     tests: Any = unittest.TestLoader().loadTestsFromModule(load(given.file))
     for test in tests:

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.libraries.base import Array, Call, Library
+from benchmarks.libraries.base import Array, Call, Library, ObjectCall, cut, uneven
 from benchmarks.libraries.c10d import WINDOW
 from benchmarks.libraries.tcp import Tcp
 
@@ -26,11 +26,12 @@ WHOLE = {"all_reduce", "broadcast", "reduce", "ping_pong", "exchange", "window"}
 """Collectives whose arrays all have the whole size; in others a chunk is 1/size of it."""
 MESSAGES = {"ping_pong", "exchange"}
 IN_PLACE = {"all_reduce", "broadcast", "reduce", "window"}
-FROM_CHUNK = {"all_gather", "gather", "all_gather_list", "gather_list"}
+FROM_CHUNK = {"all_gather", "gather"}
 """Collectives whose input is a rank's chunk."""
-TO_ROOT = {"reduce", "gather", "gather_list"}
-FROM_ROOT = {"broadcast", "scatter", "scatter_list"}
+TO_ROOT = {"reduce", "gather"}
+FROM_ROOT = {"broadcast", "scatter"}
 """Collectives that have a result, or read an array, on rank 0 alone."""
+FORMS = ("list", "uneven", "object")
 Check = Callable[[], int]
 
 
@@ -39,11 +40,22 @@ def pattern(rank: int, count: int) -> Array:
     return ((np.arange(count) + 3 * rank) % 7).astype(np.float32)
 
 
+def plain(collective: str) -> tuple[str, str]:
+    """Return the collective of which this is a form, and the form; "" for the collective itself."""
+    name, _, form = collective.rpartition("_")
+    return (name, form) if form in FORMS else (collective, "")
+
+
 def expected(collective: str, inputs: list[Array], rank: int) -> tuple[Array, Array]:
     """Return a rank's input, and its expected output, given every rank's whole input."""
-    chunks = [[x] if collective in WHOLE else np.split(x, len(inputs)) for x in inputs]
-    x = chunks[rank][0] if collective in FROM_CHUNK else inputs[rank]
-    return x, EXPECTED[collective.removesuffix("_list")](chunks, rank)
+    name, form = plain(collective)
+    size, count = len(inputs), inputs[0].size
+    sizes = uneven(count, size) if form == "uneven" else [count // size] * size
+    chunks = [[x] if name in WHOLE else cut(x, sizes) for x in inputs]
+    if name in FROM_CHUNK and form == "uneven":
+        chunks = [[own[r]] for r, own in enumerate(chunks)]
+    x = chunks[rank][0] if name in FROM_CHUNK else inputs[rank]
+    return x, EXPECTED[name](chunks, rank)
 
 
 def _total(arrays: list[Array]) -> Array:
@@ -81,24 +93,27 @@ def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call,
     size, rank = library.size, library.rank
     if collective == "barrier":
         return barrier_of(library), nothing, lambda: 0
-    if collective in MESSAGES and rank ^ 1 >= size:  # the last of an odd number has no neighbour
+    name, form = plain(collective)
+    if name in MESSAGES and rank ^ 1 >= size:  # the last of an odd number has no neighbour
         return nothing, nothing, lambda: 0
-    count = max(1, nbytes // 4 // (1 if collective in WHOLE else size))
+    count = max(1, nbytes // 4 // (1 if name in WHOLE else size))
     if collective == "window":  # equal pieces
         count = -(-count // WINDOW) * WINDOW if count > WINDOW else count
-    whole = count * (1 if collective in WHOLE else size)
+    whole = count * (1 if name in WHOLE else size)
     inputs = [pattern(r, whole) for r in range(size)]
     x, wanted = expected(collective, inputs, rank)
     out = np.zeros_like(wanted)
     call = library.bind(out, x)[collective]
 
     def check() -> int:
-        out[:] = inputs[rank][: out.size]
+        out[:] = np.resize(inputs[rank], out.size)
         call()
-        return 0 if collective in TO_ROOT and rank else int(np.count_nonzero(out != wanted))
+        if isinstance(call, ObjectCall):
+            call.store()
+        return 0 if name in TO_ROOT and rank else int(np.count_nonzero(out != wanted))
 
-    read = out if collective in IN_PLACE else x
-    if collective in FROM_ROOT and rank != 0:
+    read = out if name in IN_PLACE and not form else x
+    if name in FROM_ROOT and rank != 0:
         return call, nothing, check
     return call, partial(np.multiply, read, np.float32(1), out=read), check
 

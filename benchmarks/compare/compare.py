@@ -62,10 +62,17 @@ COLLECTIVES = [
 ]
 MORE = [
     *("all_gather_list", "gather_list", "scatter_list", "reduce_scatter_list", "all_to_all_list"),
+    *("all_gather_uneven", "gather_uneven", "scatter_uneven", "reduce_scatter_uneven"),
+    "all_to_all_uneven",
+    *("all_gather_object", "gather_object", "broadcast_object", "scatter_object"),
+    "ping_pong_object",
     "window",
 ]
-"""Collectives that are compared if they are named: a list is MPI's call with counts (Gatherv); a
-window is 64 asynchronous all_reduces of equal pieces of the array, and then all waits."""
+"""Collectives that are compared if they are named: a list is MPI's call with counts (Gatherv), an
+uneven list has arrays that grow with the rank; an object is a list of floats up to 1 KiB, else a
+dict with an array, for MPI by mpi4py's lower-case calls; a window is 64 asynchronous all_reduces of
+equal pieces of the array, and then all waits."""
+GLOO_LACKS = {"all_gather_uneven", "gather_uneven", "scatter_uneven", "reduce_scatter_uneven"}
 Cell = tuple[str, int]
 Samples = dict[str, dict[Cell, list[float]]]
 Start = Callable[[str, Sequence[object]], Rows]
@@ -252,6 +259,9 @@ def _problem(options: argparse.Namespace) -> str:
         unknown = sorted(set(found) - set(known))
         if unknown:
             return f"unknown {kind} {', '.join(unknown)}; known: {', '.join(known)}"
+    lacking = sorted(GLOO_LACKS & set(options.collectives)) if "gloo" in libraries else []
+    if lacking:
+        return f"gloo has no {', '.join(lacking)}: name other libraries, as mpich"
     if not libraries:
         return "a comparison needs a library beside nc10d: gloo, or gloo,tcp with --hosts 2"
     if options.hosts < 1 or options.ranks % options.hosts:

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.libraries.base import Array, Call, Library, both_ways, there_and_back
+from benchmarks.libraries.base import (
+    Array,
+    Call,
+    Library,
+    ObjectCall,
+    as_object,
+    both_ways,
+    cut,
+    there_and_back,
+    uneven,
+)
 
 COLLECTIVES = 4
 """Kinds of collectives that `C10dLibrary.call` knows."""
@@ -84,7 +94,8 @@ class C10dLibrary(Library):
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
         """Bind the public calls to these arrays."""
-        return c10d_calls(self.dist, self.rank, self.size, self.tensor(out), self.tensor(x))
+        calls = c10d_calls(self.dist, self.rank, self.size, self.tensor(out), self.tensor(x))
+        return calls | object_calls(self.dist, self.rank, self.size, out, x)
 
     def call(self, kind: int, count: int) -> None:
         """Make one of `COLLECTIVES` collectives on `count` elements."""
@@ -145,6 +156,7 @@ def c10d_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, C
         "exchange": both_ways(partial(dist.isend, x, peer), recv),
         "barrier": dist.barrier,
         **list_calls(dist, rank, size, out, x),
+        **uneven_calls(dist, rank, size, out, x),
     }
 
 
@@ -163,10 +175,62 @@ def list_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, C
     }
 
 
+def uneven_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, Call]:
+    """Bind the calls with an array for each rank, each longer than that of the rank before."""
+    outs, parts = (cut(y, uneven(len(y), size)) for y in (out, x))
+    received, given = (outs, parts) if rank == 0 else (None, None)
+    return {
+        "all_gather_uneven": partial(dist.all_gather, outs, x),
+        "reduce_scatter_uneven": partial(dist.reduce_scatter, out, parts),
+        "gather_uneven": partial(dist.gather, x, received, 0),
+        "scatter_uneven": partial(dist.scatter, out, given, 0),
+        "all_to_all_uneven": partial(dist.all_to_all, pieces(out, size), parts),
+    }
+
+
+def object_calls(dist: Any, rank: int, size: int, out: Array, x: Array) -> dict[str, Call]:
+    """Bind the object calls; the root is rank 0."""
+    root, peer = rank == 0, rank ^ 1
+
+    def all_gather(value: Any) -> list[Any]:
+        places = [None] * size
+        dist.all_gather_object(places, value)
+        return places
+
+    def gather(value: Any) -> list[Any] | None:
+        places = [None] * size if root else None
+        dist.gather_object(value, places, 0)
+        return places
+
+    def broadcast(value: Any) -> list[Any]:
+        places = [value if root else None]
+        dist.broadcast_object_list(places, 0)
+        return places
+
+    def scatter(values: Any) -> list[Any]:
+        places = [None]
+        dist.scatter_object_list(places, values, 0)
+        return places
+
+    def ping_pong(value: Any) -> list[Any]:
+        places = [None]
+        send = partial(dist.send_object_list, [value], peer)
+        there_and_back(send, partial(dist.recv_object_list, places, peer), rank < peer)()
+        return places
+
+    value, given = as_object(x), [*map(as_object, pieces(x, size))] if root else None
+    return {
+        "all_gather_object": ObjectCall(out, value, all_gather),
+        "gather_object": ObjectCall(out, value, gather),
+        "broadcast_object": ObjectCall(out, value, broadcast),
+        "scatter_object": ObjectCall(out, given, scatter),
+        "ping_pong_object": ObjectCall(out, value, ping_pong),
+    }
+
+
 def pieces(array: Any, size: int) -> list[Any]:
     """Cut an array of the library into equal pieces, views of its memory."""
-    count = len(array) // size
-    return [array[rank * count : (rank + 1) * count] for rank in range(size)]
+    return cut(array, [len(array) // size] * size)
 
 
 def window(dist: Any, out: Any) -> None:

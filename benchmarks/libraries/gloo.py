@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from benchmarks.libraries.base import Array, Call
+from benchmarks.libraries.base import Array, Call, uneven
 from benchmarks.libraries.c10d import HOST, C10dLibrary, Move, stay
 
 
@@ -45,7 +46,10 @@ class Gloo(C10dLibrary):
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
         """Bind c10d's calls; gloo exchanges lists in its single form only."""
         calls = super().bind(out, x)
-        return calls | {"all_to_all_list": calls["all_to_all"]}
+        sizes = [len(out) // self.size] * self.size, uneven(len(x), self.size)
+        tensors = self.tensor(out), self.tensor(x)
+        single = partial(self.dist.all_to_all_single, *tensors, *sizes)
+        return calls | {"all_to_all_list": calls["all_to_all"], "all_to_all_uneven": single}
 
     def tensor(self, array: Array) -> Any:
         """Return a tensor over the memory of an array."""

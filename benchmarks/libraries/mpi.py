@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from benchmarks.libraries.base import Array, Call, Library, there_and_back
+from benchmarks.libraries.base import (
+    Array,
+    Call,
+    Library,
+    ObjectCall,
+    as_object,
+    there_and_back,
+    uneven,
+)
 from benchmarks.libraries.c10d import WINDOW
 
 
@@ -40,6 +49,8 @@ class Mpi(Library):
             "exchange": partial(comm.Sendrecv, source, peer, 0, into, peer, 0),
             "barrier": comm.Barrier,
             **self._with_counts(out, x),
+            **self._uneven(out, x),
+            **self._objects(out, x),
         }
 
     def _with_counts(self, out: Array, x: Array) -> dict[str, Call]:
@@ -55,6 +66,40 @@ class Mpi(Library):
             "reduce_scatter_list": partial(comm.Reduce_scatter, source, into),
             "all_to_all_list": partial(comm.Alltoallv, all_from, all_into),
             "window": partial(self._window, out),
+        }
+
+    def _uneven(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind the calls with counts that differ by rank."""
+        comm, kind, size = self.comm, self.mpi.FLOAT, self.comm.size
+        into, source, first = [out, kind], [x, kind], self.comm.rank == 0
+        gathered, shares = [out, uneven(out.size, size)], uneven(x.size, size)
+        given = [x, shares]
+        received = [out, [out.size // size] * size]
+        return {
+            "all_gather_uneven": partial(comm.Allgatherv, source, gathered),
+            "gather_uneven": partial(comm.Gatherv, source, gathered if first else None),
+            "scatter_uneven": partial(comm.Scatterv, given if first else None, into),
+            "reduce_scatter_uneven": partial(comm.Reduce_scatter, source, into, shares),
+            "all_to_all_uneven": partial(comm.Alltoallv, given, received),
+        }
+
+    def _objects(self, out: Array, x: Array) -> dict[str, Call]:
+        """Bind mpi4py's lower-case calls, which pickle."""
+        comm, peer = self.comm, self.rank ^ 1
+        parts = [*map(as_object, np.split(x, self.size))] if x.size % self.size == 0 else None
+
+        def ping_pong(value: Any) -> list[Any]:
+            found: list[Any] = []
+            send = partial(comm.send, value, peer)
+            there_and_back(send, lambda: found.append(comm.recv(None, peer)), self.rank < peer)()
+            return found
+
+        return {
+            "all_gather_object": ObjectCall(out, as_object(x), comm.allgather),
+            "gather_object": ObjectCall(out, as_object(x), comm.gather),
+            "broadcast_object": ObjectCall(out, as_object(x), lambda x: [comm.bcast(x)]),
+            "scatter_object": ObjectCall(out, parts, lambda x: [comm.scatter(x)]),
+            "ping_pong_object": ObjectCall(out, as_object(x), ping_pong),
         }
 
     def _window(self, out: Array) -> None:

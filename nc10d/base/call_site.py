@@ -10,7 +10,9 @@ from types import FrameType
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
-_ASSERTS = f"{_PACKAGE}testing{os.sep}asserts.py"
+_NOT_USERS = tuple(
+    f"{_PACKAGE}testing{os.sep}{name}" for name in ("asserts.py", f"simulated{os.sep}")
+)
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
@@ -24,11 +26,11 @@ MOST_BYTES = 63
 def is_users(name: str) -> bool:
     """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
 
-    nc10d's own programs (bench, debug, testing but for its assertions) count as a user's;
-    torch.distributed is an adapter.
+    nc10d's own programs (bench, debug, most of testing) count as a user's; torch.distributed is an
+    adapter.
     """
     if name.startswith(_PACKAGE):
-        return name.startswith(_USER_PARTS) and name != _ASSERTS
+        return name.startswith(_USER_PARTS) and not name.startswith(_NOT_USERS)
     if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
         return False
     return not (name.startswith("<frozen") or any(part in name for part in _ADAPTERS))

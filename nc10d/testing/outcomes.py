@@ -34,6 +34,8 @@ FRAMES = "_nc10d_frames"
 """The attribute of an error that names other lines than its traceback does."""
 REMARKS = "_nc10d_remarks"
 """The attribute of an error with remarks for its Outcome."""
+KILLED = object()
+"""The value of a rank's outcome that a fault has killed."""
 REPORT = "_nc10d_report"
 """The attribute of an error that has a RunReport."""
 
@@ -61,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """A rank in a RunReport: `state` is "returned", "raised" or "running"."""
+    """A rank in a RunReport: `state` is "returned", "raised", "running" or "killed"."""
 
     state: str
     frames: tuple[UserFrame, ...]
@@ -87,7 +89,8 @@ class RunReport:
 def rank_end(outcome: Outcome) -> RankEnd:
     """Return the end of a rank that has answered; it keeps neither arrays nor tracebacks alive."""
     if outcome.done:
-        return RankEnd("returned", outcome.frames, outcome.remarks)
+        state = "killed" if outcome.value is KILLED else "returned"
+        return RankEnd(state, outcome.frames, outcome.remarks)
     error = outcome.value
     return RankEnd(
         "raised",

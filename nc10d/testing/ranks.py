@@ -11,6 +11,7 @@ caller, which kills ranks that are processes at once.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from nc10d.testing.rank_workers import (
 )
 
 T = TypeVar("T")
-Kind = Literal["threads", "processes"]
+Kind = Literal["threads", "processes", "simulated"]
 ANSWER_SECONDS = 30.0
 """Seconds beyond the group's own timeout after which a rank counts as lost."""
 
@@ -56,7 +57,8 @@ class Ranks:
         if kind not in ("threads", "processes") or world_size < 1:
             raise ValueError(f"expected threads or processes, at least 1: {kind!r}, {world_size}")
         self.world_size = world_size
-        self.kind = kind
+        self.kind: Kind = kind
+        self._described: str = kind
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
         self._limit = timeout + ANSWER_SECONDS
         self._workers: list[RankWorker] = []
@@ -184,7 +186,7 @@ class Ranks:
         notes += [f"rank {rank}: {type(other).__name__}: {other}" for rank, other in failed]
         for note in notes:
             error.add_note(note)
-        setattr(error, REPORT, RunReport(self.kind, ends, frozenset(notes)))
+        setattr(error, REPORT, RunReport(self._described, ends, frozenset(notes)))
         return error
 
 
@@ -194,11 +196,26 @@ def run_ranks(
     kind: Kind = "threads",
     *columns: Sequence[Any],
     timeout: float = 30.0,
+    seed: int = 0,
+    faults: Sequence[Any] = (),
 ) -> list[T]:
     """Form a group of `world_size` ranks, call function(group, *row) on each, return the results.
 
     `Ranks` keeps the ranks for several calls. `group` is each rank's default group as well, so that
     `nc10d.all_reduce(x)` works in the function. `run_local` needs no engine.
+
+    With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and the delays
+    of messages, and `faults` are Kill, Pause, Partition and ClockJump of nc10d.testing. The result
+    of a killed rank is None.
     """
+    if kind == "simulated":
+        # By name: that module is built on this one.
+        module = importlib.import_module("nc10d.testing.simulated.simulated_ranks")
+        found: list[T] = module.SimulatedRanks(world_size, seed, timeout, faults).run(
+            function, *columns
+        )
+        return found
+    if faults:
+        raise ValueError("faults are for kind='simulated'")
     with Ranks(world_size, kind, timeout=timeout) as ranks:
         return ranks.run(function, *columns)

@@ -9,6 +9,7 @@ Gradients object.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
+from nc10d.torch.compiling import in_python
 from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of
 from nc10d.torch.tensors import DTYPES, as_tensor
 
@@ -142,6 +144,9 @@ class Gradients:
 
     def _queue_end(self) -> None:
         """Let autograd call `_end` when the current backward pass ends."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(compiled, "in_compiled_autograd_region", False):
+            raise RuntimeError(_COMPILED)
         self._end_queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -220,9 +225,15 @@ _ADVICE = (
     "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
     "on all parameters, and see that all of the module's output takes part in the loss."
 )
+_COMPILED = (
+    "DistributedDataParallel reduces nothing in a compiled backward pass (compiled_autograd): that "
+    "does not announce its end. Compile the module alone, or reduce the gradients in the graph by "
+    "nc10d.torch.functional.all_reduce_coalesced"
+)
 
 
 def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:
+    @in_python  # also if autograd itself is compiled
     def ready(x: torch.Tensor) -> None:
         gradients = owner()
         if gradients is not None:
@@ -241,6 +252,7 @@ def _weak_step(owner: weakref.ref[Gradients]) -> Callable[[Iterable[int]], None]
 
 
 def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None]:
+    @in_python
     def begin(_: torch.Tensor) -> None:
         gradients = owner()
         if gradients is not None and gradients._reducing:

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.compare import call_times, coalescing_ways
-from benchmarks.compare.compare import COLLECTIVES, MORE
+from benchmarks.compare.compare import COLLECTIVES, MORE, parse
 from benchmarks.libraries import NAMES, make
 from benchmarks.libraries.base import both_ways, there_and_back
-from benchmarks.libraries.c10d import c10d_calls
+from benchmarks.libraries.c10d import c10d_calls, object_calls
 from benchmarks.libraries.tcp import SHARES, cut
 from nc10d.testing import run_local
 
@@ -138,7 +138,8 @@ def test_every_library_has_every_collective_and_no_other() -> None:
     import nc10d
 
     x = np.zeros(2)
-    assert set(c10d_calls(nc10d, 0, 2, x, x)) == {*COLLECTIVES, *MORE}
+    calls = c10d_calls(nc10d, 0, 2, x, x) | object_calls(nc10d, 0, 2, x, x)
+    assert set(calls) == {*COLLECTIVES, *MORE}
     assert set(COLLECTIVES) == set(SHARES)
     assert set(NAMES) == set(coalescing_ways.WAYS)
     assert [make(name).name for name in NAMES] == list(NAMES)
@@ -187,3 +188,30 @@ def test_asynchronous_calls_are_all_started_before_any_is_waited_for() -> None:
     assert log == ["start a", "start b"]
     wait()
     assert log[2:] == ["wait", "wait"]
+
+
+class WithObjects(OnGroup):
+    """A library whose object calls are nc10d's, on the default group."""
+
+    def bind(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
+        import nc10d
+
+        return super().bind(out, x) | object_calls(nc10d, self.rank, self.size, out, x)
+
+
+@pytest.mark.parametrize("nbytes", [8, 96, 6000])
+@pytest.mark.parametrize("name", MORE)
+def test_lists_and_objects_end_where_the_plain_collective_ends(name: str, nbytes: int) -> None:
+    def wrong(group: Any) -> int:
+        _, write, check = call_times.prepare(WithObjects(group), name, nbytes)
+        write()
+        return check()
+
+    for size in (2, 3):
+        assert run_local(wrong, size) == [0] * size
+
+
+def test_gloo_is_not_asked_for_uneven_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["gloo", "--collectives", "gather_uneven"])
+    assert "gloo has no gather_uneven" in capsys.readouterr().err

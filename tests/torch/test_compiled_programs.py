@@ -4,11 +4,9 @@ import random
 
 import pytest
 import torch
-from torch import nn
 
 import nc10d as dist
 from nc10d.testing import Ranks
-from nc10d.torch import DistributedDataParallel
 from nc10d.torch import functional as F
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 from nc10d.testing import run_local, run_ranks
 from nc10d.torch import (
@@ -200,6 +201,24 @@ def test_the_state_of_a_plain_optimizer_goes_on_in_shards_and_back():
             assert all(torch.equal(row[key], back[name][key]) for key in row)
         for name, x in found.items():
             torch.testing.assert_close(x, expected[name])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
+def test_torchs_checkpoint_files_hold_whole_states_and_give_them_back(tmp_path):
+    def run(group: Any) -> Any:
+        model = fully_shard(Net(), nn.Sequential)
+        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+        train(model, group.rank, range(1), optimizer)
+        return {"model": model.full_state_dict(), **full_optim_state_dict(model, optimizer)}
+
+    saved = run_local(run, 2)[0]
+    torch.save(saved, tmp_path / "a.pt")
+    torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "files")
+    dcp_to_torch_save(tmp_path / "files", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt")
+    assert same(back["model"], saved["model"])
+    assert back["param_groups"][0]["params"] == saved["param_groups"][0]["params"]
+    assert all(same(row, saved["state"][name]) for name, row in back["state"].items())
 
 
 def test_mistakes_are_refused_before_anything_changes():

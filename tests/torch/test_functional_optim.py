@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from nc10d.torch import as_functional_optim
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer
@@ -112,3 +113,42 @@ def test_autograd_notices_a_step_before_a_backward_pass_that_needs_the_parameter
     as_functional_optim(torch.optim.SGD, 0.1).step_param(x, torch.ones(2))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+CAPTURABLE = {
+    "Adam": {"foreach": True, "amsgrad": True},
+    "AdamW": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "RMSprop": {},
+    "Adadelta": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", [*CAPTURABLE, "SGD"])
+def test_a_capturable_step_on_a_gpu_reads_nothing_back(name, foreach):
+    """A FakeTensor has no values: a host that reads one gets an error."""
+    options = {"momentum": 0.9} if name == "SGD" else {"capturable": True, **CAPTURABLE[name]}
+    with FakeTensorMode():
+        x = torch.ones(3, device="cuda")
+        options = {"lr": 0.1, "foreach": foreach} | options
+        functional = as_functional_optim(getattr(torch.optim, name), **options)
+        for _ in range(3):
+            functional.step_param(x, torch.ones(3, device="cuda"))
+        tensors = [v for v in functional.state[x].values() if isinstance(v, torch.Tensor)]
+        assert {v.device.type for v in tensors} == {"cuda"}
+
+
+def test_a_step_that_is_not_capturable_counts_on_the_host():
+    x = torch.ones(3)
+    functional = as_functional_optim(torch.optim.Adam, 0.1)
+    functional.step_param(x, torch.ones(3))
+    assert functional.state[x]["step"].device.type == "cpu"
+
+
+def test_the_count_of_host_reads_can_fail():
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        torch.ones(1, device="cuda").item()

@@ -164,8 +164,8 @@ class CpuBackend(Backend):
         return self
 
     def observe_failure(self, observer: Callable[[DistError], object]) -> None:
-        """Have `observer` called with the error when the group fails."""
-        self.group.health.on_failure = observer
+        """Have `observer` called with the error when the group fails, after those before."""
+        self.group.health.on_failure.append(observer)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest call of each rank of this host: as the end of an error, and numbers."""

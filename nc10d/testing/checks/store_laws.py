@@ -84,11 +84,15 @@ def wait_and_check_are_about_all_keys(a: Store, b: Store, key: str) -> None:
 def adds_of_several_clients_are_counted_once_each(a: Store, b: Store, key: str) -> None:
     """Each add returns another sum; the value is the decimal number."""
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(lambda s=s: [s.add(key, 1) for _ in range(ADDS)]) for s in (a, b)]
+        runs = [pool.submit(_add_often, store, key) for store in (a, b)]
         sums = sorted(total for run in runs for total in run.result(LONG))
     _equal(sums, list(range(1, 2 * ADDS + 1)))
     _equal(a.add(key, -3), 2 * ADDS - 3)
     _equal(int(b.get(key)), 2 * ADDS - 3)
+
+
+def _add_often(store: Store, key: str) -> list[int]:
+    return [store.add(key, 1) for _ in range(ADDS)]
 
 
 def add_refuses_text(a: Store, _: Store, key: str) -> None:

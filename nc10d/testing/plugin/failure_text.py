@@ -69,6 +69,7 @@ _STATES = {
     "raised": ("was waiting", "were waiting"),
     "running": ("is still running", "are still running"),
     "returned": ("returned", "returned"),
+    "killed": ("was killed by a fault", "were killed by faults"),
 }
 
 

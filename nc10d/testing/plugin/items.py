@@ -23,6 +23,8 @@ from nc10d.testing.outcomes import REMARKS, is_shown
 from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
+from nc10d.testing.simulated.faults import Fault
+from nc10d.testing.simulated.simulated_ranks import SimulatedRanks
 
 MOST_PROCESSES = 8
 """Most processes that are kept for later tests."""
@@ -30,11 +32,16 @@ TIMEOUT = 10.0
 
 
 class RankSettings(NamedTuple):
-    """What a rank is, the seconds of its operations, and whether its calls are watched."""
+    """What a rank is, the seconds of its operations, and whether its calls are watched.
+
+    `seed` and `faults` are for simulated ranks.
+    """
 
     kind: str
     timeout: float
     strict: bool
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
 
 
 class RankPool:
@@ -45,7 +52,9 @@ class RankPool:
 
     def take(self, size: int, settings: RankSettings) -> Ranks:
         """Return ranks that have just formed their default group."""
-        kind, timeout, strict = settings
+        kind, timeout, strict, seed, faults = settings
+        if kind == "simulated":  # a new world for each run
+            return SimulatedRanks(size, seed, timeout, faults, sync_sends=strict)
         ranks = self._kept.pop((size, settings), None)
         with _sync_sends(strict):
             if ranks is None:
@@ -92,14 +101,16 @@ class RankWorld:
         """Return the settings of a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
-        unknown = given.keys() - {"kind", "timeout", "strict"}
+        unknown = given.keys() - {"kind", "timeout", "strict", "faults"}
         if unknown:
-            text = f"@pytest.mark.ranks takes kind, timeout and strict, not {[*unknown]}"
+            text = f"@pytest.mark.ranks takes kind, timeout, strict and faults, not {[*unknown]}"
             pytest.fail(text, pytrace=False)
         return RankSettings(
             given.get("kind", item.config.option.nc10d_kind),
             float(given.get("timeout", TIMEOUT)),
             bool(given.get("strict", True)),
+            item.config.option.nc10d_seed,
+            tuple(given.get("faults", ())),
         )
 
     def ranks(self, settings: RankSettings) -> Ranks:

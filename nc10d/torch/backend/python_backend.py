@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.torch_entry import NAME
+from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
@@ -27,6 +29,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
     def __init__(self, group: ProcessGroup, world: World) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
+        self._abort_hooks: dict[int, Callable[[], None]] | None = None
         _alive.add(self)
 
     def shutdown(self) -> None:
@@ -45,6 +48,26 @@ class PythonBackend(TorchCalls, c10d.Backend):
     supports_splitting = CallableInt(False)
     supports_shrinking = supports_time_estimate = CallableInt(False)
     supports_reconfigure = supports_window = CallableInt(False)
+
+    def registerAbortHook(self, number: int, hook: Callable[[], None]) -> None:
+        """Have `hook` called when the group fails, before any call raises the error."""
+        if self._abort_hooks is None:
+            hooks = self._abort_hooks = {}
+
+            def call_hooks(_: DistError) -> None:
+                for each in [*hooks.values()]:
+                    each()
+
+            records = self.nc10d_group.backend("cpu").call_records
+            assert records is not None, "the CPU's backend keeps records"
+            records.observe_failure(call_hooks)
+        self._abort_hooks[number] = hook
+
+    def unregisterAbortHook(self, number: int) -> None:
+        """Call a hook no more."""
+        (self._abort_hooks or {}).pop(number, None)
+
+    register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: torch allocates tensors itself."""

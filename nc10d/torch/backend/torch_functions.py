@@ -18,13 +18,19 @@ from torch.distributed import distributed_c10d as c10d
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
 from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.python_backend import SUPPORTED
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
 
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
-    for own in (_monitored_barrier, _recv, _set_pg_timeout, _split_group, _shrink_group):
+    theirs: Any
+    for name in ("send", "recv", "recv_anysource") if SUPPORTED else ():
+        theirs = getattr(Group, name)
+        if not hasattr(theirs, "nc10d"):
+            setattr(Group, name, _passing_on(_of_the_group(name), theirs))
+    for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
         name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
@@ -54,18 +60,15 @@ def _monitored_barrier(
     return calls.monitored_barrier(limit, wait_all_ranks)
 
 
-def _recv(
-    tensor: Any,
-    src: int | None = None,
-    group: Group | None = None,
-    tag: int = 0,
-    group_src: int | None = None,
-) -> Any:
-    # The Work that torch 2.14 makes of a Backend's does not know the sender.
-    calls = calls_of(group or dist.group.WORLD)
-    if calls is None or src is not None or group_src is not None:
-        return NotImplemented
-    return calls.nc10d_group.global_rank(calls.recv_anysource([tensor], tag).source_rank())
+def _of_the_group(name: str) -> Callable[..., Any]:
+    """Return a method of ProcessGroup that passes a message on to the group of nc10d."""
+
+    # torch 2.14 answers with a Work of its own, which knows neither the sender nor an end.
+    def message(group: Any, *arguments: Any, **options: Any) -> Any:
+        calls = calls_of(group)
+        return NotImplemented if calls is None else getattr(calls, name)(*arguments, **options)
+
+    return message
 
 
 def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:

@@ -60,7 +60,7 @@ class Health:
         self.closed = False
         self.why_closed = ""
         self._deadlock: DistError | None = None
-        self.on_failure: Callable[[DistError], object] | None = None
+        self.on_failure: list[Callable[[DistError], object]] = []
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -78,8 +78,8 @@ class Health:
                     self._stop()
                     self._failure = found
             # Without the lock: an observer may take long, and other threads need the failure.
-            if first and self.on_failure is not None:
-                self.on_failure(found)
+            for observe in self.on_failure if first else ():
+                observe(found)
             # Works with callbacks end now; the notifier finishes them.
             self._context.poke_notifier()
         return self._failure

@@ -1,0 +1,276 @@
+"""A scheduler of tasks in virtual time: a single task runs at a time, chosen by a seed.
+
+Each task is a thread that runs while it holds the baton. It gives the baton away where it waits or
+pauses. Then the scheduler picks a runnable task; if there is none, it moves the time to the next
+event. If there is no event either, no task can go on: each waiting task raises `stuck`'s error.
+
+| state of a task | enters it when |
+|---|---|
+| runnable | initially; what it waited for has come, or its time has |
+| running | it is picked: it alone has the baton |
+| waiting | it waits for a change, or until a time |
+| ended | its function has returned or raised |
+
+While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter` and
+`threading.Event` are virtual for them, and real for other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+Choose = Callable[[int], int]
+"""Picks a number below a number of possibilities."""
+REAL = {name: getattr(time, name) for name in ("sleep", "monotonic", "time", "perf_counter")}
+STACK_BYTES = 512 << 10
+"""The stack of a task's thread: a thousand of them fit into a small machine's memory."""
+PATIENCE = 60.0
+"""Real seconds for which a task may keep the baton."""
+
+
+class Killed(BaseException):
+    """The end of a task that a plan kills; not an Exception, so that programs let it pass."""
+
+
+class RankTask:
+    """A task of a scheduler; `skew`, in seconds, is added to what `time.time` returns there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.baton = threading.Semaphore(0)
+        self.waiting = False
+        self.ended = False
+        self.turn = 0
+        """How often it has been woken: a limit is for the wait that it was set in."""
+        self.skew = 0.0
+        self.paused_until = 0.0
+        self.killed = False
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+
+
+class Scheduler:
+    """Tasks, events and the time."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.now = 0.0
+        self.tasks: list[RankTask] = []
+        self.stuck: Callable[[], BaseException] = lambda: RuntimeError("no task can go on")
+        self._runnable: list[RankTask] = []
+        self._events: list[tuple[float, int, bool, Callable[[], object]]] = []
+        self._real = 0
+        """Events that are no limits."""
+        self._pauses = self._in_event = False
+        self._numbers = itertools.count()
+        self._done = threading.Semaphore(0)
+        self._local = threading.local()
+
+    def at(self, when: float, action: Callable[[], object], limit: bool = False) -> None:
+        """Call `action` at a time; it must not wait.
+
+        A `limit` only ends a wait that was in vain: where nothing else can happen, tasks are stuck.
+        """
+        self._real += not limit
+        heapq.heappush(self._events, (when, next(self._numbers), limit, action))
+
+    def run(self, functions: Sequence[Callable[[], object]]) -> None:
+        """Run functions as tasks until all have ended; TimeoutError if a task never gives way."""
+        self.tasks = [RankTask(number) for number in range(len(functions))]
+        self._runnable = [*self.tasks]
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            for task, function in zip(self.tasks, functions, strict=True):
+                name = "nc10d-rank"
+                task.thread = threading.Thread(
+                    target=self._main, args=(task, function), name=name, daemon=True
+                )
+                task.thread.start()
+        finally:
+            threading.stack_size(before)
+        with self._virtual_time():
+            self._pass_on(None)
+            picked = self.now, self.running()
+            while not self._done.acquire(timeout=PATIENCE):
+                if picked == (self.now, self.running()):
+                    raise TimeoutError(f"task {picked[1]} has not given way for {PATIENCE:g} s")
+                picked = self.now, self.running()
+        for task in self.tasks:
+            assert task.thread is not None, "all have been started"
+            task.thread.join()
+
+    def running(self) -> int:
+        """Return the number of the task that has the baton; -1 if none has."""
+        return getattr(self, "_running", -1)
+
+    def current(self) -> RankTask | None:
+        """Return this thread's task."""
+        return getattr(self._local, "task", None)
+
+    def _main(self, task: RankTask, function: Callable[[], object]) -> None:
+        self._local.task = task
+        task.baton.acquire()
+        try:
+            function()
+        finally:
+            task.ended = True
+            self._pass_on(task)
+
+    def _pass_on(self, task: RankTask | None) -> None:
+        """Give the baton to the next task; return when `task` has it again, if it has not ended."""
+        following = self._next()
+        if following is None:
+            self._running = -1
+            self._done.release()
+            return
+        self._running = following.number
+        if following is task:
+            return
+        following.baton.release()
+        if task is not None and not task.ended:
+            task.baton.acquire()
+
+    def _next(self) -> RankTask | None:
+        while True:
+            ready = self._runnable
+            if self._pauses:
+                ready = [task for task in ready if task.paused_until <= self.now]
+            if ready:
+                task = ready[self.choose(len(ready)) if len(ready) > 1 else 0]
+                self._runnable.remove(task)
+                return task
+            if self._real:
+                self.now, _, limit, action = heapq.heappop(self._events)
+                self._real -= not limit
+                self._in_event = True
+                action()
+                self._in_event = False
+                continue
+            left = [task for task in self.tasks if not task.ended]
+            if not left:
+                return None
+            error = self.stuck()
+            for task in left:
+                task.error = error
+                self.wake(task)
+
+    def wake(self, task: RankTask) -> None:
+        """Make a waiting task runnable."""
+        if task.waiting:
+            task.waiting = False
+            task.turn += 1
+            self._runnable.append(task)
+
+    def give_way(self) -> None:
+        """Let other tasks run, if the choice falls on them."""
+        task = self.current()
+        if task is not None and not self._in_event:
+            self._runnable.append(task)
+            self._pass_on(task)
+            self._check(task)
+
+    def wait(
+        self, ready: Callable[[], bool], until: float, changed: list[RankTask], limit: bool = False
+    ) -> bool:
+        """Wait until `ready()`, or a time; return whether it is ready. `limit` as in `at`.
+
+        The task is in `changed` meanwhile; a change wakes the tasks there.
+        """
+        task = self.current()
+        assert task is not None, "only a task waits in virtual time"
+        if self._in_event and not ready():
+            raise RuntimeError("a callback must not wait: it runs beside the ranks")
+        while not ready():
+            if until <= self.now:
+                return False
+            task.waiting = True
+            changed.append(task)
+            if until < float("inf"):
+                self.at(until, partial(self._end_wait, task, task.turn), limit)
+            self._pass_on(task)
+            self._check(task)
+        return True
+
+    def _end_wait(self, task: RankTask, turn: int) -> None:
+        if task.turn == turn:
+            self.wake(task)
+
+    def wake_all(self, changed: list[RankTask]) -> None:
+        """Wake the tasks that wait for a change."""
+        tasks, changed[:] = [*changed], []
+        for task in tasks:
+            self.wake(task)
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass for this task."""
+        self.wait(lambda: False, self.now + seconds, [])
+
+    def pause(self, number: int, seconds: float) -> None:
+        """Let a task not run for some time."""
+        self._pauses = True
+        self.tasks[number].paused_until = self.now + seconds
+        self.at(self.now + seconds, lambda: None)
+
+    def kill(self, number: int) -> None:
+        """End a task where it waits next."""
+        task = self.tasks[number]
+        task.killed = True
+        self.wake(task)
+
+    def _check(self, task: RankTask) -> None:
+        if task.killed:
+            raise Killed
+        if task.error is not None:
+            error, task.error = task.error, None
+            raise error
+
+    @contextlib.contextmanager
+    def _virtual_time(self) -> Iterator[None]:
+        def clock(name: str) -> Callable[[], float]:
+            def read() -> float:
+                task = self.current()
+                if task is None:
+                    return float(REAL[name]())
+                return self.now + (task.skew if name == "time" else 0.0)
+
+            return read
+
+        event_wait, event_set = threading.Event.wait, threading.Event.set
+        changed: list[RankTask] = []
+
+        def wait(event: threading.Event, timeout: float | None = None) -> bool:
+            if self.current() is None:
+                return event_wait(event, timeout)
+            endless = timeout is None or timeout >= threading.TIMEOUT_MAX
+            until = float("inf") if endless else self.now + (timeout or 0.0)
+            return self.wait(event.is_set, until, changed)
+
+        def set_event(event: threading.Event) -> None:
+            event_set(event)
+            if self.current() is not None:
+                self.wake_all(changed)
+
+        def sleep(seconds: float) -> None:
+            REAL["sleep"](seconds) if self.current() is None else self.sleep(seconds)
+
+        fakes: dict[str, Any] = {name: clock(name) for name in REAL} | {"sleep": sleep}
+        for name, fake in fakes.items():
+            setattr(time, name, fake)
+        mine: dict[str, Any] = {"wait": wait, "set": set_event}
+        theirs: dict[str, Any] = {"wait": event_wait, "set": event_set}
+        for name, method in mine.items():
+            setattr(threading.Event, name, method)
+        try:
+            yield
+        finally:
+            for name, method in theirs.items():
+                setattr(threading.Event, name, method)
+            for name, real in REAL.items():
+                setattr(time, name, real)

@@ -1,0 +1,63 @@
+"""A receive from any source names its sender; hooks of torch 2.14 are called."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+import nc10d.torch
+from nc10d.testing import Ranks
+from nc10d.torch.backend.python_backend import SUPPORTED
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2, "processes") as started:
+        started.run(start)
+        yield started
+
+
+def start(group):
+    nc10d.torch.as_torch_group()
+
+
+def receives(group):
+    """Return the senders that a rank is told: by irecv, by recv, and by the group's own method."""
+    x = torch.full((2,), 7.0)
+    if dist.get_rank() == 0:
+        for _ in range(3):
+            dist.send(x, 1)
+        return [0, 0, 0]
+    y = torch.zeros(2)
+    work = dist.irecv(y)
+    work.wait()
+    by_method = dist.group.WORLD.recv_anysource([y], 0)
+    by_method.wait()
+    assert torch.equal(x, y)
+    return [work._source_rank(), by_method._source_rank(), dist.recv(y)]
+
+
+def test_a_receive_from_any_source_names_its_sender(ranks):
+    assert ranks.run(receives) == [[0, 0, 0]] * 2
+
+
+def meets_a_failure(group):
+    """Return how often each hook was called when calls differ."""
+    pair = dist.new_group([0, 1])
+    called = []
+    pair.register_abort_hook(1, lambda: called.append("abort"))
+    pair.register_abort_hook(2, lambda: called.append("never"))
+    pair.unregister_abort_hook(2)
+    pair.register_pre_hook(3, lambda given: called.append("before"))
+    pair.register_post_hook(4, lambda given: called.append("after"))
+    x = torch.ones(2)
+    dist.all_reduce(x, group=pair)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(2 + dist.get_rank()), group=pair)
+    return called[:2], called.count("abort"), "never" in called
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="hooks are new in torch 2.14")
+def test_hooks_are_called_before_and_after_a_call_and_at_a_failure(ranks):
+    assert hasattr(c10d.ProcessGroup, "register_pre_hook")
+    assert ranks.run(meets_a_failure) == [(["before", "after"], 1, False)] * 2
