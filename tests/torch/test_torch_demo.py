@@ -26,25 +26,26 @@ def run(*words):
     )
 
 
-def test_both_implementations_have_the_same_loss_curve(tmp_path):
+@pytest.mark.parametrize("mode", [[], pytest.param(["--uneven"], marks=pytest.mark.long)])
+def test_both_implementations_have_the_same_loss_curve(tmp_path, mode):
     losses, picture = tmp_path / "losses.json", tmp_path / "loss.png"
-    assert run("--ddp", "torch", "--save", losses).returncode == 0
-    done = run("--ddp", "nc10d", "--against", losses, "--plot", picture)
+    assert run("--ddp", "torch", "--save", losses, *mode).returncode == 0
+    done = run("--ddp", "nc10d", "--against", losses, "--plot", picture, *mode)
     assert done.returncode == 0, done.stderr
     assert "the same curve as with torch's DDP: at most 0.0e+00 apart" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_job_in_low_precision_with_uneven_data_goes_on_from_its_file(tmp_path):
-    words = ("--mixed", "--uneven", "--keep", tmp_path / "state.pt")
-    assert run(*words, "--steps", "4").returncode == 0
-    done = run(*words)
-    assert done.returncode == 0, done.stderr
-    whole = run("--mixed", "--uneven", "--save", tmp_path / "losses.json")
+@pytest.mark.long
+def test_a_job_in_low_precision_goes_on_from_its_file_as_if_it_had_not_ended(tmp_path):
+    kept = tmp_path / "state.pt"
+    assert run("--mixed", "--keep", kept, "--steps", "4").returncode == 0
+    assert run("--mixed", "--keep", kept).returncode == 0
+    whole = run("--mixed", "--save", tmp_path / "losses.json")
     assert whole.returncode == 0, whole.stderr
-    state = torch.load(tmp_path / "state.pt")
-    assert state["losses"] == json.loads((tmp_path / "losses.json").read_text())[1]
-    assert len(state["losses"]) == 8
+    losses = torch.load(kept)["losses"]
+    assert losses == json.loads((tmp_path / "losses.json").read_text())[1]
+    assert len(losses) == 8
 
 
 @pytest.mark.long
