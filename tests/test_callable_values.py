@@ -80,3 +80,12 @@ def test_groups_and_works_say_that_they_cannot_be_pickled(
         if how is not copy.copy or not isinstance(thing, (dict, list)):
             with pytest.raises(TypeError, match="can't be pickled or copied: it belongs to this"):
                 how(thing)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float16, np.complex64])
+def test_an_array_keeps_its_dtype_beside_a_rank(dtype: type) -> None:
+    x, rank = np.ones(3, dtype), CallableInt(2)
+    for result in (x + rank, rank + x, np.multiply(x, rank), x[0] * rank, rank * x[0]):
+        assert result.dtype == dtype
+    x += rank
+    assert x.tolist() == [3, 3, 3]
