@@ -111,7 +111,7 @@ def test_a_group_leaves_no_traces_and_the_script_its_exit_code(tmp_path):
     own = tmp_path / "temporary"
     own.mkdir()
     both = [python(script, rank, tmp_path, TURNS, TMPDIR=str(own)) for rank in range(2)]
-    outputs = [each.communicate(timeout=100) for each in both]
+    outputs = [each.communicate(timeout=100 + 4 * int(TURNS)) for each in both]
     assert [each.returncode for each in both] == [5, 5], outputs
 
 
