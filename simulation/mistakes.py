@@ -269,8 +269,8 @@ def launch_again(real: Any) -> Any:
 
 def launch_when_full(schedule: Any, param: int) -> range:
     """Launch a bucket as soon as it is full."""
-    schedule._remaining[param] -= 1
-    if schedule._remaining[param]:
+    schedule.remaining[param] -= 1
+    if schedule.remaining[param]:
         return range(0)
     bucket = schedule._bucket_of[param]
     schedule._pending[bucket] -= 1

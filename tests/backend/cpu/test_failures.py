@@ -67,8 +67,9 @@ def test_a_timeout_names_the_missing_rank_on_every_rank(size: int) -> None:
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
 
-def crossed(group: Any) -> DistError:
+def crossed(group: Any, over: threading.Event) -> DistError:
     other = dist.new_group()
+    threading.Thread(target=over.wait).start()  # it could make a call, so no cycle is certain
     for one in (group, other):
         one.barrier()
         one.timeout = 1.0
@@ -83,8 +84,7 @@ def crossed(group: Any) -> DistError:
 
 def test_groups_that_are_used_in_crossing_orders_are_both_named() -> None:
     over = threading.Event()
-    threading.Thread(target=over.wait).start()  # it could make a call, so no cycle is certain
-    errors = run_ranks(crossed, 2)
+    errors = run_ranks(crossed, 2, "threads", [over] * 2)
     over.set()
     for error in errors:
         assert isinstance(error, CollectiveTimeout)

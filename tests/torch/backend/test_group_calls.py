@@ -1,5 +1,6 @@
 """The calls of a torch group on nc10d, by torch's own names and options, ranks as threads."""
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -290,13 +291,17 @@ def test_a_failed_future_raises_and_so_does_what_is_chained_to_it():
 
 
 def test_a_timeout_of_a_call_says_so_in_torch_s_words():
+    over = threading.Event()
+
     def body(group):
         if group.rank():
+            assert over.wait(60)  # a rank that has returned would be reported instead
             return None
         options = c10d.BarrierOptions()
         options.timeout = timedelta(milliseconds=10)
         with pytest.raises(dist.DistBackendError, match=r" timed out .* timeout ") as caught:
             torch_group(group).barrier(opts=options).wait()
+        over.set()
         return type(caught.value.__cause__)
 
     with Ranks(2) as two:
