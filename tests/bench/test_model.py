@@ -522,6 +522,7 @@ def test_hosts_of_their_own_are_measured_and_predicted(capsys: pytest.CaptureFix
     assert f"of {len(predict.SIZES)} within 30%" in shown
 
 
+@pytest.mark.long
 def test_measured_constants_predict_the_calls_measured_beside_them() -> None:
     cells = [TimedCall(op, 4096) for op in predict.CHECKED]
     from benchmarks.model.calibrate import survey_here

@@ -69,7 +69,7 @@ def test_gradients_are_the_slope_of_the_loss() -> None:
 
 def test_every_number_of_ranks_learns_the_same(launch: Launch) -> None:
     accuracies = set()
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         done = launch("--nproc-per-node", str(ranks), "--no-prefix", str(DIGITS))
         assert done.returncode == 0, done.stderr
         assert f"weights of {ranks} rank(s): bitwise equal" in done.stdout
