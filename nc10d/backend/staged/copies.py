@@ -26,14 +26,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 class StagedWork(DeviceWork):
     """One launch. `queued` is set when `event` follows its copies to the device, or on failure."""
 
-    __slots__ = ("_lock", "deadline", "event", "queued")
+    __slots__ = ("_device", "_lock", "deadline", "event", "queued")
 
     blocks = False
 
     def __init__(self, ops: Sequence[Op], deadline: Deadline) -> None:
         super().__init__(ops)
         self.deadline = deadline
-        self.event = 0
+        self.event, self._device = 0, 0
         self.queued = threading.Event()
         self._lock = threading.Lock()
 
@@ -45,17 +45,18 @@ class StagedWork(DeviceWork):
         self.wait_blocking()
         return self._value()
 
-    def set_queued(self, event: int) -> None:
+    def set_queued(self, event: int, device: int) -> None:
         """Record that the copies to the device are queued, and followed by `event`."""
         with self._lock:
-            self.event = event
+            self.event, self._device = event, device
         self.queued.set()
 
     def block_stream(self, stream: int) -> None:
         """Make a stream wait for the copies to the device, unless they have ended."""
         with self._lock:
             if self.event:
-                call("cuStreamWaitEvent", stream, self.event, 0)
+                with on_device(self._device):  # `stream` may be a default stream
+                    call("cuStreamWaitEvent", stream, self.event, 0)
 
     def take_event(self) -> int:
         """Return the event; no stream will wait for it any more."""
@@ -112,7 +113,7 @@ class Copies:
             event = self._events.take()
             staging.copy_up(self._up_stream.handle)
             call("cuEventRecord", event, self._up_stream.handle)
-        work.set_queued(event)
+        work.set_queued(event, self.device)
 
     def wait_until_copied(self, work: StagedWork) -> None:
         """Wait until the copies of a queued work end, and recycle its event."""
