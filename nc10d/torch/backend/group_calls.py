@@ -218,7 +218,9 @@ class TorchCalls(TorchLauncher):
         try:
             monitored_barrier(self.nc10d_group, limit)
         except DistError as error:
-            raise barrier_error(error, self.nc10d_group.rank(), wait_all_ranks) from error
+            patient = limit is None or limit > timedelta(0)
+            rank = self.nc10d_group.rank()
+            raise barrier_error(error, rank, patient, wait_all_ranks) from error
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -27,12 +27,15 @@ def _made(message: str, error: DistError) -> Exception:
     return made
 
 
-def barrier_error(error: DistError, rank: int, wait_all_ranks: bool) -> Exception:
-    """Return the error of a monitored_barrier on `rank`, which begins with gloo's words."""
+def barrier_error(error: DistError, rank: int, patient: bool, wait_all_ranks: bool) -> Exception:
+    """Return the error of a monitored_barrier on `rank`, which begins with gloo's words.
+
+    A rank that is not `patient`, with a timeout of 0, has itself to blame.
+    """
     missing = _MISSING.search(str(error)) if error.op == "monitored_barrier" else None
     if not isinstance(error, CollectiveTimeout):
         return torch_error(error)
-    if missing is None and (rank or not error.rank):
+    if missing is None and (rank or not error.rank or not patient):
         words = f"Rank {rank} timed out in monitoredBarrier"
     elif rank:
         words = (
