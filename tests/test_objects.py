@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entered_functions import python_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -500,23 +500,7 @@ def test_calls_of_small_objects_take_few_python_frames() -> None:
             lambda: dist.broadcast_object_list([value], group=group),
             lambda: dist.scatter_object_list(places, [value], group=group),
         ]
-        return [min(frames(call) for _ in range(5)) for call in calls]
+        return [min(python_frames(call) for _ in range(5)) for call in calls]
 
     (counts,) = run_ranks(body, 1)
     assert max(counts) <= 24
-
-
-def frames(call: Callable[[], object]) -> int:
-    """Count the Python functions that a call enters, itself included."""
-    entered: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(entered)

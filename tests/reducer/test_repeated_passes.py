@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from entered_functions import python_frames
 
 from nc10d.reducer import Reducer
 from nc10d.reducer.packing import LARGE
@@ -16,22 +15,6 @@ from nc10d.testing import run_ranks
 
 LONG = LARGE // 4
 """The elements of a float32 gradient whose copy to the bucket divides it."""
-
-
-def frames(call: Callable[[], object]) -> int:
-    """Count the Python functions that a call enters, itself included."""
-    entered: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(entered)
 
 
 def frames_of_passes(group: Any, count: int, own: bool) -> int:
@@ -46,7 +29,7 @@ def frames_of_passes(group: Any, count: int, own: bool) -> int:
 
     one_pass()
     reducer.rebuild()
-    return min(frames(one_pass) for _ in range(10))
+    return min(python_frames(one_pass) for _ in range(10))
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["in the buckets", "in arrays of their own"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entered_functions import python_frames
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
@@ -391,22 +391,6 @@ def messages_that_end_at_once(group: Any) -> None:
 
 def test_a_message_that_ends_at_once_has_a_work_like_any_other() -> None:
     run_ranks(messages_that_end_at_once, 2)
-
-
-def python_frames(call: Callable[[], object]) -> int:
-    """Count the Python functions that a call enters, itself included."""
-    entered: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(entered)
 
 
 def frames_of_asynchronous_calls(group: Any) -> set[int]:
