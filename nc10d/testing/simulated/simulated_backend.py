@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from nc10d import ops as O
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.validate import validate
@@ -33,13 +31,12 @@ from nc10d.store.base import Store
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.local_backend import LocalBackend, LocalExchange, LocalHub, LocalWork, _PostedOp
 from nc10d.testing.simulated.faults import Fault, Partition
+from nc10d.testing.simulated.operations import calls_text, copied, fingerprint, fits
 from nc10d.testing.simulated.virtual_time import RankTask, Scheduler
 from nc10d.work import Work
 
 LATENCY = 1e-4
 """The mean seconds that a message is under way."""
-POLL_SECONDS = 1e-5
-"""Seconds of a look at an unfinished Work, so that a loop of looks ends."""
 DETECTION_SECONDS = 5e-3
 """From a rank's death to its peers' errors."""
 
@@ -62,9 +59,14 @@ class SimulatedHub(LocalHub):
         self.returned: dict[int, str] = {}
         """The line that a rank has returned from."""
         self.dead: dict[int, str] = {}
+        self.exchanges: dict[str, SimulatedExchange] = {}
+        self.kind_of_exchange: type[SimulatedExchange] = SimulatedExchange
 
     def exchange(self, name: str, size: int) -> SimulatedExchange:
-        return self._exchanges.setdefault(name, SimulatedExchange(size, self))  # type: ignore[return-value]
+        found = self.exchanges.get(name)
+        if found is None:
+            found = self.exchanges[name] = self.kind_of_exchange(size, self)
+        return found
 
     def delay(self, src: int, dst: int) -> float:
         """Return the seconds that a message takes now, from a rank of the job to another."""
@@ -98,8 +100,7 @@ class SimulatedHub(LocalHub):
         self.scheduler.at(when, lambda: self._mourn(rank))
 
     def _mourn(self, rank: int) -> None:
-        for exchange in self._exchanges.values():
-            assert isinstance(exchange, SimulatedExchange)
+        for exchange in self.exchanges.values():
             places = [place for place, member in exchange.members.items() if member == rank]
             if places:
                 text = f"rank {places[0]} is lost: {self.dead[rank]}"
@@ -125,11 +126,13 @@ class SimulatedExchange(LocalExchange):
         self._calls: dict[int, dict[int, str]] = {}
         self.works: dict[SimulatedWork, None] = {}
         """The unfinished ones, in the order of their launches."""
+        self.probes: dict[int, tuple[int | None, int | None]] = {}
+        """Peer and tag of the messages that ranks look for, by rank."""
 
     def announce(self, rank: int, seq: int, op: Any) -> None:
         """Compare a rank's collective with those of the ranks that came before it."""
         calls = self._calls.setdefault(seq, {})
-        calls[rank] = called(_fingerprint(op), here())
+        calls[rank] = called(fingerprint(op), here())
         for other, call in calls.items():
             if call.partition(" at ")[0] != calls[rank].partition(" at ")[0]:
                 self.fail(
@@ -149,24 +152,21 @@ class SimulatedExchange(LocalExchange):
             compute([posted.op for posted in collective])
         for posted in collective:
             source = self.hub._random.choice(list(self.members.values()))
-            delay = self.hub.delay(source, self.members[posted.rank])
-            self._later(delay, partial(posted.work.op_done, posted.place))
+            self._end(posted, self.hub.delay(source, self.members[posted.rank]))
 
     def _match(self, posted: _PostedOp) -> None:
         if isinstance(posted.op, O.Send):
-            # The sender may change its array as soon as its call has ended.
-            op = O.Send(_copied(posted.op.x), posted.op.peer, posted.op.tag)
-            pair = posted.rank, posted.op.peer
+            sent, pair = copied(posted), (posted.rank, posted.op.peer)
             delay = self.hub.delay(self.members[pair[0]], self.members.get(pair[1], -1))
             now = self.hub.scheduler.now
             when = max(now + delay, self._arrived.get(pair, 0.0))
             self._arrived[pair] = when
-            self._later(when - now, lambda: self._arrive(posted._replace(op=op)))
+            self._later(when - now, lambda: self._arrive(sent))
             if not self.hub.sync_sends:
-                self._later(LATENCY, partial(posted.work.op_done, posted.place))
+                self._end(posted, LATENCY)
             return
         for send in self._messages:
-            if isinstance(send.op, O.Send) and _fits(send, posted):
+            if isinstance(send.op, O.Send) and fits(send, posted):
                 self._messages.remove(send)
                 self._deliver(send, posted)
                 return
@@ -174,7 +174,7 @@ class SimulatedExchange(LocalExchange):
 
     def _arrive(self, send: _PostedOp) -> None:
         for receive in self._messages:
-            if isinstance(receive.op, O.Recv) and _fits(send, receive):
+            if isinstance(receive.op, O.Recv) and fits(send, receive):
                 self._messages.remove(receive)
                 self._deliver(send, receive)
                 return
@@ -191,8 +191,16 @@ class SimulatedExchange(LocalExchange):
             return
         assign(receive.op.x, send.op.x)
         if self.hub.sync_sends:
-            send.work.op_done(send.place)
-        receive.work.op_done(receive.place, send.rank)
+            self._end(send)
+        self._end(receive, sender=send.rank)
+
+    def _end(self, posted: _PostedOp, seconds: float = 0.0, sender: int | None = None) -> None:
+        """End an operation, after some seconds."""
+        action = partial(posted.work.op_done, posted.place, sender)
+        if seconds:
+            self._later(seconds, action)
+        else:
+            action()
 
     def _later(self, seconds: float, action: Callable[[], object]) -> None:
         self.hub.scheduler.at(self.hub.scheduler.now + seconds, action)
@@ -202,24 +210,6 @@ class SimulatedExchange(LocalExchange):
         for work in [*self.works]:
             work._finish(self.failure)
         self.hub.scheduler.wake_all(self.hub.changed)
-
-
-def _copied(x: Any) -> Any:
-    return np.array(x)
-
-
-def _fits(send: _PostedOp, receive: _PostedOp) -> bool:
-    named = receive.op.peer in (None, send.rank) and send.op.peer == receive.rank
-    return bool(named and send.op.tag == receive.op.tag)
-
-
-def _fingerprint(op: Any) -> str:
-    """Return a call's name and the arguments that all ranks must give alike."""
-    words = [f"{name}={getattr(op, name)}" for name in ("root", "op") if hasattr(op, name)]
-    if type(op) in (O.AllReduce, O.Reduce, O.Broadcast):
-        buffer = as_buffer(op.x)
-        words = [f"dtype={buffer.dtype.label}", f"count={buffer.count}", *words]
-    return f"{O.OP_NAMES[type(op)]}({', '.join(words)})"
 
 
 class SimulatedWork(LocalWork):
@@ -232,7 +222,7 @@ class SimulatedWork(LocalWork):
     ) -> None:
         super().__init__(ops, exchange, timeout)
         self.hub, self.owner = exchange.hub, owner
-        self.call = called(_calls(ops), here())
+        self.call = called(calls_text(ops), here())
         self.waiters: list[RankTask] = []
         exchange.works[self] = None
 
@@ -249,9 +239,7 @@ class SimulatedWork(LocalWork):
         return self._exchange
 
     def _poll(self) -> None:
-        scheduler = self.hub.scheduler
-        if scheduler.current() is not None:
-            scheduler.sleep(POLL_SECONDS)
+        self.hub.scheduler.look()
         super()._poll()
 
     def _block(self, deadline: Deadline) -> None:
@@ -284,7 +272,7 @@ class SimulatedBackend(LocalBackend):
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         ops = [validate(op, self.rank, self.size) for op in ops]
-        self.hub.scheduler.give_way()
+        self.hub.scheduler.give_way("call")
         failure = self._closed or self._network.failure
         if failure is not None:
             raise copy_to_raise(failure)
@@ -310,12 +298,14 @@ class SimulatedBackend(LocalBackend):
             found.extend([message] if message is not None else [])
             return bool(found) or self._network.failure is not None
 
-        hub.scheduler.sleep(POLL_SECONDS)
-        hub.waits[self._task] = called("probe", here())
+        self._network.probes[self.rank] = peer, tag
         try:
+            hub.scheduler.look()
+            hub.waits[self._task] = called("probe", here())
             hub.scheduler.wait(ready, deadline.at, hub.changed)
         finally:
             hub.waits.pop(self._task, None)
+            del self._network.probes[self.rank]
         if not found and self._network.failure is not None:
             raise copy_to_raise(self._network.failure)
         return found[0] if found else None
@@ -324,16 +314,6 @@ class SimulatedBackend(LocalBackend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> SimulatedBackend:
         return SimulatedBackend(self.hub, name, ranks.index(self.rank), len(ranks))
-
-
-def _calls(ops: Sequence[Any]) -> str:
-    names = [
-        f"{O.OP_NAMES[type(op)]} {'to' if isinstance(op, O.Send) else 'from'} {op.peer}"
-        if isinstance(op, (O.Send, O.Recv))
-        else O.OP_NAMES[type(op)]
-        for op in ops
-    ]
-    return names[0] if len(names) == 1 else f"a batch of {len(names)}"
 
 
 def make(setup: BackendSetup) -> SimulatedBackend:
