@@ -26,7 +26,7 @@ from typing import NamedTuple
 from nc10d import ops as O
 from nc10d.testing.local_backend import _PostedOp
 from nc10d.testing.simulated.operations import copied, fits
-from nc10d.testing.simulated.simulated_backend import SimulatedExchange, SimulatedHub
+from nc10d.testing.simulated.simulated_network import SimulatedExchange, SimulatedHub
 from nc10d.testing.simulated.virtual_time import POLL_SECONDS, Choose, Label, RankTask, Scheduler
 
 Action = Callable[[], object]

@@ -24,7 +24,8 @@ from nc10d.testing.rank_workers import failed
 from nc10d.testing.ranks import Ranks
 from nc10d.testing.simulated.faults import ClockJump, Fault, FaultsOfSeed, Kill, Partition, Pause
 from nc10d.testing.simulated.orders import OrderedHub, OrderedScheduler
-from nc10d.testing.simulated.simulated_backend import SimulatedHub
+from nc10d.testing.simulated.simulated_backend import SimulatedBackend
+from nc10d.testing.simulated.simulated_network import SimulatedHub
 from nc10d.testing.simulated.virtual_time import Choose, Killed, Scheduler
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class SimulatedRanks(Ranks):
             rank,
             store,
             timeout,
-            BackendConfig("simulated"),
+            BackendConfig(SimulatedBackend.name),
             options=hub,
         )
         try:
