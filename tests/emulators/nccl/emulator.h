@@ -89,6 +89,7 @@ struct ncclComm {
   atomic_int references; /* its owner, and launches that are not over */
   atomic_bool aborted, revoked, finalized;
   atomic_int pending; /* launches that are not over */
+  atomic_int running; /* those that a stream's thread is in */
   unsigned long arrived, met, shrinks;
   CUevent tail; /* where its latest launch ends */
   CUstream last;
