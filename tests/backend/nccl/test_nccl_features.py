@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import nccl_features as features
 import pytest
+from captured_training import a_captured_training_step_reads_nothing
 from emulated import emulators, needs_emulators
 from test_nccl_device import _afresh
 
@@ -50,3 +51,8 @@ def test_a_release_before_a_function_is_refused_by_name(release: str) -> None:
 def test_a_machine_without_symmetric_memory_is_a_refusal_on_all_ranks() -> None:
     with emulators(NC10D_EMULATED_NO_WINDOWS="1"), Ranks(2, "processes", "nccl") as two:
         two.run(_afresh, [features.a_machine_has_no_windows] * 2)
+
+
+def test_a_captured_training_step_reads_nothing(ranks: tuple[Ranks, int]) -> None:
+    them, size = ranks
+    them.run(_afresh, [a_captured_training_step_reads_nothing] * size)
