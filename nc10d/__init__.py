@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nc10d import distributed_c10d as distributed_c10d
     from nc10d import numba as numba
     from nc10d.api import functional as functional
+    from nc10d.api import nccl as nccl
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -230,6 +231,7 @@ _SUBMODULES = {
     "device_mesh": "device_mesh",
     "distributed_c10d": "distributed_c10d",
     "functional": "api.functional",
+    "nccl": "api.nccl",
     "numba": "numba",
     "observe": "group.flight_recorder",
 }

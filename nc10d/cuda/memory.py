@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Set
+from dataclasses import replace
 from math import prod
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import Buffer, as_buffer, packed_strides, register
+from nc10d.arrays.buffer import Buffer, as_buffer, is_packed, packed_strides, register
 from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.cuda import streams
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
@@ -111,6 +112,29 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.shape} {self.dtype.label} on cuda:{self.device}>"
+
+
+class DeviceView:
+    """A part of a device array `owner` of any library: its strides, from a first byte on."""
+
+    __slots__ = ("__weakref__", "buffer", "owner")
+
+    def __init__(self, owner: Any, shape: tuple[int, ...], first: int) -> None:
+        whole = as_buffer(owner)
+        packed = packed_strides(shape, whole.dtype.itemsize)
+        self.owner = owner
+        self.buffer = replace(
+            whole,
+            address=whole.address + first,
+            count=prod(shape),
+            contiguous=is_packed(shape, whole.strides, packed),
+            shape=shape,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The view's shape."""
+        return self.buffer.shape
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
@@ -232,4 +256,6 @@ def device_of(x: Any) -> int:
 
 
 register(DeviceArray, attrgetter("buffer"), "cuda")
+register(DeviceView, attrgetter("buffer"), "cuda")
 streams.register_stream(DeviceArray, streams.LEGACY)
+streams.register_stream(DeviceView, lambda view: stream_of(view.owner))

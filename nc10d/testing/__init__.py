@@ -8,7 +8,7 @@
 | name | use |
 |---|---|
 | `run_ranks`, `Ranks` | a group of ranks that runs a function: threads, processes, simulated |
-| `Kill`, `Pause`, `Partition`, `ClockJump` | faults of simulated ranks |
+| `Kill`, `Pause`, `Partition`, `ClockJump`, `draw_faults` | faults of simulated ranks |
 | `explore` | every order in which simulated ranks can be scheduled |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
@@ -48,11 +48,12 @@ if TYPE_CHECKING:
     from nc10d.testing.pair_cover import pairwise as pairwise
     from nc10d.testing.ranks import Ranks as Ranks
     from nc10d.testing.ranks import run_ranks as run_ranks
+    from nc10d.testing.simulated.explore import explore as explore
     from nc10d.testing.simulated.faults import ClockJump as ClockJump
     from nc10d.testing.simulated.faults import Kill as Kill
     from nc10d.testing.simulated.faults import Partition as Partition
     from nc10d.testing.simulated.faults import Pause as Pause
-    from nc10d.testing.simulated.simulated_ranks import explore as explore
+    from nc10d.testing.simulated.faults import draw_faults as draw_faults
 
 _MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
@@ -67,7 +68,8 @@ _HOME = {
     "check_process_group": "checks.group_laws",
     "check_store": "checks.store_laws",
     "check_work": "checks.work_laws",
-    "explore": "simulated.simulated_ranks",
+    "draw_faults": "simulated.faults",
+    "explore": "simulated.explore",
     "Kill": "simulated.faults",
     "Pause": "simulated.faults",
     "Partition": "simulated.faults",

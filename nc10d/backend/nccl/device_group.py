@@ -11,6 +11,7 @@ from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
+from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.cuda.driver import call, event_pool, on_device
@@ -87,6 +88,13 @@ class DeviceGroup:
             else:
                 self._defer(work, cached.comm_streams, current)
         return work
+
+    def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
+        """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
+        with self.pending.lock:
+            if self.failed:
+                self._group.check()
+            return self._planner.checked_calls(ops)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.submitted = threading.Event()

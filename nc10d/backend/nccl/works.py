@@ -215,6 +215,11 @@ class PendingWorks:
             over += done
         return over
 
+    def drain(self, deadline: Deadline) -> None:
+        """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
+        for work in list(self._works):
+            work.wait_blocking(deadline.remaining())
+
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
         now = monotonic()  # no lock: the late thread may hold it

@@ -14,34 +14,39 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
+from nc10d.base.text import join_words
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.outcomes import REMARKS, is_shown
 from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
-from nc10d.testing.simulated.faults import Fault
-from nc10d.testing.simulated.simulated_ranks import SimulatedRanks
+from nc10d.testing.simulated.explore import ExploringRanks
+from nc10d.testing.simulated.faults import Fault, FaultsOfSeed
+from nc10d.testing.simulated.simulated_ranks import SeededRanks, own_arrays
 
 MOST_PROCESSES = 8
 """Most processes that are kept for later tests."""
 TIMEOUT = 10.0
+_SIMULATED = ("faults", "seeds", "orders")
 
 
 class RankSettings(NamedTuple):
     """What a rank is, the seconds of its operations, and whether its calls are watched.
 
-    `seed` and `faults` are for simulated ranks.
+    The others are for simulated ranks: a run for each of `seeds` seeds from `seed` on, with the
+    faults of a plan, or of a function of the seed; or a run for each order, up to `orders`.
     """
 
     kind: str
     timeout: float
     strict: bool
     seed: int = 0
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] | FaultsOfSeed = ()
+    seeds: int = 1
+    orders: int = 0
 
 
 class RankPool:
@@ -52,9 +57,9 @@ class RankPool:
 
     def take(self, size: int, settings: RankSettings) -> Ranks:
         """Return ranks that have just formed their default group."""
-        kind, timeout, strict, seed, faults = settings
+        kind, timeout, strict = settings[:3]
         if kind == "simulated":  # a new world for each run
-            return SimulatedRanks(size, seed, timeout, faults, sync_sends=strict)
+            return _simulated(size, settings)
         ranks = self._kept.pop((size, settings), None)
         with _sync_sends(strict):
             if ranks is None:
@@ -75,6 +80,15 @@ class RankPool:
         kept, self._kept = self._kept, {}
         for ranks in kept.values():
             ranks.close()
+
+
+def _simulated(size: int, settings: RankSettings) -> Ranks:
+    _, timeout, strict, seed, faults, seeds, orders = settings
+    if orders and (faults or seeds > 1):
+        pytest.fail("@pytest.mark.ranks: orders have neither seeds nor faults", pytrace=False)
+    if orders:
+        return ExploringRanks(size, timeout, strict, orders)
+    return SeededRanks(size, range(seed, seed + seeds), timeout, faults, strict)
 
 
 @contextlib.contextmanager
@@ -101,16 +115,24 @@ class RankWorld:
         """Return the settings of a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
-        unknown = given.keys() - {"kind", "timeout", "strict", "faults"}
+        unknown = sorted(given.keys() - {"kind", "timeout", "strict", *_SIMULATED})
         if unknown:
-            text = f"@pytest.mark.ranks takes kind, timeout, strict and faults, not {[*unknown]}"
+            names = f"kind, timeout, strict, {', '.join(_SIMULATED)}"
+            pytest.fail(f"@pytest.mark.ranks takes {names}, not {unknown}", pytrace=False)
+        kind = given.get("kind", item.config.option.nc10d_kind)
+        useless = sorted(given.keys() & set(_SIMULATED)) if kind != "simulated" else []
+        if useless:
+            text = f"{join_words(useless)} of @pytest.mark.ranks: only for kind='simulated'"
             pytest.fail(text, pytrace=False)
+        faults = given.get("faults", ())
         return RankSettings(
-            given.get("kind", item.config.option.nc10d_kind),
+            kind,
             float(given.get("timeout", TIMEOUT)),
             bool(given.get("strict", True)),
             item.config.option.nc10d_seed,
-            tuple(given.get("faults", ())),
+            faults if callable(faults) else tuple(faults),
+            int(given.get("seeds", 1)),
+            int(given.get("orders", 0)),
         )
 
     def ranks(self, settings: RankSettings) -> Ranks:
@@ -125,8 +147,8 @@ class RankWorld:
         if ranks.kind == "processes":
             values = {name: None if value is self else value for name, value in values.items()}
             body = BodyInFile(function)
-        rows = [_own(values) for _ in range(self.size)]
-        ranks.run(call_body, [body] * self.size, rows, [strict] * self.size)
+        _check_drawn(values)
+        ranks.run(call_body, [body] * self.size, [values] * self.size, [strict] * self.size)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks"
@@ -143,6 +165,7 @@ def call_body(
 ) -> None:
     """Call a test's body on a rank."""
     serve_breakpoints(group.rank)
+    values = {name: own_arrays(value) for name, value in values.items()}
     if "world" in values:
         values = values | {"world": group}
     if not strict:
@@ -221,23 +244,13 @@ def _end_in_users_line(error: BaseException) -> None:
             error.__cause__ = error.__context__ = None
 
 
-def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rank's arguments; arrays are its own, as a rank may write into them."""
+def _check_drawn(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if type(value).__name__ == "DataObject":
             raise TypeError(
                 f"{name}=st.data() draws while the test runs, which ranks cannot do alike; draw "
                 "all values by @given"
             )
-    return {name: _own_arrays(value) for name, value in values.items()}
-
-
-def _own_arrays(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (list, tuple):
-        return type(value)(map(_own_arrays, value))
-    return value
 
 
 class BodyInFile:

@@ -73,6 +73,44 @@ def test_unallocated_address_space_takes_no_memory() -> None:
     arena.close()
 
 
+def held(arena: Arena) -> int:
+    """Return the bytes that an arena takes from the system."""
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_the_memory_of_a_dead_array_goes_back_to_the_system_and_its_neighbours_stay(
+    arena: Arena,
+) -> None:
+    arrays = [arena.allocate_array(4 * PAGE + 1) for _ in range(3)]
+    for value, x in enumerate(arrays, 1):
+        x[:] = value
+    before = held(arena)
+    del arrays[1], x
+    assert held(arena) == before - 5 * PAGE
+    assert [(x == value).all() for x, value in zip(arrays, (1, 3), strict=True)] == [True, True]
+    assert not arena.allocate_array(5 * PAGE).any(), "the place is used again"
+
+
+def test_a_private_array_dies_without_a_word(arena: Arena) -> None:
+    first, second = (arena.allocate_array(2 * PAGE) for _ in range(2))
+    second[:] = 2
+    arena.retire()
+    arena.make_private(0, 2 * PAGE)
+    del first
+    assert (second == 2).all()
+
+
+def test_a_forked_child_takes_no_memory_from_its_parent(arena: Arena) -> None:
+    x = arena.allocate_array(2 * PAGE)
+    x[:] = 7
+    child = os.fork()
+    if not child:
+        del x
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (x == 7).all()
+
+
 def test_allocating_too_much_is_a_memory_error_and_loses_nothing(arena: Arena) -> None:
     with pytest.raises(MemoryError, match="one piece"):
         arena.allocate(ARENA_BYTES + 1)

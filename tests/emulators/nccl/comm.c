@@ -33,6 +33,16 @@ ncclResult_t nccl_check(ncclComm_t comm) {
   return state;
 }
 
+/* What every call that launches asks first. */
+ncclResult_t nccl_usable(ncclComm_t comm, const char *name) {
+  ncclResult_t result = nccl_check(comm);
+  if (result != ncclSuccess) return result;
+  REQUIRE(comm, !atomic_load(&comm->finalized), ncclInvalidArgument, "%s : communicator is finalized", name);
+  REQUIRE(comm, !atomic_load(&comm->revoked), ncclInvalidUsage, "%s : communicator is revoked", name);
+  REQUIRE(comm, !atomic_load(&comm->suspended), ncclInvalidUsage, "%s : communicator is suspended", name);
+  return ncclSuccess;
+}
+
 static bool blocking(const ncclConfig_t *config) {
   return !config || config->size <= offsetof(ncclConfig_t, blocking) || config->blocking != 0;
 }
@@ -68,6 +78,9 @@ static ncclResult_t check_config(const ncclConfig_t *config) {
   REQUIRE(NULL, config->magic == NCCL_API_MAGIC, ncclInvalidArgument, "ncclConfig_t was not initialized");
   REQUIRE(NULL, config->size >= 16 && config->size <= 4096, ncclInvalidArgument, "ncclConfig_t has a bad size");
   if (config->size <= offsetof(ncclConfig_t, blocking)) return ncclSuccess;
+  if (config->size > offsetof(ncclConfig_t, maxCTAs) && config->minCTAs > 0 && config->maxCTAs > 0)
+    REQUIRE(NULL, config->minCTAs <= config->maxCTAs, ncclInvalidArgument,
+            "Invalid config min/max channels attribute value %d/%d", config->minCTAs, config->maxCTAs);
   int value = config->blocking;
   REQUIRE(NULL, value == NCCL_CONFIG_UNDEF_INT || value == 0 || value == 1, ncclInvalidArgument,
           "Invalid config blocking attribute value %d", value);

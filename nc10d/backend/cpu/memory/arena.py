@@ -98,6 +98,13 @@ class ArenaMapping:
         """Drop this process's pages of a piece."""
         self._map.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Return the memory of a piece to the system, whichever process uses it."""
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
+        except raised_here(OSError):  # a part has private pages
+            self.discard(offset, nbytes)
+
     def words(self, offset: int, count: int) -> npt.NDArray[np.int64]:
         """Return `count` int64 from `offset` on."""
         return self.data[offset : offset + 8 * count].view(np.int64)
@@ -108,7 +115,7 @@ class Arena:
 
     def __init__(self, span: int, bound: str = "its maker") -> None:
         """`span` bytes of address space, which come from `bound`, as text."""
-        self.bound = bound
+        self.bound, self.pid = bound, os.getpid()
         self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, span)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
@@ -143,7 +150,10 @@ class Arena:
         return offset
 
     def allocate_array(self, nbytes: int) -> Bytes:
-        """Return a piece as an array; it is freed when no array refers to it any more."""
+        """Return a piece as an array; it is freed when no array refers to it any more.
+
+        Its memory then goes back to the system, as that of any large array.
+        """
         return np.asarray(_OwnedPiece(self, self.allocate(nbytes), nbytes))
 
     def free(self, offset: int) -> None:
@@ -220,7 +230,7 @@ class _OwnedPiece:
 
     def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
         self._arena = arena
-        self._offset = offset
+        self._offset, self._nbytes = offset, nbytes
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
@@ -229,4 +239,8 @@ class _OwnedPiece:
         }
 
     def __del__(self) -> None:
+        # Needs no lock: nobody takes the place before it is in the list. A forked child's copy of
+        # the array is not its owner.
+        if os.getpid() == self._arena.pid:
+            self._arena.mapping.give_back(self._offset, self._nbytes)
         self._arena.released.append(self._offset)

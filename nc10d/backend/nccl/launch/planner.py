@@ -91,15 +91,25 @@ class LaunchPlanner:
         self._cache.keep(key, ops, cached)
         return cached
 
-    def _checked_launch(
-        self, ops: Sequence[Op], key: Key | None, deadline: Deadline
-    ) -> CachedLaunch:
-        """Check the caller's operations, and make their launch."""
+    def checked_calls(self, ops: Sequence[Op]) -> list[list[Call]]:
+        """Check operations as a launch does; return the calls of each, for formed communicators."""
+        self._check_all(ops)
+        return self._calls(
+            ContiguousCopies(ops, self._group.rank, self.device).ops, self._premul_op
+        )
+
+    def _check_all(self, ops: Sequence[Op]) -> None:
         for op in ops:
             validate(op, self._group.rank, self._group.size)
             if getattr(op, "peer", 0) is None:
                 raise ValueError("recv: nccl must know from whom: src can't be None")
             self._check_device(op)
+
+    def _checked_launch(
+        self, ops: Sequence[Op], key: Key | None, deadline: Deadline
+    ) -> CachedLaunch:
+        """Check the caller's operations, and make their launch."""
+        self._check_all(ops)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, lambda *_: 0)
         comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
