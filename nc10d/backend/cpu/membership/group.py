@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -135,9 +136,9 @@ class Group:
         if self.remote is not None:
             self.remote.disown()
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         health = getattr(self, "health", None)
-        if health is None or health.closed or os.getpid() != self.context.pid:
+        if ending() or health is None or health.closed or os.getpid() != self.context.pid:
             return
         if health.close():
             self.leave()
