@@ -74,7 +74,7 @@ class CallBoard:
         self._group = group
         self._board = board = group.share_board(entering.BOARD_BYTES)
         self._log = CallLog()
-        self._log_words = memoryview(self._log.bytes).cast("B").cast("q")
+        self._log_words = self._log.bytes.data.cast("q")
         self._entries = array("q", [0])
         entries = self._entries.buffer_info()[0]
         note = group.record_address()
