@@ -131,6 +131,7 @@ if TYPE_CHECKING:
     from nc10d.errors import RendezvousError as RendezvousError
     from nc10d.errors import StoreError as StoreError
     from nc10d.errors import StoreTimeout as StoreTimeout
+    from nc10d.errors import UCCError as UCCError
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
     from nc10d.group.coalescing import CoalescingManager as CoalescingManager
@@ -195,7 +196,7 @@ _NAMES = {
     "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
         DistBackendError DistError DistNetworkError DistQueueEmptyError DistStoreError
         ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
-        RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+        RendezvousError StoreError StoreTimeout UCCError UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
     "group.process_group": "ProcessGroup",
     "api.join": "Join JoinHook Joinable",

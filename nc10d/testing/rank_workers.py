@@ -257,7 +257,7 @@ def send_outcome(pipe: Connection, outcome: Outcome) -> None:
     """Send an outcome to the owner's process; an error's traceback becomes a note."""
     if not outcome.done:
         portable(outcome.value)
-    pipe.send(outcome)
+    pipe.send_bytes(dumps(outcome))
 
 
 def serve(

@@ -1,6 +1,7 @@
 /* Communicators: made, asked, ended. The states are NCCL's: a nonblocking one is ncclInProgress
  * until its other ranks have come, and every call meanwhile is an ncclInvalidArgument. */
 #include "emulator.h"
+#include <sched.h>
 #include <stdarg.h>
 
 #define MAGIC 0x6e63636cu
@@ -209,13 +210,16 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-/* Any thread, whatever the communicator is doing: what waits stops waiting. */
+/* Any thread, whatever the communicator is doing: what waits stops waiting. Afterwards no operation
+ * touches memory. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   ncclResult_t result;
   if (!comm) return ncclSuccess;
   NEED(comm);
   if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   atomic_store(&comm->aborted, true);
+  if (comm->shared) nccl_ring_bell(comm);
+  while (atomic_load(&comm->running)) sched_yield();
   leave(comm, ABORTED);
   return ncclSuccess;
 }

@@ -104,6 +104,7 @@ struct ncclComm {
   atomic_int references; /* its owner, and launches that are not over */
   atomic_bool aborted, revoked, finalized, suspended;
   atomic_int pending; /* launches that are not over */
+  atomic_int running; /* those that a stream's thread is in */
   unsigned long arrived, met, shrinks, grows;
   unsigned long taken[MOST_RANKS]; /* signals that were waited for, by their sender */
   int windows;

@@ -59,12 +59,14 @@ static void run(void *data) {
   struct launch *launch = data;
   ncclComm_t comm = launch->comm;
   size_t collectives = 0;
+  atomic_fetch_add(&comm->running, 1); /* before the look at `aborted`: an abort waits for it */
   bool going = !atomic_load(&comm->aborted) && !atomic_load(&comm->revoked);
   for (size_t i = 0; i < launch->count && going; i++) going = begin(comm, &launch->ops[i]);
   for (; collectives < launch->count && !is_message(&launch->ops[collectives]) && going; collectives++)
     going = (launch->ops[collectives].call.kind >= PUT ? nccl_one_sided : nccl_collective)(comm, &launch->ops[collectives]);
   if (going && collectives < launch->count)
     nccl_messages(comm, &launch->ops[collectives], launch->count - collectives);
+  atomic_fetch_sub(&comm->running, 1);
   if (launch->captured) return;
   atomic_fetch_sub(&comm->pending, 1);
   nccl_ring_bell(comm);

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -39,8 +40,8 @@ _GO = "go"
 class NcclGroup(NamedTuple):
     """A group as the parts of the backend know it."""
 
-    # `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
-    # the address of the record in which peers read this rank's launches; see OtherBackends.
+    # `fail` fails the group with an error, and `check` raises its failure. The last three are those
+    # of OtherBackends.
 
     name: str
     rank: int
@@ -51,6 +52,8 @@ class NcclGroup(NamedTuple):
     fail: Callable[[DistError], None]
     check: Callable[[], None]
     record_address: Callable[[], int]
+    share_board: Callable[[int], SharedBoard | None]
+    messages: Callable[[], GroupMessages | None]
 
 
 class CommStream:
