@@ -30,6 +30,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
+from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
@@ -170,6 +171,11 @@ class CpuBackend(Backend):
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest call of each rank of this host: as the end of an error, and numbers."""
         return self.group.health.whereabouts()
+
+    def share_board(self, nbytes: int) -> SharedBoard:
+        """Allocate this rank's board; called once in a group."""
+        self.group.health.check()
+        return self.group.share_board(nbytes)
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return registered memory, which is freed when no array refers to it any more."""

@@ -3,7 +3,8 @@
     Reducer(parameters, group, allocate=registered_zeros(group))
 
 NCCL reads and writes such memory in place, if the machine can (ncclMemAlloc and ncclCommRegister,
-NCCL 2.19). It is freed when no array refers to it any more and the device has finished the work
+NCCL 2.19). Symmetric memory is a window of all ranks, for which NCCL has quicker kernels (2.27).
+Memory is freed when no array refers to it any more and the device has finished the work
 queued on it. Unmapping memory does not wait for the device, so a thread waits first.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, event_done, event_pool
@@ -29,6 +31,7 @@ from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError
 
+_WINDOW = "ncclCommWindowRegister"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05  # seconds between polls of an event
 _no_event = threading.Event()
 
@@ -52,18 +55,54 @@ def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray
     TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL before
     2.19.
     """
+    backend = nccl_backend(group)
+    comm = backend.communicator(Deadline.after(group.timeout))
+
+    def register(address: int, nbytes: int) -> Registration:
+        with comm.lock:
+            comm.settle(Deadline.after(group.timeout), "registering memory")
+            return comm.register(address, nbytes)
+
+    return _maker(backend, comm, register)
+
+
+def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
+    """Return a function from count and dtype to a flat array of zeros in symmetric memory.
+
+    As `registered_zeros`, but all ranks make every call of the returned function, in the same
+    order and with the same count and dtype; a call blocks until they have met. UnsupportedPlatform
+    for NCCL before 2.27, and where the devices can't reach each other's memory.
+    """
+    backend = nccl_backend(group)
+    backend.library.require(FUNCTIONS[_WINDOW].since, _WINDOW)
+    comm = backend.communicator(Deadline.after(group.timeout))
+
+    def register(address: int, nbytes: int) -> Registration:
+        deadline = Deadline.after(group.timeout)
+        backend.meet("symmetric memory", deadline)
+        return comm.window(address, nbytes, deadline)
+
+    return _maker(backend, comm, register)
+
+
+def nccl_backend(group: GroupOfBackends) -> NcclBackend:
+    """Return the group's backend for device arrays; TypeError unless that is NCCL's."""
     backend = group.backend("cuda")
     if not isinstance(backend, NcclBackend):
-        raise TypeError(f"registered device memory is NCCL's, {group!r} has {backend.name!r}")
-    comm = backend.communicator(Deadline.after(group.timeout))
-    dropped = _dropped()
+        raise TypeError(f"{group!r} has {backend.name!r} for device arrays, which is not NCCL")
+    return backend
+
+
+def _maker(
+    backend: NcclBackend, comm: Communicator, register: Callable[[int, int], Registration]
+) -> Callable[[int, Any], DeviceArray]:
+    device, dropped = backend.device, _dropped()
 
     def make(count: int, dtype: Any) -> DeviceArray:
         kind = dtype_of(np.dtype(dtype))
-        with comm.lock, comm.enter():
-            comm.settle(Deadline.after(group.timeout), "registering memory")
-            owner = _registered(comm, backend.device, max(count * kind.itemsize, 1), dropped)
-        made = DeviceArray(owner.address, (count,), kind, backend.device, owner)
+        with comm.enter():
+            owner = _registered(comm, device, max(count * kind.itemsize, 1), register, dropped)
+        made = DeviceArray(owner.address, (count,), kind, device, owner)
         fill(made, 0)
         return made
 
@@ -91,11 +130,15 @@ class _Owner:
 
 
 def _registered(
-    comm: Communicator, device: int, nbytes: int, dropped: queue.SimpleQueue[_Piece]
+    comm: Communicator,
+    device: int,
+    nbytes: int,
+    register: Callable[[int, int], Registration],
+    dropped: queue.SimpleQueue[_Piece],
 ) -> _Owner:
     address = mem_alloc(comm.library, nbytes)
     try:
-        registration = comm.register(address, nbytes)
+        registration = register(address, nbytes)
     except DistError:
         mem_free(comm.library, address)
         raise
