@@ -12,6 +12,7 @@ prediction.)
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -123,7 +124,9 @@ def equal_on_all_ranks(model: Arrays) -> bool:
 
 def main() -> int:
     """Train, test, compare; return 0 if all ranks ended with the same weights."""
-    dist.init_process_group()
+    parser = argparse.ArgumentParser(description="Train on handwritten digits.")
+    parser.add_argument("--backend", help='as in init_process_group: "ucc", "mpi"')
+    dist.init_process_group(parser.parse_args().backend)
     train_x, train_y, test_x, test_y = load()
     model = new_model()
     with Progress(*COLUMNS, disable=dist.get_rank() != 0) as progress:

@@ -15,6 +15,7 @@ the pass. All variants alternate step by step, so that they see the same load of
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 import time
@@ -131,10 +132,14 @@ def equal_on_all_ranks(model: Arrays) -> bool:
 
 def main() -> int:
     """Train all variants; return 0 if each ends with the same weights on all ranks."""
-    dist.init_process_group()
+    parser = argparse.ArgumentParser(description="Average gradients during the backward pass.")
+    parser.add_argument("--backend", help='as in init_process_group: "ucc", "mpi"')
+    parser.add_argument("--mpi", action="store_true", help="train by mpi4py alone, too")
+    options = parser.parse_args()
+    dist.init_process_group(options.backend)
     models = {name: new_model() for name in ("with overlap", "without")}
     ways = {name: by_reducer(model, name == "without") for name, model in models.items()}
-    if "--mpi" in sys.argv[1:]:
+    if options.mpi:
         models["mpi4py by hand"] = new_model()
         ways["mpi4py by hand"] = by_hand(models["mpi4py by hand"])
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
