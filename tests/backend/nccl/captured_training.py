@@ -114,7 +114,7 @@ def host_waits() -> Iterator[Callable[[], int]]:
         yield lambda: found[0]
         found.append(counter() - before)
         return
-    binding, made = driver(), {name: 0 for name in WAITS}
+    binding, made = driver(), dict.fromkeys(WAITS, 0)
     originals = {name: getattr(binding, name) for name in WAITS}
 
     def counted(name: str) -> Callable[..., Any]:
