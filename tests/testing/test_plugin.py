@@ -177,7 +177,7 @@ def test_circle(world, n):
 
 
 REFUSED = {
-    "def test_kind(world): pass": "strict, faults, seeds, orders, not ['colour']",
+    "def test_kind(world): pass": "strict, faults, seeds, orders, hosts, not colour",
     "class TestCase(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass": (
         "works on functions and on methods of plain classes"
     ),

@@ -20,7 +20,7 @@ from nc10d.backend.nccl.any_source import AnySourceWork, checked
 from nc10d.backend.nccl.bindings.library import RESULT, Library, library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, meet
 from nc10d.backend.nccl.comm.communicator import Communicator
-from nc10d.backend.nccl.comm.options import NcclOptions, read_options
+from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
@@ -49,7 +49,9 @@ def make(setup: BackendSetup) -> NcclBackend:
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
-    backend = NcclBackend(setup, read_options(setup.options), library())
+    options, nccl = read_options(setup.options), library()
+    as_struct(options.config, nccl)  # a mistake is raised here, and not while ranks wait
+    backend = NcclBackend(setup, options, nccl)
     if setup.device is not None:
         backend.bind(ordinal(setup.device), setup.deadline)
     return backend

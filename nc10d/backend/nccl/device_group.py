@@ -14,8 +14,8 @@ from nc10d.backend.nccl.bindings.entering import NEW_SITE
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.call_board import Caller
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
-from nc10d.backend.nccl.launch.launch_text import CallText
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks

@@ -17,7 +17,7 @@ from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.nccl.bindings import entering
 from nc10d.backend.nccl.comm.comm_streams import NcclGroup
-from nc10d.backend.nccl.launch.launch_text import CallText
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called
 from nc10d.errors import CollectiveMismatch

@@ -27,7 +27,7 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, NO_CONTEXT, PLAIN, SCALE, WORDS
 from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.launch.call_board import Caller
-from nc10d.backend.nccl.launch.launch_text import CallText
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
 from nc10d.ops import Op

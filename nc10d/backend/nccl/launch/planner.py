@@ -19,6 +19,7 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import datatypes
 from nc10d.backend.nccl.launch.call_board import CallBoard, Caller
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch.launch_table import (
@@ -31,7 +32,6 @@ from nc10d.backend.nccl.launch.launch_table import (
     grouped,
     in_groups,
 )
-from nc10d.backend.nccl.launch.launch_text import CallText
 from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import EventPool, call, driver
