@@ -37,7 +37,7 @@ class Gradients:
 
     With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
     Parameters named in `sparse` have sparse gradients. `options` are further options of the
-    Reducer.
+    Reducer. `on_end()` is called when a reduced pass has ended.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class Gradients:
         options: Mapping[str, Any],
         find_unused: bool,
         static: bool,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.params = list(params.values())
-        self._targets = list(targets.values())
+        self._targets, self._on_end = list(targets.values()), on_end
         self._stepping = {i for i, x in enumerate(self._targets) if in_backward.optimizers(x)}
         self._stepped: set[int] = set()
+        self._with_state: set[int] = set()
         early = bool(self._stepping) and (static or not find_unused)
         self.reducer = Reducer(
             self._targets,
@@ -72,7 +74,7 @@ class Gradients:
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
-        self._reducing = self._running = self._end_queued = False
+        self._reducing = self._running = self._end_queued = self._compiled = False
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
         self._slots: list[Dense | Sparse] = []
@@ -131,6 +133,8 @@ class Gradients:
         gradient = None if divided else slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
+        if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):
+            self._end()
 
     def _begin(self) -> None:
         for index in self._unused:
@@ -143,10 +147,13 @@ class Gradients:
             self._queue_end()
 
     def _queue_end(self) -> None:
-        """Let autograd call `_end` when the current backward pass ends."""
-        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-        if getattr(compiled, "in_compiled_autograd_region", False):
-            raise RuntimeError(_COMPILED)
+        """Let autograd call `_end` when the current backward pass ends.
+
+        A compiled pass drops the callback: there the last expected gradient ends it.
+        """
+        self._compiled = _in_compiled_pass()
+        if self._compiled:
+            return
         self._end_queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -164,6 +171,8 @@ class Gradients:
             if type(error) is RuntimeError:
                 error.add_note(_ADVICE)
             raise
+        if self._on_end is not None:
+            self._on_end()
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
@@ -181,6 +190,9 @@ class Gradients:
         for index in stepping:
             in_backward.step(self._targets[index])
         self._stepped.update(stepping)
+        if not self._with_state.issuperset(stepping):
+            self._with_state.update(stepping)
+            in_backward.return_free_memory()
 
     def _declare_rest_unused(self) -> Collection[int]:
         """Declare the missing gradients unused: they belong to outputs without a backward pass."""
@@ -217,7 +229,7 @@ class Gradients:
         try:
             self.reducer.finish()
         except RuntimeError as error:
-            error.add_note("the last backward pass was left by an exception: it is over now")
+            error.add_note(_COMPILED if self._compiled else _INTERRUPTED)
             raise
 
 
@@ -225,11 +237,16 @@ _ADVICE = (
     "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
     "on all parameters, and see that all of the module's output takes part in the loss."
 )
+_INTERRUPTED = "the last backward pass was left by an exception: it is over now"
 _COMPILED = (
-    "DistributedDataParallel reduces nothing in a compiled backward pass (compiled_autograd): that "
-    "does not announce its end. Compile the module alone, or reduce the gradients in the graph by "
-    "nc10d.torch.functional.all_reduce_coalesced"
+    "A compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
+    "pass expects, and the last pass did not get there."
 )
+
+
+def _in_compiled_pass() -> bool:
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return getattr(compiled, "in_compiled_autograd_region", False)
 
 
 def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:

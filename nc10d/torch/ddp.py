@@ -159,6 +159,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
                 },
                 find_unused=self.find_unused_parameters,
                 static=self.static_graph,
+                on_end=None if precision is None else precision.release,
             )
             self._parts = gradients, self._logger(gradients.reducer)
             if self._comm_hook is not None:
