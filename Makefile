@@ -95,7 +95,8 @@ simulate: .venv/test.stamp
 	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
 # torch's own tests of torch.distributed, with nc10d in gloo's place (docs/torch.md). Another torch
-# has a venv of its own: `make test-torch TORCH=2.14.1`.
+# has a venv of its own, and runs nc10d's own tests of torch's groups, too, which `make test` runs on
+# torch 2.13: `make test-torch TORCH=2.14.1`.
 TORCH ?= 2.13.0
 TORCH_VENV := $(if $(filter 2.13.0,$(TORCH)),.venv,.venv-torch$(TORCH))
 LEAST := $(if $(filter 2.13.0,$(TORCH)),99 126,98 125)
@@ -103,11 +104,12 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least $(word 1,$(LEAST))
 	$(SUITE) --ranks 4 --more --least $(word 2,$(LEAST))
-	$(SUITE) --ranks 2 --ddp ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(SUITE) --ranks 2 --ddp --least 12 ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest tests/torch/backend)
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q -e ".[testing]" torch==$* expecttest
+	$(@D)/bin/python -m pip install -q -e ".[testing]" torch==$* expecttest pytest-timeout
 	@touch $@
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:
