@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nc10d import distributed_c10d as distributed_c10d
     from nc10d import numba as numba
     from nc10d.api import functional as functional
+    from nc10d.api import nccl as nccl
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from nc10d.errors import RendezvousError as RendezvousError
     from nc10d.errors import StoreError as StoreError
     from nc10d.errors import StoreTimeout as StoreTimeout
+    from nc10d.errors import UCCError as UCCError
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
     from nc10d.group.coalescing import CoalescingManager as CoalescingManager
@@ -194,7 +196,7 @@ _NAMES = {
     "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
         DistBackendError DistError DistNetworkError DistQueueEmptyError DistStoreError
         ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
-        RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+        RendezvousError StoreError StoreTimeout UCCError UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
     "group.process_group": "ProcessGroup",
     "api.join": "Join JoinHook Joinable",
@@ -230,6 +232,7 @@ _SUBMODULES = {
     "device_mesh": "device_mesh",
     "distributed_c10d": "distributed_c10d",
     "functional": "api.functional",
+    "nccl": "api.nccl",
     "numba": "numba",
     "observe": "group.flight_recorder",
 }

@@ -15,6 +15,9 @@ Common to all calls; names and meanings are those of torch.distributed's functio
   group for listed ranks is made by its members alone, and used again in later calls. A `tag`
   distinguishes groups of the same ranks. Rank arguments are ranks in the group; a group made of a
   list numbers its ranks in ascending order.
+- Results are of their input's library: NumPy, torch, CuPy, Numba, `nc10d.cuda`. A device array of
+  any other library gives an array of `nc10d.cuda`. Device arrays are contiguous (else ValueError),
+  but for torch's and CuPy's.
 - A caller's mistake is a ValueError or TypeError, raised before anything is sent: unknown names,
   ranks that are listed twice, groups of different sizes, dimensions that can't be divided evenly.
 """
@@ -25,12 +28,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from nc10d import ops
 from nc10d.api.async_array import AsyncCollectiveArray, unwrapped
 from nc10d.api.mesh import DeviceMesh
 from nc10d.arrays.buffer import as_buffer
+from nc10d.group.array_copies import assign, equal_parts, new_array
 from nc10d.group.new_group import new_group
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world, group_or_default
@@ -66,10 +68,10 @@ def all_gather_tensor(
     """Return every rank's `tensor`, rank after rank along `gather_dim`. All have the same shape."""
     found, x = find_group(group, tag), _array(tensor)
     dim = _dim(x, gather_dim)
-    out = _empty(x, [n * found.size if d == dim else n for d, n in enumerate(x.shape)])
+    out = new_array(x, [n * found.size if d == dim else n for d, n in enumerate(x.shape)])
     if dim == 0:
         return _async_array(out, found.all_gather_into_tensor(out, x, async_op=True))
-    return _async_array(out, found.all_gather(_chunks(out, dim, found.size), x, async_op=True))
+    return _async_array(out, found.all_gather(equal_parts(out, dim, found.size), x, async_op=True))
 
 
 def reduce_scatter_tensor(
@@ -87,10 +89,10 @@ def reduce_scatter_tensor(
             f"reduce_scatter_tensor: dimension {dim} has {x.shape[dim]} places, which can't be "
             f"divided by {found.size} ranks"
         )
-    out = _empty(x, [n // found.size if d == dim else n for d, n in enumerate(x.shape)])
+    out = new_array(x, [n // found.size if d == dim else n for d, n in enumerate(x.shape)])
     if dim == 0:
         return _async_array(out, found.reduce_scatter_tensor(out, x, op, async_op=True))
-    return _async_array(out, found.reduce_scatter(out, _chunks(x, dim, found.size), op, True))
+    return _async_array(out, found.reduce_scatter(out, equal_parts(x, dim, found.size), op, True))
 
 
 def all_to_all_single(
@@ -108,7 +110,7 @@ def all_to_all_single(
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise ValueError("all_to_all_single: give both split sizes or none")
     rows = x.shape[0] if output_split_sizes is None else sum(output_split_sizes)
-    out = _empty(x, [rows, *x.shape[1:]])
+    out = new_array(x, [rows, *x.shape[1:]])
     work = found.all_to_all_single(out, x, output_split_sizes, input_split_sizes, async_op=True)
     return _async_array(out, work)
 
@@ -123,10 +125,11 @@ def permute_tensor(
     found, x = find_group(group, tag), _array(tensor)
     if sorted(src_dst) != list(range(found.size)):
         raise ValueError(f"permute_tensor: src_dst must have each of {found.size} ranks once")
-    count, out = prod(x.shape), _empty(x, x.shape)
+    count, out = prod(x.shape), new_array(x, x.shape)
     dst, src = src_dst[found.rank], list(src_dst).index(found.rank)
     sent, got = ([count * (rank == peer) for rank in range(found.size)] for peer in (dst, src))
-    work = found.all_to_all_single(out.reshape(-1), x.reshape(-1), got, sent, async_op=True)
+    flat = out.reshape((count,)), x.reshape((count,))
+    work = found.all_to_all_single(*flat, got, sent, async_op=True)
     return _async_array(out, work)
 
 
@@ -237,24 +240,6 @@ def _dim(x: Array, dim: int) -> int:
     return dim % ndim
 
 
-def _chunks(x: Array, dim: int, count: int) -> list[Array]:
-    """Cut `x` into equal views along a dimension."""
-    step = x.shape[dim] // count
-    before = (slice(None),) * dim
-    return [x[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]
-
-
-def _empty(x: Array, shape: Sequence[int]) -> Array:
-    """Return a new array of the library, dtype and device of `x`."""
-    if hasattr(x, "new_empty"):  # torch's tensors
-        return x.detach().new_empty(tuple(shape))
-    if isinstance(x, np.ndarray):
-        return np.empty(tuple(shape), x.dtype)
-    if hasattr(x, "__array_namespace__"):
-        return x.__array_namespace__().empty(tuple(shape), dtype=x.dtype, device=x.device)
-    raise TypeError(f"expected an array that can make another one, got {type(x).__name__}")
-
-
 def _array(tensor: Array) -> Array:
     """Return the plain array, an ndarray for a bytearray and the like; TypeError if it is none."""
     x = unwrapped(tensor)
@@ -263,8 +248,8 @@ def _array(tensor: Array) -> Array:
 
 
 def _copy(x: Array) -> Array:
-    out = _empty(x, x.shape)
-    out[...] = x.detach() if hasattr(x, "detach") else x
+    out = new_array(x, x.shape)
+    assign(out, x)
     return out
 
 

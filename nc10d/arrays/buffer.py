@@ -215,7 +215,7 @@ def _resolve_cuda(x: Any) -> Buffer:
     packed = packed_strides(shape, dtype.itemsize)
     strides = tuple(interface.get("strides") or packed)
     (address, read_only), count = interface["data"], prod(shape)
-    contiguous = _is_packed(shape, strides, packed)
+    contiguous = is_packed(shape, strides, packed)
     found = Buffer(address, count, dtype, "cuda", x, not read_only, contiguous, shape, strides)
     return _with_memory(found)
 
@@ -262,7 +262,7 @@ def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
+def is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
     """Return whether an array is C-contiguous: a dimension of length 1 may have any stride."""
     if 0 in shape:
         return True

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Set
+from dataclasses import replace
 from math import prod
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.buffer import Buffer, as_buffer, packed_strides, register
+from nc10d.arrays.buffer import Buffer, as_buffer, is_packed, packed_strides, register
 from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.cuda import streams
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
@@ -113,6 +114,29 @@ class DeviceArray:
         return f"<DeviceArray {self.shape} {self.dtype.label} on cuda:{self.device}>"
 
 
+class DeviceView:
+    """A part of a device array `owner` of any library: its strides, from a first byte on."""
+
+    __slots__ = ("__weakref__", "buffer", "owner")
+
+    def __init__(self, owner: Any, shape: tuple[int, ...], first: int) -> None:
+        whole = as_buffer(owner)
+        packed = packed_strides(shape, whole.dtype.itemsize)
+        self.owner = owner
+        self.buffer = replace(
+            whole,
+            address=whole.address + first,
+            count=prod(shape),
+            contiguous=is_packed(shape, whole.strides, packed),
+            shape=shape,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The view's shape."""
+        return self.buffer.shape
+
+
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
     """Return an array of undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -161,6 +185,55 @@ def copy_to(target: Any, source: Any) -> None:
         with on_device(here.device):
             call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, here.stream)
         order_others_after(here, {there})
+
+
+def copy_of(x: Any) -> DeviceArray:
+    """Return a copy of a contiguous device array of any library; copying is queued."""
+    buffer = as_buffer(x)
+    twin = empty(buffer.shape, buffer.dtype, device_of(x))
+    copy_to(twin, x)
+    return twin
+
+
+def bytes_now(x: Any) -> HostArray:
+    """Return the bytes of a contiguous device array as they are now, in the order of no stream."""
+    buffer = as_buffer(x)
+    found: HostArray = np.empty(buffer.nbytes, np.uint8)
+    if buffer.nbytes:
+        mine = streams.Stream(device_of(x))
+        with on_device(mine.device):
+            source = buffer.address, buffer.nbytes
+            call("cuMemcpyDtoHAsync", found.ctypes.data, *source, mine.handle)
+            mine.synchronize()
+    return found
+
+
+def copy_now(target: Any, source: Any) -> None:
+    """Copy a contiguous device array to another one alike, in the order of no stream; blocks."""
+    to, of = as_buffer(target), as_buffer(source)
+    if to.nbytes:
+        mine = streams.Stream(device_of(target))
+        with on_device(mine.device):
+            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, mine.handle)
+            mine.synchronize()
+
+
+def write_now(target: Any, x: HostArray) -> None:
+    """Copy a host array to a contiguous device array alike, in the order of no stream; blocks."""
+    to, packed = as_buffer(target), np.ascontiguousarray(x)
+    if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
+        raise ValueError(f"expected {to.count} of {to.dtype.label}, got {x.size} of {x.dtype}")
+    if to.nbytes:
+        mine = streams.Stream(device_of(target))
+        with on_device(mine.device):
+            call("cuMemcpyHtoDAsync", to.address, packed.ctypes.data, to.nbytes, mine.handle)
+            mine.synchronize()
+
+
+def synchronize_stream(key: StreamKey) -> None:
+    """Block until everything queued on a stream is done."""
+    with on_device(key.device):
+        call("cuStreamSynchronize", key.stream)
 
 
 def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
@@ -232,4 +305,6 @@ def device_of(x: Any) -> int:
 
 
 register(DeviceArray, attrgetter("buffer"), "cuda")
+register(DeviceView, attrgetter("buffer"), "cuda")
 streams.register_stream(DeviceArray, streams.LEGACY)
+streams.register_stream(DeviceView, lambda view: stream_of(view.owner))

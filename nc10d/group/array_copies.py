@@ -1,13 +1,15 @@
-"""Copies of a caller's arrays, of any library, on their own device."""
+"""Arrays like a caller's, of any library, on their own device: copies, new arrays, parts."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.arguments import check_output
-from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.buffer import as_buffer, device_type
 from nc10d.arrays.interop import numpy_view
 from nc10d.group.collectives import Collectives
 from nc10d.ops import SUM, Array, ReduceOp
@@ -23,10 +25,75 @@ def copy_of(x: Array) -> Array:
     buffer = as_buffer(x)
     if buffer.device == "cpu":
         return buffer.as_numpy().copy()
+    return _device_memory().copy_of(x)
+
+
+def new_array(x: Array, shape: Sequence[int]) -> Array:
+    """Return an array of undefined contents, with the library, dtype and device of `x`.
+
+    A CUDA array whose library is not known gets a DeviceArray. TypeError if there is no such array.
+    """
+    if hasattr(x, "new_empty"):  # torch's tensors
+        return x.detach().new_empty(tuple(shape))
+    if isinstance(x, np.ndarray):
+        return np.empty(tuple(shape), x.dtype)
+    make = _MAKERS.get(type(x).__module__.partition(".")[0])
+    if make is not None and device_type(x) == "cuda":
+        return make(x, tuple(shape))
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__().empty(tuple(shape), dtype=x.dtype, device=x.device)
+    buffer = as_buffer(x)
+    if buffer.device != "cuda":
+        raise TypeError(f"expected an array that can make another one, got {type(x).__name__}")
     memory = _device_memory()
-    twin = memory.empty(buffer.shape, buffer.dtype, memory.device_of(x))
-    memory.copy_to(twin, x)
-    return twin
+    return memory.empty(tuple(shape), buffer.dtype, memory.device_of(x))
+
+
+def _new_of_numba(x: Any, shape: tuple[int, ...]) -> Any:
+    cuda = sys.modules["numba.cuda"]
+    with cuda.gpus[_device_memory().device_of(x)]:
+        return cuda.device_array(shape, x.dtype)
+
+
+def _new_of_cupy(x: Any, shape: tuple[int, ...]) -> Any:
+    cupy = sys.modules["cupy"]
+    with x.device:
+        return cupy.empty(shape, x.dtype)
+
+
+_MAKERS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
+    "numba": _new_of_numba,
+    "cupy": _new_of_cupy,
+}
+"""By library: makes an array on the device of another one of the same dtype."""
+
+
+def assign(target: Array, source: Array) -> None:
+    """Copy the elements of `source` to `target`, of the same library, shape and dtype.
+
+    ValueError for a device array that is not contiguous, unless its library copies it.
+    """
+    raw = device_type(source) == "cuda" and not hasattr(source, "new_empty")
+    if raw and type(source).__module__.partition(".")[0] != "cupy":
+        _device_memory().copy_to(target, source)
+    else:
+        target[...] = source.detach() if hasattr(source, "detach") else source
+
+
+def equal_parts(x: Array, dim: int, count: int) -> list[Array]:
+    """Cut `x` into equal views along a dimension, in order."""
+    step = x.shape[dim] // count
+    if device_type(x) == "cuda" and not hasattr(x, "new_empty"):
+        return _device_parts(x, dim, step, count)
+    before = (slice(None),) * dim
+    return [x[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]
+
+
+def _device_parts(x: Array, dim: int, step: int, count: int) -> list[Array]:
+    # Not every library of device arrays cuts along any dimension.
+    whole, memory = as_buffer(x), _device_memory()
+    shape = (*whole.shape[:dim], step, *whole.shape[dim + 1 :])
+    return [memory.DeviceView(x, shape, i * step * whole.strides[dim]) for i in range(count)]
 
 
 def copy_array(target: Array, source: Array) -> None:

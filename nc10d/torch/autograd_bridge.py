@@ -74,7 +74,7 @@ class Gradients:
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
-        self._reducing = self._running = self._end_queued = False
+        self._reducing = self._running = self._end_queued = self._compiled = False
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
         self._slots: list[Dense | Sparse] = []
@@ -133,6 +133,8 @@ class Gradients:
         gradient = None if divided else slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
+        if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):
+            self._end()
 
     def _begin(self) -> None:
         for index in self._unused:
@@ -145,10 +147,13 @@ class Gradients:
             self._queue_end()
 
     def _queue_end(self) -> None:
-        """Let autograd call `_end` when the current backward pass ends."""
-        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-        if getattr(compiled, "in_compiled_autograd_region", False):
-            raise RuntimeError(_COMPILED)
+        """Let autograd call `_end` when the current backward pass ends.
+
+        A compiled pass drops the callback: there the last expected gradient ends it.
+        """
+        self._compiled = _in_compiled_pass()
+        if self._compiled:
+            return
         self._end_queued = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -224,7 +229,7 @@ class Gradients:
         try:
             self.reducer.finish()
         except RuntimeError as error:
-            error.add_note("the last backward pass was left by an exception: it is over now")
+            error.add_note(_COMPILED if self._compiled else _INTERRUPTED)
             raise
 
 
@@ -232,11 +237,16 @@ _ADVICE = (
     "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
     "on all parameters, and see that all of the module's output takes part in the loss."
 )
+_INTERRUPTED = "the last backward pass was left by an exception: it is over now"
 _COMPILED = (
-    "DistributedDataParallel reduces nothing in a compiled backward pass (compiled_autograd): that "
-    "does not announce its end. Compile the module alone, or reduce the gradients in the graph by "
-    "nc10d.torch.functional.all_reduce_coalesced"
+    "A compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
+    "pass expects, and the last pass did not get there."
 )
+
+
+def _in_compiled_pass() -> bool:
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return getattr(compiled, "in_compiled_autograd_region", False)
 
 
 def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor], None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.algorithms.message import Cells
 from nc10d.backend.cpu.program.program import (
     INLINE_BYTES,
     SHARED,
@@ -33,6 +34,8 @@ from simulation.race_simulator.vector_clocks import (
     mapped,
 )
 
+CELLS = Cells(4, 256)
+"""Those of a link: few, so that a sender soon waits for a cell."""
 Handler = Callable[["SimulatedRank", Step], bool]
 
 
@@ -56,6 +59,14 @@ class SimulatedRank:
         ]
         self.inlines = [
             Region(f"inline {rank}/{h}", np.zeros(INLINE_BYTES, np.uint8)) for h in (0, 1)
+        ]
+        # On a link, whose sender is rank 0.
+        self.cells = [
+            Region(f"cell {rank}/{h}", np.zeros(world.cells.nbytes, np.uint8))
+            for h in range(world.cells.count)
+        ]
+        self.headers = [
+            Region(f"header {rank}/{h}", np.zeros(1, np.uint8)) for h in range(world.cells.count)
         ]
         self.marks = [Region(f"fingerprint {rank}/{h}", np.zeros(1, np.uint8)) for h in (0, 1)]
         self.calls: list[int] = [0, 0]
@@ -95,6 +106,8 @@ class SimulatedRank:
         if at.space not in SHARED:
             return None
         owner = self.world.ranks[at.index if rank is None else rank]
+        if at.space is Space.CELL:
+            return owner.cells[self.round % len(owner.cells)]
         slots = owner.inlines if at.space is Space.INLINE else owner.staging
         return slots[(self.round + (at.space is Space.EARLIER)) & 1]
 
@@ -226,7 +239,7 @@ def _enter(me: SimulatedRank, step: Step) -> bool:
 
 def _header(me: SimulatedRank, step: Step) -> bool:
     del step
-    me.marks[me.round & 1].touch(0, 1, me.rank, me.clock, write=True)
+    me.headers[me.round % len(me.headers)].touch(0, 1, me.rank, me.clock, write=True)
     return True
 
 
@@ -283,7 +296,7 @@ class SimulatedWorld:
     """All ranks of a group on a single host, with staging buffers of two slots of `slot` bytes.
 
     No peer can read the arrays of the `unreadable` ranks. Ranks in `keeping` expose their arrays
-    for reading only.
+    for reading only. A world of two ranks may be a link, with cells as in CELLS.
     """
 
     def __init__(
@@ -293,6 +306,7 @@ class SimulatedWorld:
         self.unreadable = frozenset(unreadable)
         self.keeping = frozenset(keeping)
         self.slot = slot
+        self.cells = CELLS
         self._counters = 0
         self.ranks: list[SimulatedRank] = []
         self.ranks.extend(self.make_rank(rank) for rank in range(size))

@@ -177,7 +177,7 @@ def test_circle(world, n):
 
 
 REFUSED = {
-    "def test_kind(world): pass": "takes kind, timeout, strict and faults, not ['colour']",
+    "def test_kind(world): pass": "strict, faults, seeds, orders, hosts, not colour",
     "class TestCase(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass": (
         "works on functions and on methods of plain classes"
     ),
@@ -192,6 +192,51 @@ REFUSED = {
 def test_a_wrong_use_is_explained(run: Run, body: str) -> None:
     mark = "@pytest.mark.ranks(2, colour='red')\n" if "test_kind" in body else ""
     assert REFUSED[body] in "\n".join(run(mark + body).outlines)
+
+
+SIMULATED = """
+@pytest.mark.ranks(3, kind="simulated", orders=50)
+def test_orders(world):
+    if world.rank == 0:
+        assert [world.recv(np.zeros(1)) for _ in range(2)] == [1, 2]
+    else:
+        world.send(np.zeros(1), 0)
+
+@pytest.mark.ranks(3, kind="simulated", seeds=50)
+def test_seeds(world):
+    if world.rank == 0:
+        assert [world.recv(np.zeros(1)) for _ in range(2)] == [1, 2]
+    else:
+        world.send(np.zeros(1), 0)
+
+def late(seed):
+    return draw_faults(3, 60.0, seed, [Kill])
+
+@pytest.mark.ranks(3, kind="simulated", seeds=50, faults=late)
+def test_faults(world):
+    for _ in range(70):
+        time.sleep(1.0)
+        dist.barrier()
+
+@pytest.mark.ranks(2, kind="simulated", seeds=3, orders=2)
+def test_both(world):
+    pass
+
+@pytest.mark.ranks(2, seeds=3)
+def test_threads(world):
+    pass
+"""
+
+
+def test_simulated_ranks_run_in_many_orders_and_with_many_seeds(run: Run) -> None:
+    head = "import time\nfrom nc10d.testing import Kill, draw_faults\n"
+    text = text_of(run(head + SIMULATED))
+    assert "3 ranks as simulated tasks, order 2" in text
+    assert "order 2: choices=[1]" in text
+    assert re.search(r"3 ranks as simulated tasks, seed \d+\n\nrank 0: AssertionError", text)
+    assert re.search(r"ranks? \d.*: PeerLost", text)
+    assert "orders have neither seeds nor faults" in text
+    assert "seeds of @pytest.mark.ranks: only for kind='simulated'" in text
 
 
 def test_a_value_that_cannot_be_sent_is_named(run: Run) -> None:

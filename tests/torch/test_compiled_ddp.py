@@ -5,9 +5,7 @@ import copy
 import pytest
 import torch
 import zoo
-from torch import nn
 
-import nc10d as dist
 from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel
 
@@ -57,17 +55,3 @@ def test_gradients_are_those_of_the_uncompiled_model(name, way, two):
 
     for same in two.run(run):
         assert all(same)
-
-
-def test_a_compiled_backward_pass_is_refused():
-    """It would leave every rank with its own gradient."""
-    torch._dynamo.reset()
-    dist.init_process_group(rank=0, world_size=1, store=dist.HashStore())
-    try:
-        ddp = DistributedDataParallel(nn.Linear(2, 1))
-        with torch._dynamo.config.patch(compiled_autograd=True):
-            step = torch.compile(lambda x: ddp(x).sum().backward(), backend="eager")
-            with pytest.raises(RuntimeError, match="reduces nothing in a compiled backward"):
-                step(torch.ones(1, 2))
-    finally:
-        dist.destroy_process_group()

@@ -8,13 +8,13 @@ datatype, because mpi4py allows only few ops.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.mpi.library import MPI
+from nc10d.backend.polled.flat_buffers import kernel
 from nc10d.kernels.combine import canonical
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp
@@ -50,7 +50,6 @@ _NUMBERS = {
 _ARITHMETIC = (RedOp.SUM, RedOp.PRODUCT)
 # Open MPI 5's vectorised sums of 8 and 16 bits saturate instead of wrapping around.
 _TOO_NARROW = (DType.UINT8, DType.UINT16)
-_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +64,6 @@ class MpiReduction:
 def carrier(dtype: DType) -> Any:
     """Return the MPI datatype that carries elements of `dtype` unread."""
     return _MOVED[dtype.itemsize]
-
-
-def order_matters(kind: RedOp, dtype: DType, size: int) -> bool:
-    """Return whether another order of the same operands could change a bit of the result."""
-    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
-    return rounds and size > 2 and kind not in (RedOp.MIN, RedOp.MAX)
 
 
 def native(kind: RedOp, dtype: DType) -> MpiReduction | None:
@@ -89,12 +82,6 @@ def reduction(kind: RedOp, dtype: DType) -> MpiReduction:
     """Return the reduction for MPI to run in any order that keeps ranks' places."""
     same, _ = canonical(kind, dtype)
     return native(kind, dtype) or MpiReduction(_opaque(dtype), 1, _kernel_op(same))
-
-
-@functools.cache
-def kernel(address: int) -> Any:
-    """Return the kernel at `address` as a function; it runs without the GIL."""
-    return _KERNEL(address)
 
 
 _opaque_dtypes: dict[int, DType] = {}

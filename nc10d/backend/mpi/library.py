@@ -70,12 +70,6 @@ def cuda_aware() -> bool:
     return bool(query())
 
 
-def keep(thing: object) -> None:
-    """Keep `thing` alive for good, even past the interpreter's end, when MPI is finalised."""
-    # For memory that MPI may still read or write, because its operation can't be cancelled.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
 _LOST = ("ERR_PROC_FAILED", "ERR_PROC_ABORTED", "ERR_REVOKED")
 
 

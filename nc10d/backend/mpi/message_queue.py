@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi.buffers import OpBuffers
+from nc10d.backend.mpi.buffers import whole
 from nc10d.backend.mpi.library import MPI, Comm, Steps
+from nc10d.backend.polled.flat_buffers import OpBuffers
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import MessageInfo, Recv, Send
 
@@ -60,7 +61,7 @@ class MessageQueue:
             requests = [self._comm.Isend(announcement, op.peer, self._announcement_tag)]
             tag = self._first_numbered_tag + number
         x = OpBuffers().contiguous(op.x, False)
-        yield [*requests, self._comm.Isend(x.whole(), op.peer, tag)]
+        yield [*requests, self._comm.Isend(whole(x), op.peer, tag)]
         return None
 
     def _recv(self, op: Recv, status: Any) -> Steps:
@@ -74,7 +75,7 @@ class MessageQueue:
             self._waiting_receives -= 1
             source, number = found
             tag = self._first_numbered_tag + number
-        yield [self._comm.Irecv(x.whole(), source, tag)]
+        yield [self._comm.Irecv(whole(x), source, tag)]
         source, got = int(status.Get_source()), status.Get_elements(MPI.BYTE)
         if got != x.nbytes:
             text = f"recv: rank {source} sent {got} bytes, and this rank takes {x.nbytes}"

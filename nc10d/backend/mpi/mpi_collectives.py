@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops
-from nc10d.backend.mpi.buffers import FlatBuffer, OpBuffers, finish, fold, prepare
-from nc10d.backend.mpi.datatypes import order_matters, reduction
+from nc10d.backend.mpi.buffers import in_chunks, memory, whole
+from nc10d.backend.mpi.datatypes import reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
+from nc10d.backend.polled.call_text import exchanges_sizes
+from nc10d.backend.polled.flat_buffers import (
+    FlatBuffer,
+    OpBuffers,
+    even_counts,
+    finish,
+    fold,
+    order_matters,
+    prepare,
+    row_counts,
+)
 from nc10d.errors import CollectiveMismatch
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
@@ -41,13 +52,13 @@ def _all_reduce(comm: Comm, op: ops.AllReduce, buffers: OpBuffers, any_order: bo
         finish(x, comm.size, op.op)
     elif comm.size * x.nbytes <= SMALL:
         rows = buffers.scratch(comm.size * x.count, x.dtype)
-        yield [comm.Iallgatherv(x.whole(), rows.in_chunks([x.count] * comm.size))]
+        yield [comm.Iallgatherv(whole(x), in_chunks(rows, [x.count] * comm.size))]
         fold(x, rows, comm.size, op.op)
     else:
-        counts = _even(x.count, comm.size)
+        counts = even_counts(x.count, comm.size)
         own = buffers.scratch(counts[comm.rank], x.dtype)
         yield from _fold_chunk(comm, x, counts, own, op.op, buffers)
-        yield [comm.Iallgatherv(own.whole(), x.in_chunks(counts))]
+        yield [comm.Iallgatherv(whole(own), in_chunks(x, counts))]
 
 
 def _reduce(comm: Comm, op: ops.Reduce, buffers: OpBuffers, any_order: bool) -> Steps:
@@ -62,10 +73,10 @@ def _reduce(comm: Comm, op: ops.Reduce, buffers: OpBuffers, any_order: bool) -> 
         if is_root:
             finish(x, comm.size, op.op)
         return
-    counts = _even(x.count, comm.size)
+    counts = even_counts(x.count, comm.size)
     own = buffers.scratch(counts[comm.rank], x.dtype)
     yield from _fold_chunk(comm, x, counts, own, op.op, buffers)
-    yield [comm.Igatherv(own.whole(), x.in_chunks(counts) if is_root else None, op.root)]
+    yield [comm.Igatherv(whole(own), in_chunks(x, counts) if is_root else None, op.root)]
 
 
 def _reduce_scatter(
@@ -78,7 +89,7 @@ def _reduce_scatter(
         return
     operand, operator = _operands(inp, op.op)
     width = reduction(op.op.kind, inp.dtype).width
-    into = [out.memory(), width * out.count, operand[2]]
+    into = [memory(out), width * out.count, operand[2]]
     yield [comm.Ireduce_scatter(operand, into, [width * n for n in counts], operator)]
 
 
@@ -92,7 +103,7 @@ def _fold_chunk(
 ) -> Steps:
     """own := op over all ranks of this rank's chunk of x"""
     rows = buffers.scratch(comm.size * own.count, own.dtype)
-    yield [comm.Ialltoallv(x.in_chunks(counts), rows.in_chunks([own.count] * comm.size))]
+    yield [comm.Ialltoallv(in_chunks(x, counts), in_chunks(rows, [own.count] * comm.size))]
     fold(own, rows, comm.size, op)
 
 
@@ -103,11 +114,7 @@ def _reduced_by_mpi(x: FlatBuffer, op: ops.ReduceOp, size: int, any_order: bool)
 
 def _operands(x: FlatBuffer, op: ops.ReduceOp) -> tuple[list[Any], Any]:
     operator = reduction(op.kind, x.dtype)
-    return [x.memory(), x.count * operator.width, operator.datatype], operator.op
-
-
-def _even(count: int, size: int) -> list[int]:
-    return [count // size + (rank < count % size) for rank in range(size)]
+    return [memory(x), x.count * operator.width, operator.datatype], operator.op
 
 
 # Moving
@@ -115,23 +122,23 @@ def _even(count: int, size: int) -> list[int]:
 
 def _broadcast(comm: Comm, op: ops.Broadcast, buffers: OpBuffers, any_order: bool) -> Steps:
     x = buffers.contiguous(op.x, comm.rank != op.root)
-    yield [comm.Ibcast(x.whole(), op.root)]
+    yield [comm.Ibcast(whole(x), op.root)]
 
 
 def _all_gather(comm: Comm, op: ops.AllGather, buffers: OpBuffers, any_order: bool) -> Steps:
     inp = buffers.contiguous(op.inp, False)
     out, counts = buffers.chunks(op.out, comm.size, True)
-    yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), out.in_chunks(counts))]
+    yield [comm.Iallgatherv(_unless_in_place(inp, out, counts, comm.rank), in_chunks(out, counts))]
 
 
 def _all_to_all(comm: Comm, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, comm.size, False)
     out, takes = buffers.chunks(op.out, comm.size, True)
     if exchanges_sizes(op):
-        sends = _split(inp.count, op.in_splits, sends)
-        takes = _split(out.count, op.out_splits, takes)
+        sends = row_counts(inp.count, op.in_splits, sends)
+        takes = row_counts(out.count, op.out_splits, takes)
         yield from _announce(comm, op, sends, takes)
-    yield [comm.Ialltoallv(inp.in_chunks(sends), out.in_chunks(takes))]
+    yield [comm.Ialltoallv(in_chunks(inp, sends), in_chunks(out, takes))]
 
 
 def _gather(comm: Comm, op: ops.Gather, buffers: OpBuffers, any_order: bool) -> Steps:
@@ -139,12 +146,12 @@ def _gather(comm: Comm, op: ops.Gather, buffers: OpBuffers, any_order: bool) -> 
     sends = [inp.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
         yield from _announce(comm, op, sends, [0] * comm.size)
-        yield [comm.Igatherv(inp.whole(), None, op.root)]
+        yield [comm.Igatherv(whole(inp), None, op.root)]
         return
     out, counts = buffers.chunks(op.out, comm.size, True)
     yield from _announce(comm, op, sends, counts)
     own = _unless_in_place(inp, out, counts, comm.rank)
-    yield [comm.Igatherv(own, out.in_chunks(counts), op.root)]
+    yield [comm.Igatherv(own, in_chunks(out, counts), op.root)]
 
 
 def _scatter(comm: Comm, op: ops.Scatter, buffers: OpBuffers, any_order: bool) -> Steps:
@@ -152,12 +159,12 @@ def _scatter(comm: Comm, op: ops.Scatter, buffers: OpBuffers, any_order: bool) -
     takes = [out.count if rank == op.root else 0 for rank in range(comm.size)]
     if comm.rank != op.root:
         yield from _announce(comm, op, [0] * comm.size, takes)
-        yield [comm.Iscatterv(None, out.whole(), op.root)]
+        yield [comm.Iscatterv(None, whole(out), op.root)]
         return
     inp, counts = buffers.chunks(op.inp, comm.size, False)
     yield from _announce(comm, op, counts, takes)
     own = _unless_in_place(out, inp, counts, comm.rank)
-    yield [comm.Iscatterv(inp.in_chunks(counts), own, op.root)]
+    yield [comm.Iscatterv(in_chunks(inp, counts), own, op.root)]
 
 
 def _barrier(comm: Comm, op: ops.Barrier, buffers: OpBuffers, any_order: bool) -> Steps:
@@ -165,29 +172,13 @@ def _barrier(comm: Comm, op: ops.Barrier, buffers: OpBuffers, any_order: bool) -
     yield from ()
 
 
-def _unless_in_place(piece: FlatBuffer, whole: FlatBuffer, counts: Sequence[int], rank: int) -> Any:
-    """Describe `piece` for MPI: IN_PLACE if it is this rank's chunk of `whole`."""
-    chunk = whole.slice(sum(counts[:rank]), counts[rank])
-    return MPI.IN_PLACE if piece.count and piece.address == chunk.address else piece.whole()
-
-
-def _split(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[int]:
-    """Return the elements of each chunk of `count` elements in rows; without splits, `counts`."""
-    if splits is None:
-        return counts
-    rows = sum(splits)
-    return [n * (count // rows) if rows else 0 for n in splits]
+def _unless_in_place(piece: FlatBuffer, parts: FlatBuffer, counts: Sequence[int], rank: int) -> Any:
+    """Describe `piece` for MPI: IN_PLACE if it is this rank's chunk of `parts`."""
+    chunk = parts.slice(sum(counts[:rank]), counts[rank])
+    return MPI.IN_PLACE if piece.count and piece.address == chunk.address else whole(piece)
 
 
 # Sizes that only sender and receiver know
-
-
-def exchanges_sizes(op: ops.Op) -> bool:
-    """Return whether ranks must exchange sizes, because the call check can't compare them."""
-    if isinstance(op, ops.AllToAll):
-        splits = (op.in_splits, op.out_splits)
-        return isinstance(op.inp, (list, tuple)) or splits != (None, None)
-    return isinstance(op, (ops.Gather, ops.Scatter))
 
 
 def _announce(comm: Comm, op: ops.Op, sends: Sequence[int], takes: Sequence[int]) -> Steps:

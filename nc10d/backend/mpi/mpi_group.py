@@ -15,13 +15,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.backend.mpi import tasks
-from nc10d.backend.mpi.call_check import CallCheck, describe, exchanged_texts, mismatch
+from nc10d.backend.mpi.call_check import CallCheck, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, MpiControl
-from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from, keep
+from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
-from nc10d.backend.mpi.progress_thread import ProgressThread
 from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task
+from nc10d.backend.polled.block_order import Dependencies, dependencies_of
+from nc10d.backend.polled.call_text import describe
+from nc10d.backend.polled.flat_buffers import keep
+from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -64,7 +67,7 @@ class MpiGroup:
         collectives = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
         messages = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
         work = MpiWork(ops, self._engine, len(messages) + bool(collectives))
-        dependencies = tasks.dependencies_of(ops)
+        dependencies = dependencies_of(ops)
         with self._engine.lock:
             self._handle_notices()
             self.check()
@@ -95,7 +98,7 @@ class MpiGroup:
             return self._message_queue.probe(peer, tag)
 
     def _agreed_steps(
-        self, work: MpiWork, places: Sequence[int], dependencies: tasks.Dependencies, seq: int
+        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, seq: int
     ) -> Steps:
         """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nc10d.arrays.access import touched
-from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.intervals import conflict
 from nc10d.backend.mpi.library import MPI, Request, Steps
-from nc10d.backend.mpi.progress_thread import ProgressThread
+from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -135,19 +132,3 @@ def side_by_side(parts: Sequence[Steps]) -> Steps:
         started: list[tuple[Steps, Any]] = [(part, next(part, None)) for part in running]
         running = [part for part, requests in started if requests]
         yield [request for _, requests in started for request in requests or ()]
-
-
-Dependencies = dict[int, frozenset[int]]
-"""Place in the batch of an operation -> places of the earlier operations that it waits for."""
-
-
-def dependencies_of(ops: Sequence[Op]) -> Dependencies:
-    """Return the dependencies of a batch; empty if its operations may run in any order."""
-    if len(ops) == 1:
-        return {}
-    memory = [[(as_buffer(x).span, written) for x, written in touched(op)] for op in ops]
-    found = {
-        place: frozenset(n for n, earlier in enumerate(memory[:place]) if conflict(earlier, uses))
-        for place, uses in enumerate(memory)
-    }
-    return {place: earlier for place, earlier in found.items() if earlier}

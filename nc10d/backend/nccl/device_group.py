@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
+from nc10d.backend.cpu.engine.call_sites import SITES
+from nc10d.backend.nccl.any_source import Senders
 from nc10d.backend.nccl.bindings import native
+from nc10d.backend.nccl.bindings.entering import NEW_SITE
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import launch_table
+from nc10d.backend.nccl.launch.call_board import Caller
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
+from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
+from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
@@ -20,6 +27,8 @@ from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
 
 _run_rows = entry_point(native.nc10d_nccl_run)
+_NEW_SITE = native.SCALE + NEW_SITE
+"""The answer of a table whose first row has met a new line of the user's program."""
 
 
 class DeferredLaunch(NamedTuple):
@@ -40,9 +49,11 @@ class DeviceGroup:
         self.device = device
         self._group = group
         self._pool = event_pool(device)
-        self.pending = PendingWorks(self._pool, group.fail)
         self.comm_streams = CommStreams(group, self._pool, self.pump)
         self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
+        self.board = self._planner.board
+        self.senders = Senders(group.rank, group.size, group.messages())
+        self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
         self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
@@ -82,24 +93,47 @@ class DeviceGroup:
                 self._submit(table, work, current, join)
                 if captured:  # its event belongs to the graph, and never ends
                     self._captured.append((work.event, cached))
+                    self.board.ended(work.stamp)
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
                 self._defer(work, cached.comm_streams, current)
+            if cached.messages is not None:
+                if work._state == PENDING:
+                    work._result = work.outcome()  # the senders are known from the beginning
+                sends, takes = cached.messages
+                self.senders.sent(sends)
+                self.senders.received(takes)
         return work
 
+    def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
+        """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
+        with self.pending.lock:
+            if self.failed:
+                self._group.check()
+            return self._planner.checked_calls(ops)
+
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
+        work.stamp = self._enter(self._planner.caller_of(comm_streams), work)
         work.submitted = threading.Event()
         self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
-        self._planner.record_of(comm_streams).write(launch_table.LaunchText(work.ops))
         deferred = DeferredLaunch(work, comm_streams, before)
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)
         self.pending.add(work)
         self.pump()  # they may have been formed just now
+
+    def _enter(self, caller: Caller, work: NcclWork) -> int:
+        """Enter a launch ahead of its table; return the stamp of its entry in the log."""
+        try:
+            self.board.enter(caller, CallText(work.ops))
+        except DistError as error:
+            self._group.fail(error)
+            raise
+        return caller.stamp
 
     def pump(self) -> None:
         """Submit deferred launches whose communicators are formed, in order."""
@@ -148,6 +182,9 @@ class DeviceGroup:
         try:
             with table.lock:
                 answer = _run_rows(rows, first, count, device, current, ended, end)
+                while answer == _NEW_SITE:
+                    SITES.learn()
+                    answer = _run_rows(rows, first, count, device, current, ended, end)
                 while answer < 0:  # nonblocking: rows after a group wait for its end
                     for comm_stream in table.comm_streams:
                         comm_stream.formed.settle(work.deadline, work._describe())
@@ -157,6 +194,8 @@ class DeviceGroup:
         except DistError as error:
             self._group.fail(error)
             raise
+        if not first:
+            work.stamp = table.caller.stamp
         work.event, work.begun = ended, table.begun
         work.comm_streams = comm_streams = table.comm_streams
         for comm_stream in comm_streams:
@@ -164,6 +203,9 @@ class DeviceGroup:
         work.seq = comm_streams[0].launched
 
     def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:
+        entering = table.entering(answer)
+        if entering:
+            return self.board.mismatch(entering)
         code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
         group = self._group

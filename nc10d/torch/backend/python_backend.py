@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +14,7 @@ from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch.backend.works import TorchWork
 
 c10d: Any = torch._C._distributed_c10d
 
@@ -30,6 +32,8 @@ class PythonBackend(TorchCalls, c10d.Backend):
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None
+        self.hooked = False  # whether a torch group above has pre or post hooks
+        self._messages = threading.local()
         _alive.add(self)
 
     def shutdown(self) -> None:
@@ -42,6 +46,29 @@ class PythonBackend(TorchCalls, c10d.Backend):
         return NAME
 
     getBackendName = _backend_name = name
+
+    # torch's C++ code calls these three where hooks have to see a message.
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
+        """Start to send a tensor to a rank."""
+        return self._noted(super().send(tensors, dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
+        """Start to receive a tensor from a rank."""
+        return self._noted(super().recv(tensors, src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
+        """Start to receive a tensor from any rank."""
+        return self._noted(super().recv_anysource(tensors, tag))
+
+    def _noted(self, work: TorchWork) -> TorchWork:
+        if self.hooked:
+            self._messages.latest = work
+        return work
+
+    def take_message(self) -> TorchWork:
+        """Return the Work of the message that this thread has just started, once."""
+        return cast(TorchWork, self._messages.__dict__.pop("latest"))
 
     # torch reads these as attributes, and its C++ code calls them.
     supports_coalescing = CallableInt(True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup as Group
@@ -17,8 +17,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
+from nc10d.torch.backend.group_calls import TorchCalls
 from nc10d.torch.backend.groups import calls_of
-from nc10d.torch.backend.python_backend import SUPPORTED
+from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
 
@@ -26,28 +27,71 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
     theirs: Any
-    for name in ("send", "recv", "recv_anysource") if SUPPORTED else ():
+    for name, made in _METHODS.items() if SUPPORTED else ():
         theirs = getattr(Group, name)
         if not hasattr(theirs, "nc10d"):
-            setattr(Group, name, _passing_on(_of_the_group(name), theirs))
+            setattr(Group, name, _marked(made(name, theirs), theirs))
     for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
         name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
-            wrapper = _passing_on(own, theirs)
+            wrapper = _marked(_passing_on(own, theirs), theirs)
             for module in (c10d, dist):
                 if getattr(module, name, None) is theirs:
                     setattr(module, name, wrapper)
 
 
+def _marked(wrapper: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of torch's function, by whose name and mark `install` finds it again."""
+    found: Any = functools.wraps(theirs)(wrapper)
+    found.nc10d = True
+    return cast(Callable[..., Any], found)
+
+
 def _passing_on(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(theirs)
     def wrapper(*arguments: Any, **options: Any) -> Any:
         found = own(*arguments, **options)
         return theirs(*arguments, **options) if found is NotImplemented else found
 
-    wrapper.nc10d = True  # type: ignore[attr-defined]
     return wrapper
+
+
+def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of ProcessGroup that passes a message on to the group of nc10d."""
+    own = getattr(TorchCalls, name)
+
+    # torch 2.14 answers with a Work of its own, which knows neither the sender nor an end.
+    def message(group: Any, *arguments: Any, **options: Any) -> Any:
+        calls = calls_of(group)
+        if not isinstance(calls, PythonBackend):
+            return theirs(group, *arguments, **options)
+        if not calls.hooked:
+            return own(calls, *arguments, **options)
+        theirs(group, *arguments, **options)  # calls the hooks, and the backend
+        return calls.take_message()
+
+    return message
+
+
+def _hook(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of ProcessGroup that registers a hook; messages have to pass it then."""
+
+    def register(group: Any, *arguments: Any, **options: Any) -> None:
+        calls = calls_of(group)
+        if isinstance(calls, PythonBackend):
+            calls.hooked = True
+        theirs(group, *arguments, **options)
+
+    return register
+
+
+_METHODS: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]] = {
+    "send": _message,
+    "recv": _message,
+    "recv_anysource": _message,
+    "register_pre_hook": _hook,
+    "register_post_hook": _hook,
+}
 
 
 def _monitored_barrier(
@@ -58,17 +102,6 @@ def _monitored_barrier(
         return NotImplemented
     limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
     return calls.monitored_barrier(limit, wait_all_ranks)
-
-
-def _of_the_group(name: str) -> Callable[..., Any]:
-    """Return a method of ProcessGroup that passes a message on to the group of nc10d."""
-
-    # torch 2.14 answers with a Work of its own, which knows neither the sender nor an end.
-    def message(group: Any, *arguments: Any, **options: Any) -> Any:
-        calls = calls_of(group)
-        return NotImplemented if calls is None else getattr(calls, name)(*arguments, **options)
-
-    return message
 
 
 def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:

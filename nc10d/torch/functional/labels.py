@@ -28,15 +28,34 @@ def label(group: GroupLike, tag: str = "") -> tuple[str, int]:
     # torch.compile traces this function: it guards a group or a mesh by its attributes.
     if group is None:
         return default_label()
-    if isinstance(group, DeviceMesh):
-        group = _line(group, None)
-    elif isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
-        group = _line(group[0], group[1])
+    group = _of_mesh(group)
     if isinstance(group, ProcessGroup):
         return group.group_name, int(group.size)
     if isinstance(group, (list, tuple)):
         return list_label(group, tag)
     return other_label(group)
+
+
+def member(group: GroupLike, rank: int) -> int:
+    """Return the number in a group of a global rank; ValueError if it is not a member."""
+    if group is None:
+        return default_member(rank)
+    group = _of_mesh(group)
+    if isinstance(group, ProcessGroup):
+        number = group.numbers.get(rank)
+        return group.group_rank(rank) if number is None else number  # the call raises
+    if isinstance(group, (list, tuple)):
+        return list_member(group, rank)
+    return other_member(group, rank)
+
+
+def _of_mesh(group: GroupLike) -> Any:
+    """Return the group of a mesh or of (mesh, dimension); anything else as it is."""
+    if isinstance(group, DeviceMesh):
+        return _line(group, None)
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        return _line(group[0], group[1])
+    return group
 
 
 def _line(mesh: DeviceMesh, dim: int | str | None) -> ProcessGroup | None:
@@ -64,6 +83,24 @@ def list_label(ranks: Any, tag: str) -> tuple[str, int]:
 def other_label(group: Any) -> tuple[str, int]:
     """Return the label of a group of torch.distributed on nc10d; ValueError for anything else."""
     return label(found_group(group))
+
+
+def default_member(rank: int) -> int:
+    """Return the number in the default group of a global rank."""
+    return member(own_group(None), rank)
+
+
+def list_member(ranks: Any, rank: int) -> int:
+    """Return the number of a global rank among the listed ranks with this rank."""
+    own = functional.own_list(ranks)
+    if rank not in own:
+        raise ValueError(f"global rank {rank} is not in my group of ranks {own}")
+    return own.index(rank)
+
+
+def other_member(group: Any, rank: int) -> int:
+    """Return the number of a global rank in a group of torch.distributed on nc10d."""
+    return member(found_group(group), rank)
 
 
 def found_group(group: Any, tag: str = "") -> ProcessGroup:
@@ -134,6 +171,7 @@ def reduction(name: str) -> ReduceOp:
     return functional.reduction(name)
 
 
-for _function in (default_label, list_label, other_label, checked_name):
+_CONSTANT = (default_label, list_label, other_label, checked_name)
+for _function in (*_CONSTANT, default_member, list_member, other_member):
     # torch.compile calls these while it traces, and puts their result into the graph.
     vars(_function)["_dynamo_marked_constant"] = True

@@ -32,7 +32,7 @@ from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
-from simulation.race_simulator.simulator import SimulatedWorld
+from simulation.race_simulator.simulator import CELLS, SimulatedWorld
 
 SLOT, SMALL, PAGE = 2048, 256, 128
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
@@ -203,8 +203,8 @@ def messages(counts: list[int]) -> list[Case]:
     for number, count in enumerate(counts):
         sent, n = np.arange(count) + 1000 * number, 8 * count
         programs = [
-            program("send", message.send(1024, n, 512), 1),
-            program("recv", message.recv(1024, n, 512), 1),
+            program("send", message.send(1024, n, 512, cells=CELLS), 1),
+            program("recv", message.recv(1024, n, 512, cells=CELLS), 1),
         ]
         arrays = [[sent.copy()], [np.full(count, -1)]]
         cases.append(Case("message", programs, arrays, [[sent], [sent]]))
@@ -213,7 +213,7 @@ def messages(counts: list[int]) -> list[Case]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    counts=st.lists(st.sampled_from([0, 1, 63, 64, 127, 129, 700]), min_size=1, max_size=8),
+    counts=st.lists(st.sampled_from([0, 1, 40, 63, 64, 127, 129, 700]), min_size=1, max_size=8),
     seed=st.integers(0, 2**31),
     readable=st.booleans(),
 )
@@ -224,7 +224,7 @@ def test_messages_pass_in_order_by_both_ways(counts: list[int], seed: int, reada
 @pytest.mark.parametrize("unreadable", [[], [0]])
 def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -> None:
     def caught_at(rank: int, index: int, seed: int) -> bool:
-        cases = messages([20, 30, 400, 20, 500])
+        cases = messages([40, 50, 400, 20, 500])
         cases[2].programs[rank] = without(cases[2].programs[rank], index)
         try:
             play(cases, 2, seed, unreadable)

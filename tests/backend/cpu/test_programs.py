@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
-from simulation.race_simulator.simulator import Disagreement, SimulatedWorld
+from simulation.race_simulator.simulator import CELLS, Disagreement, SimulatedWorld
 
 SLOT, SMALL = 8192, 2048
 WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEETALL}
@@ -97,16 +97,16 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
         np.testing.assert_array_equal(case.arrays[2][0], case.expected[2][0])
 
 
-def messages(counts: list[int], broken: tuple[int, int] | None = None) -> list[Case]:
-    """Messages over a link: rank 0 sends, rank 1 receives; maybe with a step made idle."""
+def messages(counts: list[int], broken: tuple[int, int, int] | None = None) -> list[Case]:
+    """Messages over a link from rank 0 to 1; `broken` makes a rank's step of a message idle."""
     cases = []
     for number, count in enumerate(counts):
         sent = np.arange(count) + 1000 * number
         programs = [
-            Program(CallInfo("send"), tuple(message.send(1024, 8 * count)), 1),
-            Program(CallInfo("recv"), tuple(message.recv(1024, 8 * count)), 1),
+            Program(CallInfo("send"), tuple(message.send(1024, 8 * count, cells=CELLS)), 1),
+            Program(CallInfo("recv"), tuple(message.recv(1024, 8 * count, cells=CELLS)), 1),
         ]
-        if broken is not None and number == 1:
+        if broken is not None and number == broken[2]:
             programs[broken[0]] = _without(programs[broken[0]], broken[1])
         arrays = [[sent.copy()], [np.full(count, -1)]]
         cases.append(Case("message", programs, arrays, [[sent], [sent]]))
@@ -115,7 +115,7 @@ def messages(counts: list[int], broken: tuple[int, int] | None = None) -> list[C
 
 @settings(max_examples=50, deadline=None)
 @given(
-    counts=st.lists(st.sampled_from([0, 1, 127, 128, 129, 300, 700]), min_size=1, max_size=8),
+    counts=st.lists(st.sampled_from([0, 1, 32, 33, 127, 128, 129, 300]), min_size=1, max_size=9),
     seed=st.integers(0, 2**31),
 )
 def test_messages_pass_a_link_in_order_whatever_their_sizes(counts: list[int], seed: int) -> None:
@@ -123,12 +123,19 @@ def test_messages_pass_a_link_in_order_whatever_their_sizes(counts: list[int], s
 
 
 def test_removing_any_wait_of_a_message_is_caught() -> None:
-    counts = [300, 700, 300, 20, 20]
-    for rank, program in enumerate(messages(counts)[1].programs):
+    check_removals([300, 700, 300, 20, 20], 1)
+
+
+def test_removing_any_wait_of_a_message_in_a_cell_is_caught() -> None:
+    check_removals([*range(10, 20)], CELLS.count)
+
+
+def check_removals(counts: list[int], victim: int) -> None:
+    for rank, program in enumerate(messages(counts)[victim].programs):
         for index, step in enumerate(program.steps):
             if step.kind is StepKind.WAIT:
-                caught = any(_caught(messages(counts, (rank, index)), 2, s) for s in range(12))
-                assert caught, (rank, index, step)
+                broken = messages(counts, (rank, index, victim))
+                assert any(_caught(broken, 2, s) for s in range(12)), (rank, index, step)
 
 
 def _without(program: Program, index: int) -> Program:

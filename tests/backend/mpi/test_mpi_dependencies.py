@@ -1,4 +1,4 @@
-"""The dependencies between the operations of a block: pure functions, without MPI."""
+"""The dependencies between the operations of a block: pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.backend.mpi.tasks import dependencies_of
+from nc10d.backend.polled.block_order import dependencies_of
 from nc10d.ops import AllGather, AllReduce, Barrier, Broadcast, Recv, Send
 
 BASE = np.zeros(24)

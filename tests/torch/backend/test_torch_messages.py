@@ -61,3 +61,30 @@ def meets_a_failure(group):
 def test_hooks_are_called_before_and_after_a_call_and_at_a_failure(ranks):
     assert hasattr(c10d.ProcessGroup, "register_pre_hook")
     assert ranks.run(meets_a_failure) == [(["before", "after"], 1, False)] * 2
+
+
+def messages_with_hooks(group):
+    """Return what the hooks of a group saw of messages, and the sender that a receive names."""
+    pair = dist.new_group([0, 1])
+    seen = []
+    pair.register_pre_hook(1, lambda given: seen.append((given.name.name, given.op_id)))
+    pair.register_post_hook(2, lambda given: seen.append((given.name.name, given.op_id)))
+    x = torch.full((2,), 3.0)
+    if dist.get_rank() == 0:
+        dist.send(x, 1, pair)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1, pair)])
+        sender = 0
+    else:
+        y, z = torch.zeros(2), torch.zeros(2)
+        sender = dist.recv(y, None, pair)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, z, 0, pair)])
+    for work in works:
+        work.wait()
+    assert dist.get_rank() == 0 or (torch.equal(x, y) and torch.equal(x, z))
+    return sender, [name for name, _ in seen], len({number for _, number in seen})
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="hooks are new in torch 2.14")
+def test_hooks_see_messages(ranks):
+    expected = [(0, [name] * 4, 2) for name in ("SEND", "RECV")]
+    assert ranks.run(messages_with_hooks) == expected

@@ -3,6 +3,9 @@
 On a link the sender is rank 0 and the receiver rank 1. On a host every round spends TICKS ticks;
 between hosts a message is one round of one tick.
 
+In a cell: every round has a cell of the link, in which the header of its message travels, and a
+small message itself. So the sender may be as many small messages ahead as the link has cells.
+
 Over the staging buffer: the sender waits until the slot is free, copies the next piece and signals.
 The receiver waits for that tick, copies the piece and signals that the slot is free again. So the
 sender may be two rounds ahead. The first round is cut into segments, so that both copy at once.
@@ -13,21 +16,42 @@ copies it; otherwise both end the round and continue over the staging buffer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER
+from nc10d.backend.cpu.native.offsets import CELL_DATA_BYTES, CELLS, READS
 from nc10d.backend.cpu.native.offsets import LINK_TICKS as TICKS
-from nc10d.backend.cpu.native.offsets import READS
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import Step, line_up, staging, user
+from nc10d.backend.cpu.program.program import Step, cell, line_up, staging, user
 
 SENDER, RECEIVER = 0, 1
 SEGMENTS = TICKS
 """Segments of the first round: the sender copies the next while the receiver copies this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a link: their number, and the bytes that fit into each."""
+
+    count: int
+    nbytes: int
+
+
+CELLS_OF_A_LINK = Cells(CELLS, CELL_DATA_BYTES)
+
+
 def send(
-    slot: int, nbytes: int, direct: int = NEVER, read_from: int = DEFAULTS.read_from
+    slot: int,
+    nbytes: int,
+    direct: int = NEVER,
+    read_from: int = DEFAULTS.read_from,
+    cells: Cells = CELLS_OF_A_LINK,
 ) -> list[Step]:
     """Return the sender's steps for user array 0, whose rounds move `slot` bytes."""
+    if nbytes <= cells.nbytes:
+        # The receiver has left the round that used this cell last.
+        free, put = do.wait(RECEIVER, (1 - cells.count) * TICKS), do.copy(cell(), user(0), nbytes)
+        return [free, do.write_header(), put, do.signal(TICKS), do.end_round(TICKS, TICKS)]
     # The receiver reads a registered array that begins a page in place from `direct` bytes on, and
     # other arrays through the kernel from `read_from` bytes on.
     # This slot was last used two rounds ago. That round ended TICKS before this one begins, so the
@@ -44,8 +68,11 @@ def send(
     return [*steps, do.end_round(TICKS, TICKS), *_publishes(slot, nbytes, slot)]
 
 
-def recv(slot: int, nbytes: int, direct: int = NEVER) -> list[Step]:
+def recv(slot: int, nbytes: int, direct: int = NEVER, cells: Cells = CELLS_OF_A_LINK) -> list[Step]:
     """Return the receiver's steps: fill user array 0 from the link or the sender's array."""
+    if nbytes <= cells.nbytes:
+        take = do.copy(user(0), cell(), nbytes)
+        return [do.wait(SENDER, TICKS), take, do.signal(TICKS), do.end_round(TICKS, TICKS)]
     if nbytes >= direct:
         read = [do.fetch(user(0), SENDER, 0, nbytes), do.signal(TICKS)]
         staged = _reads(slot, nbytes, 0)

@@ -68,6 +68,8 @@ class ChannelSpec:
     kind: int = at.COLLECTIVE
     streams: int = 0
     peer_access: Words | None = None
+    cells: int = 0
+    """Cells of a link, from `counters[0] + LINK_CELLS` on: a power of two."""
 
     def peer_processes(self) -> list[int]:
         """Return the pids of peers that may write into this rank's private memory."""
@@ -149,6 +151,11 @@ class Channel:
             payload = at.LINE_SLOTS + slot * at.SLOT_BYTES + at.SLOT_PAYLOAD
             tables[row + at.TABLE_INLINE] = [counter + payload for counter in spec.counters]
         tables[at.TABLE_AGAIN] = spec.slots[0]
+        if spec.cells:
+            cells = spec.counters[0] + at.LINK_CELLS
+            self.words[at.C_CELL // 8] = self.words[at.C_CELLS // 8] = cells
+            self.words[at.C_CELL_MASK // 8] = spec.cells - 1
+            self.words[at.LINK_ROW // 8] = cells + at.CELL_DATA
         tables[at.TABLE_COUNTERS] = spec.counters
 
     def get(self, field: int) -> int:

@@ -201,7 +201,13 @@ def nc10d_end_round(channel: int, step: int) -> None:
     store(channel + at.C_ROUND, number + 1)
     # Operands of shared memory go by the slot: one addition turns all of them (nc10d_place).
     odd = (number + 1) & 1
-    store(channel + at.C_PARITY, load(channel + at.C_PARITY_STEP) if odd else 0)
+    parity = load(channel + at.C_PARITY_STEP) if odd else 0
+    store(channel + at.C_PARITY, parity)
+    if load(channel + at.C_CELLS) != 0:
+        cell = load(channel + at.C_CELLS)
+        cell += at.CELL_BYTES * ((number + 1) & load(channel + at.C_CELL_MASK))
+        store(channel + at.C_CELL, cell)
+        store(channel + at.LINK_ROW + parity, cell + at.CELL_DATA)
 
 
 def _advance(channel: int) -> int:
@@ -253,10 +259,10 @@ def _advance(channel: int) -> int:
             nc10d_write_fingerprint(channel, step)
             nc10d_begin_call(channel, step)
         elif kind == packed.WRITE_HEADER:
-            counter, slot = load(channel + at.C_SELF), load(channel + at.C_ROUND) & 1
-            header = counter + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
-            atomics.move(header, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
-            nc10d_write_site(channel, counter + at.LINK_SITES + at.SITE_BYTES * slot)
+            cell = load(channel + at.C_CELL)
+            header = load(channel + at.C_MESSAGE) + at.D_TAG
+            atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
+            nc10d_write_site(channel, cell + at.CELL_SITE)
         elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL_EXPOSED:
             # By address, through a word that stays 0 until a program needs it: a first collective
             # does not wait for this code to be compiled.

@@ -44,16 +44,25 @@ NOTICE_START, NOTICE_BYTES = 4096, 12288
 FIRST_PAGES = NOTICE_START + NOTICE_BYTES
 
 # -- a link (a direction between two ranks), in the arena of its first user ---------------------
-# Line 0 is the sender's counter with the message header, line 1 the receiver's counter.
+# Line 0 is the sender's counter, line 1 the receiver's, then come the cells. A round has the cell
+# of its number: the sender's call site, which is read only for error messages; the header of the
+# message that begins in this round (tag, nbytes, dtype); and, if it is small, the message.
 LINK_SENT = 0
-LINK_TAG = 16  # twice (tag, nbytes, dtype), by parity
-LINK_HEADER_BYTES = 24
 LINK_TAKEN = 64
-LINK_SITES = 128  # twice the sender's call site, which is read only for error messages
-LINK_STAGING = 256
-# Between hosts a message has a single header, in the place of a staging buffer at both ends.
+LINK_CELLS = 128
+LINK_HEADER_BYTES = 24
+CELL_SITE = 0
+CELL_HEADER = SITE_BYTES
+CELL_DATA = CELL_HEADER + LINK_HEADER_BYTES
+CELL_DATA_BYTES = 1064  # so that a cell is whole cache lines, and holds 1 KiB
+CELL_BYTES = CELL_DATA + CELL_DATA_BYTES
+CELLS = 64  # a power of two
+LINK_STAGING = LINK_CELLS + CELLS * CELL_BYTES
+# Between hosts a link is private to a rank; a header that travels stands behind two cells.
+AWAY_CELLS = 2
+AWAY_HEADER = LINK_CELLS + AWAY_CELLS * CELL_BYTES
 AWAY_HEADER_BYTES = LINK_HEADER_BYTES + SITE_BYTES
-AWAY_BYTES = LINK_STAGING + AWAY_HEADER_BYTES
+AWAY_BYTES = AWAY_HEADER + AWAY_HEADER_BYTES
 # Ticks of a link's round; the last tick states that the whole message is there.
 LINK_TICKS = 8
 
@@ -116,14 +125,19 @@ LINK_TICKS = 8
     C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
     C_POSTING,  # threads that post a receive past the inbox's lock; it excludes C_GUARD
-) = range(0, 57 * 8, 8)
+    C_CELL,  # a link's cell of this round
+    C_CELLS,  # a link's first cell, 0 for the channel of a group's collectives
+    C_CELL_MASK,  # the number of cells - 1
+) = range(0, 60 * 8, 8)
 RING_SLOTS = 512  # at first
-C_TABLES = 57 * 8
-# Rows of a word per rank: staging buffers and inline slots of even rounds; the same of odd rounds;
+C_TABLES = 60 * 8
+# Rows of a word per rank: staging buffers and inline slots (on a link, the data of the sender's
+# cell) of even rounds; the same of odd rounds;
 # staging buffers of even rounds again, so that the other slot is two rows on in any round;
 # counters; and words that stay 0, the base of operands outside shared memory.
 TABLE_INLINE, TABLE_OTHER, TABLE_AGAIN, TABLE_COUNTERS, TABLE_ZEROS = 1, 2, 4, 5, 6
 TABLE_ROWS = TABLE_ZEROS + TABLE_OTHER
+LINK_ROW = C_TABLES + TABLE_INLINE * 2 * 8  # on a link, the sender's word among the inline slots
 
 COLLECTIVE, SENDER, RECEIVER = 0, 1, 2
 BROKEN, FAILING = 1, 2

@@ -96,7 +96,7 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
     if not nc10d_soon(channel, sent, load(channel + at.C_TICKS) + wanted, how_soon):
         return False
-    header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
+    header = load(channel + at.C_CELL) + at.CELL_HEADER
     return (
         load(header) == tag
         and load(header + 8) == load(descriptor + at.D_BYTES)

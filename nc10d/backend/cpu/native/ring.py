@@ -93,7 +93,7 @@ def nc10d_match(channel: int) -> int:
         store(channel + at.C_BLOCKED_ON, 0)
         return at.IDLE if head == tail else at.BLOCKED
     # The acquire of the counter makes the header visible. It stays until the message is taken.
-    header = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * (load(channel + at.C_ROUND) & 1)
+    header = load(channel + at.C_CELL) + at.CELL_HEADER
     tag = load(header)
     store(channel + at.C_MESSAGE_TAG, tag)
     store(channel + at.C_MESSAGE_BYTES, load(header + 8))

@@ -110,7 +110,7 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wir
         return 0
     kind = load(row)
     if kind == packed.SEND_HEADER:
-        address = load(channel + at.C_SELF) + at.LINK_STAGING
+        address = load(channel + at.C_SELF) + at.AWAY_HEADER
         # Written once: a header that has gone in part must not change.
         if load(wire + at.W_SENT) == 0:
             atomics.move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
@@ -176,7 +176,7 @@ def _step(channel: int) -> int:
 @compiled_callback("int64(int64)")
 def _pull(channel: int) -> int:
     sent = load(load(channel + at.C_COUNTERS))
-    header = sent + at.LINK_STAGING
+    header = sent + at.AWAY_HEADER
     streams = load(channel + at.C_STREAMS)
     wire = load(load(streams + at.S_WIRES))
     ready = load(streams + at.S_READY)
@@ -195,10 +195,9 @@ def _pull(channel: int) -> int:
             return at.BLOCKED
     store(wire + at.W_TAKEN, 0)
     # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
-    slot = load(channel + at.C_ROUND) & 1
-    atomics.move(sent + at.LINK_TAG + at.LINK_HEADER_BYTES * slot, header, at.LINK_HEADER_BYTES)
-    site = sent + at.LINK_SITES + at.SITE_BYTES * slot
-    atomics.move(site, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
+    cell = load(channel + at.C_CELL)
+    atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
+    atomics.move(cell + at.CELL_SITE, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
     # Last: other threads that match look at the counter first.
     store_release(sent, load(channel + at.C_TICKS) + 1)
     return at.DONE

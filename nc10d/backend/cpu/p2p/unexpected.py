@@ -62,9 +62,7 @@ def arrived(channel: Channel) -> bool:
 
 def head(channel: Channel) -> Header:
     """Return the header of the message at a link's head; it has arrived."""
-    sent = int(channel.words[_SENT])
-    slot = channel.get(at.C_ROUND) & 1
-    first = sent + at.LINK_TAG + at.LINK_HEADER_BYTES * slot
+    first = channel.get(at.C_CELL) + at.CELL_HEADER
     tag, nbytes, dtype = (int(entry_points.load_word(first + 8 * i)) for i in range(3))
     return tag, nbytes, dtype
 

@@ -201,6 +201,7 @@ NO_OPERAND = 1 << 40
 ROWS = {
     Space.STAGING: 0,
     Space.INLINE: offsets.TABLE_INLINE,
+    Space.CELL: offsets.TABLE_INLINE,  # links have no inline slots
     Space.EARLIER: offsets.TABLE_OTHER,
     Space.SCRATCH: offsets.TABLE_ZEROS,  # a word that is 0: the offset is an address
 }

@@ -80,7 +80,7 @@ class StepKind(enum.IntEnum):
 
 
 class Space(enum.IntEnum):
-    """The memory of an operand; EARLIER is the slot of the round before."""
+    """The memory of an operand; EARLIER is the slot of the round before, CELL a link's."""
 
     NONE = 0
     USER = 1
@@ -88,9 +88,10 @@ class Space(enum.IntEnum):
     INLINE = 3
     SCRATCH = 4
     EARLIER = 5
+    CELL = 6
 
 
-SHARED = (Space.STAGING, Space.INLINE, Space.EARLIER)
+SHARED = (Space.STAGING, Space.INLINE, Space.EARLIER, Space.CELL)
 """Memory that peers of this host can read."""
 INLINE_BYTES = 16
 """Most bytes of a payload that travels in the cache line of the counter itself."""
@@ -134,6 +135,11 @@ def earlier(rank: int, offset: int = 0, stride: int = 0) -> At:
 def scratch(offset: int, stride: int = 0) -> At:
     """Point into this rank's scratch memory."""
     return At(Space.SCRATCH, 0, offset, stride)
+
+
+def cell() -> At:
+    """Point to the data of a link's current cell."""
+    return At(Space.CELL, 0)
 
 
 def inline(rank: int) -> At:

@@ -206,7 +206,7 @@ def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
 
 
 def write_header() -> Step:
-    """Write a message's tag, size and dtype beside the counter; the next signal publishes them."""
+    """Write a message's tag, size and dtype into the cell; the next signal publishes them."""
     return Step(StepKind.WRITE_HEADER)
 
 

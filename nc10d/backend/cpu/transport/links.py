@@ -62,8 +62,7 @@ class UnexpectedMessage:
 
 def sender_site(channel: Channel) -> str:
     """Return the source line that sent the message at a link's head; "" if it is unknown."""
-    start = channel.spec.counters[0] + at.LINK_SITES
-    return text_in(start + at.SITE_BYTES * (channel.get(at.C_ROUND) & 1))
+    return text_in(channel.get(at.C_CELL) + at.CELL_SITE)
 
 
 class Inbox:
@@ -266,6 +265,7 @@ class Links:
                 slots=((buffer, buffer), (buffer + SLOT, buffer + SLOT)),
                 kind=at.SENDER if sending else at.RECEIVER,
                 peer_access=memory.peer_access([sender, receiver]),
+                cells=at.CELLS,
             )
         )
 

@@ -65,6 +65,7 @@ class RemoteGroup:
             slots=((start, start), (start, start)),
             kind=at.SENDER if sending else at.RECEIVER,
             streams=streams.address,
+            cells=at.AWAY_CELLS,
         )
 
     def error(self, channel: Channel) -> str:

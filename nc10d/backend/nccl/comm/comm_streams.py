@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -31,14 +32,16 @@ from nc10d.store.prefix import PrefixStore
 
 COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""
+WINDOWS = "windows"
+"""The name of the communicator of a group's one-sided operations, which wait for peers' signals."""
 _GO = "go"
 
 
 class NcclGroup(NamedTuple):
     """A group as the parts of the backend know it."""
 
-    # `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
-    # the address of the record in which peers read this rank's launches; see OtherBackends.
+    # `fail` fails the group with an error, and `check` raises its failure. The last three are those
+    # of OtherBackends.
 
     name: str
     rank: int
@@ -49,6 +52,8 @@ class NcclGroup(NamedTuple):
     fail: Callable[[DistError], None]
     check: Callable[[], None]
     record_address: Callable[[], int]
+    share_board: Callable[[int], SharedBoard | None]
+    messages: Callable[[], GroupMessages | None]
 
 
 class CommStream:
@@ -62,6 +67,7 @@ class CommStream:
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
         self.launched = 0
+        self.settled = threading.Event()  # it has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
 
@@ -93,6 +99,17 @@ class CommStreams:
     def all(self) -> list[CommStream]:
         """Return all communicators, formed or not."""
         return list(self._comm_streams.values())
+
+    def settled(self) -> list[CommStream]:
+        """Return the formed communicators by name, once no communicator is forming any more.
+
+        The names' order is the same on all ranks. No operation is in flight, so the ranks of a
+        communicator have all formed it, or are about to.
+        """
+        each = sorted(self.all(), key=lambda comm_stream: comm_stream.name)
+        for comm_stream in each:
+            comm_stream.settled.wait()
+        return [comm_stream for comm_stream in each if comm_stream.comm is not None]
 
     def find(self, name: str) -> CommStream | None:
         """Return a communicator by name, None if it was not used yet."""
@@ -129,8 +146,10 @@ class CommStreams:
             comm = self._communicator(comm_stream, deadline)
         except DistError as error:
             self._group.fail(error)
+            comm_stream.settled.set()
             return
         comm_stream.comm = comm
+        comm_stream.settled.set()
         if self._ended:  # meanwhile, and `abort` has not seen this communicator
             comm.abort()
         else:
@@ -169,29 +188,26 @@ class CommStreams:
         return [comm_stream.comm for comm_stream in self.all() if comm_stream.comm is not None]
 
 
-def wait_for_ranks(
+def meet(
     store: Store,
-    library: Library,
     name: str,
     rank: int,
     size: int,
     deadline: Deadline,
     check: Callable[[], None],
-) -> bytes:
-    """Wait until all `size` ranks have called with a store of their own; return the unique id.
+    conclude: Callable[[], str] = lambda: _GO,
+) -> None:
+    """Wait until all `size` ranks have called with a store of their own.
 
     NCCL waits for a missing rank for ever. So the ranks count themselves in the store. The last
-    rank to arrive writes the permission to go on; a rank that gives up writes the reason. The first
-    of these entries holds for all ranks.
+    rank to arrive writes the permission to go on, `conclude()`, which may be a reason not to; a
+    rank that gives up writes the reason. The first of these entries holds for all ranks.
 
-    `name` is the communicator's in errors. `check` is called meanwhile and raises if waiting has
-    become pointless. RendezvousError, the same on all ranks, names the ranks that had not arrived
-    by the first deadline.
+    `name` is what the ranks come to, in errors. `check` is called meanwhile and raises if waiting
+    has become pointless. RendezvousError, the same on all ranks, names the ranks that had not
+    arrived by the first deadline.
     """
-    if rank == 0:
-        store.set("id", library.unique_id())
     store.set(f"here/{rank}", "")
-
     report = WaitReport(f"rank {rank} of {size}", deadline)
 
     def missing() -> str:
@@ -205,7 +221,22 @@ def wait_for_ranks(
     def give_up() -> str:
         return report.timed_out(missing())
 
-    outcome = arrive(store, size, lambda: _GO, give_up, deadline, check_and_tell)
+    outcome = arrive(store, size, conclude, give_up, deadline, check_and_tell)
     if outcome != _GO.encode():
         raise RendezvousError(outcome.decode(errors="replace"))
+
+
+def wait_for_ranks(
+    store: Store,
+    library: Library,
+    name: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> bytes:
+    """Meet all ranks of a new communicator; return its unique id. See `meet`."""
+    if rank == 0:
+        store.set("id", library.unique_id())
+    meet(store, name, rank, size, deadline, check)
     return store.get("id")

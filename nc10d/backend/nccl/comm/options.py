@@ -26,8 +26,8 @@ NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
 class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
-    A field that is newer than the loaded release raises UnsupportedPlatform when a communicator is
-    made with it. NCCL's documentation of ncclConfig_t explains each field.
+    A group with a field that is newer than the loaded release is refused (UnsupportedPlatform), and
+    so is a value of another type (TypeError). NCCL's documentation of ncclConfig_t explains each.
     """
 
     blocking: int | None = None
@@ -73,6 +73,11 @@ def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
         value = getattr(config, option.name)
         if value is not None:
             library.require(_SINCE[name], f"NCCLConfig.{option.name}")
+            kind = str if name.endswith("Name") else int
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"NCCLConfig.{option.name}: expected {kind.__name__}, got {value!r}"
+                )
             setattr(struct, name, value.encode() if isinstance(value, str) else int(value))
         elif hasattr(struct, name) and not name.endswith("Name"):
             setattr(struct, name, UNDEFINED)

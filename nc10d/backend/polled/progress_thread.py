@@ -1,9 +1,9 @@
-"""Progress of this process's MPI traffic: by waiting threads, and by a thread if none waits.
+"""Progress of a library's traffic in this process: by waiting threads, by a thread if none waits.
 
 Every poll advances all groups, because a peer may need this rank's part of another group's
-operation before it can do its part of the operation that this rank waits for. One lock guards the
-groups and all of their calls of MPI, none of which blocks. Works are finished outside the lock,
-because callbacks are users' code.
+operation before it can do its part of the operation that this rank waits for. A lock guards the
+groups and all of their calls of the library, none of which blocks. Works are finished outside the
+lock, because callbacks are users' code.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class ProgressedGroup(Protocol):
         """Leave the group."""
 
     def free(self) -> bool:
-        """Free the communicators if no message can arrive any more; return whether."""
+        """Free the group's resources in the library, if nothing can arrive; return if done."""
 
     def stop_listening(self) -> None:
-        """Cancel the receive that MPI_Finalize would wait for."""
+        """Cancel every request that the end of the library would wait for."""
 
 
 class ProgressThread:
-    """The process's groups on MPI, and the thread that advances them."""
+    """The process's groups on a library, and the thread, of the given name, that advances them."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.lock = threading.RLock()
         self._groups: list[ProgressedGroup] = []
         self._closed_groups: list[ProgressedGroup] = []
@@ -128,8 +129,7 @@ class ProgressThread:
         with self.lock:
             if self._thread is None:
                 self._stopping.clear()
-                name = "nc10d-mpi"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         self._needed.set()
 
@@ -166,8 +166,12 @@ class ProgressThread:
             thread.join()
         self._notify()
 
+    def forget(self) -> None:
+        """Forget all groups, in a forked child: it must not call the library."""
+        self.__init__(self._name)  # type: ignore[misc]
+
     def finalize(self) -> None:
-        """Close all groups, and cancel every request that MPI_Finalize would wait for."""
+        """Close all groups, and cancel every request that the end of the library would wait for."""
         for group in tuple(self._groups):
             group.close()
         self.stop()
@@ -176,14 +180,9 @@ class ProgressThread:
                 group.stop_listening()
 
 
-engine = ProgressThread()
-
-
-def _renew_after_fork() -> None:
-    """Forget all groups in a forked child, which must not call MPI."""
-    engine.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_renew_after_fork)
-# mpi4py finalises MPI after this handler; no thread may call MPI then.
-atexit.register(engine.finalize)
+def progress_thread(name: str) -> ProgressThread:
+    """Make the ProgressThread of a library, which forgets in a forked child and ends at exit."""
+    made = ProgressThread(name)
+    os.register_at_fork(after_in_child=made.forget)
+    atexit.register(made.finalize)
+    return made

@@ -1,0 +1,7 @@
+"""Parts that backends over a polled library (MPI, UCC) share: arrays, texts, order, progress.
+
+- `flat_buffers`: an operation's arrays as contiguous memory, and nc10d's kernels on it;
+- `call_text`: the description of a call, which ranks compare before anything is sent;
+- `block_order`: the dependencies between the operations of a block;
+- `progress_thread`: polling, by waiting threads, and by a thread if none waits.
+"""

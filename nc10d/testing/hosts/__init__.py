@@ -1,0 +1,1 @@
+"""Ranks on several hosts of one machine: network namespaces, for those who may make them."""
