@@ -1,1 +1,1 @@
-"""Ranks on several hosts of one machine: network namespaces, for those who may make them."""
+"""Ranks on several hosts of one machine: network namespaces, which need rights to make."""
