@@ -226,7 +226,7 @@ def _watch(questions: Connection) -> None:
 
 
 def _process_main(pipe: Connection, questions: Connection, join: Callable[[], None]) -> None:
-    from nc10d.testing.plugin.debugger import serve_breakpoints
+    from nc10d.testing.rank_debugger import serve_breakpoints
 
     _leave_foreground()
     _watch(questions)

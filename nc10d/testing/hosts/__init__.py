@@ -1,1 +1,1 @@
-"""Ranks on several hosts of one machine: network namespaces, which need rights to make."""
+"""Ranks that a launcher starts, and ranks on several hosts: network namespaces."""
