@@ -14,7 +14,7 @@ import test_nccl_conformance as conformance
 import through_device
 from captured_training import a_captured_training_step_reads_nothing
 from gpu_rows import NOT_HERE, Row, first_line
-from nccl_features import FEATURES
+from nccl_features import FEATURES, a_group_grows
 from test_device_functional import every_call_is_the_reference
 from test_nccl_alone import LONE
 from test_nccl_device import LAWS
@@ -65,7 +65,7 @@ def keep_features(size: int) -> list[Row]:
     """Run the laws of what NCCL has beyond collectives, and of device arrays elsewhere."""
     more = [a_captured_training_step_reads_nothing]
     if size > 1:
-        more.append(functional_calls_are_the_reference)
+        more += [functional_calls_are_the_reference, a_group_grows]
     return kept_laws([*FEATURES, *more], size, False)
 
 

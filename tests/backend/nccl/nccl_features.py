@@ -202,6 +202,22 @@ def _grouped(group: ProcessGroup, options: nccl.NcclOptions) -> ProcessGroup:
     return made
 
 
+def a_group_that_not_all_ranks_grow_is_refused_on_all(group: ProcessGroup) -> None:
+    """Rank 0 alone names the group of both ranks, which has no new rank either."""
+    x = ones(group)
+    group.all_reduce(x)
+    cuda.synchronize(device(group))
+    for options in (nccl.NcclOptions(grow_from=group), None):
+        given = options if group.rank == 0 or options is None else None
+        made = dist.new_group(range(group.size), backend="nccl", pg_options=given)
+        if options is not None:
+            with pytest.raises(RendezvousError, match=r"can't grow \(rank 0 was 0 of 2\)"):
+                made.all_reduce(x)
+        else:
+            made.all_reduce(x)
+    assert value(x) == group.size**2
+
+
 def nonblocking_groups_have_no_estimate(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match="needs blocking communicators"):
         nccl.time_estimate(group)
@@ -253,6 +269,25 @@ def functions_of_later_releases_are_refused(group: ProcessGroup) -> None:
             call_it(group)
     group.all_reduce(x)
     assert value(x) == 1.0
+
+
+def a_group_grows(group: ProcessGroup) -> None:
+    """All ranks but the last are a group, out of which the whole group's communicator grows."""
+    old = dist.new_group(range(group.size - 1), backend="nccl")
+    member = isinstance(old, ProcessGroup)
+    options = nccl.NcclOptions(grow_from=old) if member else None
+    if member:
+        x = ones(group)
+        old.all_reduce(x)
+        assert value(x) == old.size
+    whole = dist.new_group(range(group.size), backend="nccl", pg_options=options)
+    y = ones(group)
+    whole.all_reduce(y)
+    assert value(y) == group.size
+    if member:
+        dist.destroy_process_group(old)
+    whole.all_reduce(y)
+    assert value(y) == group.size**2
 
 
 FEATURES = [

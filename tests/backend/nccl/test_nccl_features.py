@@ -65,3 +65,14 @@ def test_other_libraries_allocate_through_nccl(law: Callable[..., None], blockin
     given = {"NC10D_NCCL_NONBLOCKING": blocking, "NC10D_EMULATED_GPUS": "1"}
     with emulators(**given), Ranks(1, "processes", "nccl", timeout=20.0) as one:
         one.run(law)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_grows(nonblocking: str, size: int) -> None:
+    with Ranks(size, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as them:
+        them.run(features.a_group_grows)
+
+
+def test_a_growth_that_ranks_do_not_agree_on_is_refused_on_all() -> None:
+    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
+        two.run(features.a_group_that_not_all_ranks_grow_is_refused_on_all)
