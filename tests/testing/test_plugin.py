@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from at_terminal import AtTerminal
 
 from nc10d.kernels import cache_dir
 from nc10d.testing import run_ranks
@@ -177,7 +176,7 @@ def test_circle(world, n):
 
 
 REFUSED = {
-    "def test_kind(world): pass": "strict, faults, seeds, orders, not ['colour']",
+    "def test_kind(world): pass": "strict, faults, seeds, orders, hosts, not colour",
     "class TestCase(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass": (
         "works on functions and on methods of plain classes"
     ),
@@ -252,27 +251,3 @@ def test_a_run_without_ranks_imports_no_nc10d(pytester: pytest.Pytester) -> None
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", "test_it.py"]
     subprocess.run(command, cwd=pytester.path, env=environment, check=True)
-
-
-BREAKPOINT = """
-@pytest.mark.ranks(2, kind="processes", timeout=60)
-def test_it(world):
-    if world.rank == 1:
-        breakpoint()
-    dist.barrier()
-"""
-
-
-def test_a_breakpoint_of_a_rank_that_is_a_process_asks_on_the_terminal(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(test_it=HEAD + BREAKPOINT)
-    pytester.makeini("[pytest]")
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", str(pytester.path)]
-    environment = os.environ | {"NC10D_CACHE_DIR": str(CACHE)}
-    with AtTerminal(command, environment) as terminal:
-        terminal.read_until("(rank 1) ")
-        terminal.press(b"p 'the rank is', world.rank + 40\n")
-        terminal.read_until("('the rank is', 41)")
-        terminal.press(b"c\n")
-        terminal.read_until("1 passed")

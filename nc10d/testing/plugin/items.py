@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nc10d.base.text import join_words
-from nc10d.errors import DistError
+from nc10d.errors import DistError, UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
+from nc10d.testing.hosts.host_ranks import HostRanks
 from nc10d.testing.outcomes import REMARKS, is_shown
-from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
 from nc10d.testing.simulated.explore import ExploringRanks
@@ -30,7 +29,12 @@ from nc10d.testing.simulated.simulated_ranks import SeededRanks, own_arrays
 MOST_PROCESSES = 8
 """Most processes that are kept for later tests."""
 TIMEOUT = 10.0
-_SIMULATED = ("faults", "seeds", "orders")
+_MARK = {
+    **dict.fromkeys(("kind", "timeout", "strict"), ""),
+    **dict.fromkeys(("faults", "seeds", "orders"), "simulated"),
+    "hosts": "processes",
+}
+"""The arguments of the mark, and the kind of ranks that has them."""
 
 
 class RankSettings(NamedTuple):
@@ -38,6 +42,7 @@ class RankSettings(NamedTuple):
 
     The others are for simulated ranks: a run for each of `seeds` seeds from `seed` on, with the
     faults of a plan, or of a function of the seed; or a run for each order, up to `orders`.
+    Processes are on `hosts` hosts.
     """
 
     kind: str
@@ -47,6 +52,7 @@ class RankSettings(NamedTuple):
     faults: tuple[Fault, ...] | FaultsOfSeed = ()
     seeds: int = 1
     orders: int = 0
+    hosts: int = 1
 
 
 class RankPool:
@@ -57,16 +63,21 @@ class RankPool:
 
     def take(self, size: int, settings: RankSettings) -> Ranks:
         """Return ranks that have just formed their default group."""
-        kind, timeout, strict = settings[:3]
+        kind, strict = settings.kind, settings.strict
         if kind == "simulated":  # a new world for each run
             return _simulated(size, settings)
         ranks = self._kept.pop((size, settings), None)
         with _sync_sends(strict):
             if ranks is None:
                 self._make_room(size, kind)
-                ranks = Ranks(size, kind, timeout=timeout)  # type: ignore[arg-type]  # it checks
+                ranks = _real(size, settings)
             self._kept[size, settings] = ranks  # as the latest
-            ranks.renew()
+            try:
+                ranks.renew()
+            except UnsupportedPlatform as error:
+                if settings.hosts > 1:
+                    pytest.skip(str(error))
+                raise
         return ranks
 
     def _make_room(self, size: int, kind: str) -> None:
@@ -83,12 +94,18 @@ class RankPool:
 
 
 def _simulated(size: int, settings: RankSettings) -> Ranks:
-    _, timeout, strict, seed, faults, seeds, orders = settings
+    _, timeout, strict, seed, faults, seeds, orders, _ = settings
     if orders and (faults or seeds > 1):
         pytest.fail("@pytest.mark.ranks: orders have neither seeds nor faults", pytrace=False)
     if orders:
         return ExploringRanks(size, timeout, strict, orders)
     return SeededRanks(size, range(seed, seed + seeds), timeout, faults, strict)
+
+
+def _real(size: int, settings: RankSettings) -> Ranks:
+    if settings.hosts > 1:
+        return HostRanks(size, settings.hosts, settings.timeout)
+    return Ranks(size, settings.kind, timeout=settings.timeout)  # type: ignore[arg-type]  # it checks
 
 
 @contextlib.contextmanager
@@ -115,15 +132,14 @@ class RankWorld:
         """Return the settings of a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
-        unknown = sorted(given.keys() - {"kind", "timeout", "strict", *_SIMULATED})
-        if unknown:
-            names = f"kind, timeout, strict, {', '.join(_SIMULATED)}"
-            pytest.fail(f"@pytest.mark.ranks takes {names}, not {unknown}", pytrace=False)
         kind = given.get("kind", item.config.option.nc10d_kind)
-        useless = sorted(given.keys() & set(_SIMULATED)) if kind != "simulated" else []
-        if useless:
-            text = f"{join_words(useless)} of @pytest.mark.ranks: only for kind='simulated'"
-            pytest.fail(text, pytrace=False)
+        for name in given:
+            if name not in _MARK:
+                text = f"@pytest.mark.ranks takes {', '.join(_MARK)}, not {name}"
+                pytest.fail(text, pytrace=False)
+            if _MARK[name] not in ("", kind):
+                text = f"{name} of @pytest.mark.ranks: only for kind={_MARK[name]!r}"
+                pytest.fail(text, pytrace=False)
         faults = given.get("faults", ())
         return RankSettings(
             kind,
@@ -133,6 +149,7 @@ class RankWorld:
             faults if callable(faults) else tuple(faults),
             int(given.get("seeds", 1)),
             int(given.get("orders", 0)),
+            int(given.get("hosts", 1)),
         )
 
     def ranks(self, settings: RankSettings) -> Ranks:
@@ -164,7 +181,6 @@ def call_body(
     group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
 ) -> None:
     """Call a test's body on a rank."""
-    serve_breakpoints(group.rank)
     values = {name: own_arrays(value) for name, value in values.items()}
     if "world" in values:
         values = values | {"world": group}
