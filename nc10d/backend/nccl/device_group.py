@@ -52,8 +52,8 @@ class DeferredLaunch(NamedTuple):
 class DeviceGroup:
     """A group's launches on its device. Any thread may call `launch`.
 
-    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. While a
-    group that has not failed has a `refusal`, a text, it refuses them by that.
+    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. If it
+    has not failed, `refusal` is the reason.
     """
 
     def __init__(self, group: NcclGroup, device: int) -> None:
