@@ -23,6 +23,7 @@ import numpy as np
 from nc10d.backend.nccl import estimates, suspension
 from nc10d.backend.nccl.bindings.library import library
 from nc10d.backend.nccl.comm.options import NCCLConfig, NcclOptions
+from nc10d.backend.nccl.pools import cupy_allocator, numba_memory_manager
 from nc10d.backend.nccl.registered_memory import nccl_backend, registered_zeros, symmetric_zeros
 from nc10d.backend.nccl.suspension import MemoryStats
 from nc10d.backend.nccl.windows import Window
@@ -37,7 +38,9 @@ __all__ = [
     "NCCLConfig",
     "NcclOptions",
     "Window",
+    "cupy_allocator",
     "memory_stats",
+    "numba_memory_manager",
     "registered_zeros",
     "resume",
     "suspend",

@@ -29,8 +29,9 @@ class FailureDetector(Protocol):
     record_address: int
     """The address of the record where this rank publishes its launches on other devices."""
 
-    control: GroupMessages
-    """Small texts between the ranks of the group."""
+    @property
+    def messages(self) -> GroupMessages:
+        """Small texts between the ranks of the group."""
 
     def share_board(self, nbytes: int) -> SharedBoard:
         """Allocate memory of zeros for this rank that its local peers can read; called once."""
@@ -328,7 +329,7 @@ class OtherBackends:
 
     def messages(self) -> GroupMessages | None:
         """Return the way of small texts between the group's ranks, None without a detector."""
-        return next((detector.control for detector in self._detectors()), None)
+        return next((detector.messages for detector in self._detectors()), None)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest calls on this host: as the end of an error, and numbers by rank."""

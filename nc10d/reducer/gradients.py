@@ -57,8 +57,8 @@ def rows_on_host(gradient: SparseGradient) -> SparseGradient:
     """Return the rows themselves, or copies of rows on a device; blocks for what computes them."""
     if device_type(gradient.values) == "cpu" and device_type(gradient.indices) == "cpu":
         return gradient
-    host = [_on_host(x) for x in (gradient.indices, gradient.values)]
-    return DeviceRows(*host, given=gradient, device=device_of(gradient.values))
+    indices, values = _on_host(gradient.indices), _on_host(gradient.values)
+    return DeviceRows(indices, values, gradient, device_of(gradient.values))
 
 
 def _on_host(x: Array) -> Array:

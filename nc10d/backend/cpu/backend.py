@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT, GroupShape, one_shot_bytes
 from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.call_log import LogEntry
 from nc10d.backend.cpu.engine.channel import Channel
@@ -143,6 +144,11 @@ class CpuBackend(Backend):
     def progress(self) -> dict[int, int]:
         """Return the number of the latest collective of each rank of this host."""
         return self.group.memory.progress()
+
+    @property
+    def messages(self) -> GroupControl:
+        """The group's control messages."""
+        return self.control
 
     @property
     def failure_detector(self) -> CpuBackend:

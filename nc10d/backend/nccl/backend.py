@@ -17,10 +17,11 @@ from typing import Any
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
 from nc10d.backend.nccl.any_source import AnySourceWork, checked
+from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import RESULT, Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, meet
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent, meet
 from nc10d.backend.nccl.comm.communicator import Communicator
-from nc10d.backend.nccl.comm.options import NcclOptions, read_options
+from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
@@ -49,7 +50,9 @@ def make(setup: BackendSetup) -> NcclBackend:
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
-    backend = NcclBackend(setup, read_options(setup.options), library())
+    options, nccl = read_options(setup.options), library()
+    as_struct(options.config, nccl)  # a mistake is raised here, and not while ranks wait
+    backend = NcclBackend(setup, options, nccl)
     if setup.device is not None:
         backend.bind(ordinal(setup.device), setup.deadline)
     return backend
@@ -77,6 +80,7 @@ class NcclBackend(Backend):
             self._others.record_address,
             self._others.share_board,
             self._others.messages,
+            None if options.grow_from is None else _parent_of(options.grow_from),
         )
         self._store: Store | None = None
         self._device_group: DeviceGroup | None = None
@@ -383,6 +387,21 @@ class NcclBackend(Backend):
         device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
         self._ended.set()
+
+
+def _parent_of(group: Any) -> Parent:
+    """Return the communicator of a group that grows; TypeError or ValueError if it can't."""
+    backend = group.backend("cuda")
+    if not isinstance(backend, NcclBackend):
+        raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
+    backend.library.require(FUNCTIONS["ncclCommGrow"].since, "grow_from")
+    main = backend.started.comm_streams.find(COLLECTIVES)
+    if main is None or main.comm is None:
+        raise ValueError(f"grow_from: group {backend.group_name!r} has no communicator yet")
+    backend.started.pending.sweep()
+    if backend.started.pending.busy:
+        raise ValueError(f"grow_from: group {backend.group_name!r} has operations in flight")
+    return Parent(main.comm, backend.rank, backend.size)
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> None:

@@ -13,8 +13,8 @@ from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.entering import NEW_SITE
 from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import launch_table
-from nc10d.backend.nccl.launch.call_board import Caller
-from nc10d.backend.nccl.launch.compared_call import CallText
+from nc10d.backend.nccl.launch.call_board import STAMP, Caller
+from nc10d.backend.nccl.launch.compared_call import CallText, call_of
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
@@ -129,11 +129,11 @@ class DeviceGroup:
     def _enter(self, caller: Caller, work: NcclWork) -> int:
         """Enter a launch ahead of its table; return the stamp of its entry in the log."""
         try:
-            self.board.enter(caller, CallText(work.ops))
+            self.board.enter(caller, CallText(call_of(work.ops)))
         except DistError as error:
             self._group.fail(error)
             raise
-        return caller.stamp
+        return caller.words[STAMP]
 
     def pump(self) -> None:
         """Submit deferred launches whose communicators are formed, in order."""
@@ -195,7 +195,7 @@ class DeviceGroup:
             self._group.fail(error)
             raise
         if not first:
-            work.stamp = table.caller.stamp
+            work.stamp = table.caller.words[STAMP]
         work.event, work.begun = ended, table.begun
         work.comm_streams = comm_streams = table.comm_streams
         for comm_stream in comm_streams:

@@ -55,15 +55,7 @@ def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray
     TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL before
     2.19.
     """
-    backend = nccl_backend(group)
-    comm = backend.communicator(Deadline.after(group.timeout))
-
-    def register(address: int, nbytes: int) -> Registration:
-        with comm.lock:
-            comm.settle(Deadline.after(group.timeout), "registering memory")
-            return comm.register(address, nbytes)
-
-    return _maker(backend, comm, register)
+    return _arrays(*registered_bytes(group))
 
 
 def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
@@ -82,7 +74,7 @@ def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]
         backend.meet("symmetric memory", deadline)
         return comm.window(address, nbytes, deadline)
 
-    return _maker(backend, comm, register)
+    return _arrays(_allocator(comm, backend.device, register), backend.device)
 
 
 def nccl_backend(group: GroupOfBackends) -> NcclBackend:
@@ -93,15 +85,41 @@ def nccl_backend(group: GroupOfBackends) -> NcclBackend:
     return backend
 
 
-def _maker(
-    backend: NcclBackend, comm: Communicator, register: Callable[[int, int], Registration]
-) -> Callable[[int, Any], DeviceArray]:
-    device, dropped = backend.device, _dropped()
+def registered_bytes(group: GroupOfBackends) -> tuple[Callable[[int], Owner], int]:
+    """Return a function from a number of bytes to registered memory, and the memory's device.
 
+    As `registered_zeros`, for allocators of other libraries; the memory's contents are undefined.
+    """
+    backend = nccl_backend(group)
+    comm = backend.communicator(Deadline.after(group.timeout))
+    return _allocator(comm, backend.device, _registering(comm, group)), backend.device
+
+
+def _registering(comm: Communicator, group: GroupOfBackends) -> Callable[[int, int], Registration]:
+    def register(address: int, nbytes: int) -> Registration:
+        with comm.lock:
+            comm.settle(Deadline.after(group.timeout), "registering memory")
+            return comm.register(address, nbytes)
+
+    return register
+
+
+def _allocator(
+    comm: Communicator, device: int, register: Callable[[int, int], Registration]
+) -> Callable[[int], Owner]:
+    dropped = _dropped()
+
+    def allocate(nbytes: int) -> Owner:
+        with comm.enter():
+            return _registered(comm, device, max(nbytes, 1), register, dropped)
+
+    return allocate
+
+
+def _arrays(allocate: Callable[[int], Owner], device: int) -> Callable[[int, Any], DeviceArray]:
     def make(count: int, dtype: Any) -> DeviceArray:
         kind = dtype_of(np.dtype(dtype))
-        with comm.enter():
-            owner = _registered(comm, device, max(count * kind.itemsize, 1), register, dropped)
+        owner = allocate(count * kind.itemsize)
         made = DeviceArray(owner.address, (count,), kind, device, owner)
         fill(made, 0)
         return made
@@ -118,7 +136,7 @@ class _Piece(NamedTuple):
     registration: Registration
 
 
-class _Owner:
+class Owner:
     """The owner of a piece of memory, to which arrays on it refer."""
 
     __slots__ = ("__weakref__", "address")
@@ -135,14 +153,14 @@ def _registered(
     nbytes: int,
     register: Callable[[int, int], Registration],
     dropped: queue.SimpleQueue[_Piece],
-) -> _Owner:
+) -> Owner:
     address = mem_alloc(comm.library, nbytes)
     try:
         registration = register(address, nbytes)
     except DistError:
         mem_free(comm.library, address)
         raise
-    return _Owner(_Piece(comm, device, address, registration), dropped)
+    return Owner(_Piece(comm, device, address, registration), dropped)
 
 
 @functools.cache

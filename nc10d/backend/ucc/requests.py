@@ -13,7 +13,7 @@ from typing import Any
 
 from nc10d.backend.polled.flat_buffers import FlatBuffer
 from nc10d.backend.ucc.datatypes import UccReduction, carrier
-from nc10d.backend.ucc.library import IN_PROGRESS, OK
+from nc10d.backend.ucc.library import IN_PROGRESS, OK, STATUS
 from nc10d.backend.ucc.structs import BufferInfo, BufferInfoV, CollArgs
 from nc10d.backend.ucc.team import UccTeam
 from nc10d.backend.ucc.ucc_table import ENUMS
@@ -141,6 +141,18 @@ def scatter(team: UccTeam, out: FlatBuffer, inp: FlatBuffer | None, root: int) -
     in_place = _is_own(out, (inp, [out.count] * team.size), team.rank)
     dst, flags = (None, _IN_PLACE) if in_place else (_moved(out), 0)
     return _post(team, "SCATTER", _moved(inp), dst, root=root, flags=flags)
+
+
+def scatter_even(team: UccTeam, out: FlatBuffer, inp: FlatBuffer | None, root: int) -> UccRequest:
+    """As `scatter`, by the form for chunks of any size where UCC does not have the other."""
+    # UCP, UCC 1.8's transport on the host, has scatterv and no scatter: on every rank alike.
+    try:
+        return scatter(team, out, inp, root)
+    except UCCError as error:
+        if error.code != STATUS["UCC_ERR_NOT_SUPPORTED"]:
+            raise
+    chunks = None if inp is None else (inp, [out.count] * team.size)
+    return scatter_v(team, out, chunks, root)
 
 
 def scatter_v(team: UccTeam, out: FlatBuffer, inp: Chunks | None, root: int) -> UccRequest:

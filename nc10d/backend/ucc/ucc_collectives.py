@@ -205,7 +205,7 @@ def _scatter(team: UccTeam, op: ops.Scatter, buffers: OpBuffers, any_order: bool
         inp = None if whole is None else (whole, counts)
         yield [ucc.scatter_v(team, out, inp, op.root)]
     elif out.count:
-        yield [ucc.scatter(team, out, whole, op.root)]
+        yield [ucc.scatter_even(team, out, whole, op.root)]
 
 
 def _barrier(team: UccTeam, op: ops.Barrier, buffers: OpBuffers, any_order: bool) -> Steps:
@@ -214,8 +214,10 @@ def _barrier(team: UccTeam, op: ops.Barrier, buffers: OpBuffers, any_order: bool
 
 def _announce(team: UccTeam, op: ops.Op, sends: Sequence[int], takes: Sequence[int]) -> Steps:
     """Compare the sizes that ranks send with those their peers expect; all raise if any differ."""
-    coming, first = np.empty(team.size, np.int64), np.empty(1, np.int64)
-    yield [ucc.all_to_all(team, _flat(coming), _flat(np.array(sends, np.int64)))]
+    # UCC reads and writes them after the post.
+    sent, coming = np.array(sends, np.int64), np.empty(team.size, np.int64)
+    first = np.empty(1, np.int64)
+    yield [ucc.all_to_all(team, _flat(coming), _flat(sent))]
     first[0] = team.size if coming.tolist() == list(takes) else team.rank
     flat = _flat(first)
     least = native(ops.MIN, flat, team.size, False)

@@ -12,7 +12,7 @@ from device_ranks import device, full, ones, value
 import nc10d as dist
 from nc10d import cuda, nccl
 from nc10d.cuda.driver import call
-from nc10d.errors import RendezvousError, UnsupportedPlatform
+from nc10d.errors import NCCLError, RendezvousError, UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
 
 COUNT = 64
@@ -173,6 +173,51 @@ def an_estimate_launches_nothing(group: ProcessGroup) -> None:
     assert value(x) == group.size
 
 
+def groups_have_options_of_their_own(group: ProcessGroup) -> None:
+    """`pg_options` of a group: its NCCL options, and times of the device."""
+    config = nccl.NCCLConfig(max_ctas=4, comm_name="timed")
+    timed = _grouped(group, nccl.NcclOptions(config, timing=True))
+    work = timed.all_reduce(x := ones(group), async_op=True)
+    assert work is not None
+    work.wait_blocking()  # type: ignore[attr-defined]
+    assert work.duration is not None
+    assert 0 <= work.duration < 10
+    wrong = _grouped(group, nccl.NcclOptions(nccl.NCCLConfig(min_ctas=4, max_ctas=2)))
+    with pytest.raises(NCCLError, match="invalid argument"):
+        wrong.all_reduce(ones(group))
+    text = nccl.NcclOptions(nccl.NCCLConfig(max_ctas="4"))  # type: ignore[arg-type]
+    mistaken = _grouped(group, text)
+    with pytest.raises(TypeError, match=r"NCCLConfig.max_ctas: expected int, got '4'"):
+        mistaken.all_reduce(x)
+    group.all_reduce(x)
+    assert value(x) == group.size**2
+    timed.close()
+
+
+def _grouped(group: ProcessGroup, options: nccl.NcclOptions) -> ProcessGroup:
+    device_id = f"cuda:{device(group)}" if options.timing else None
+    ranks = range(group.size)
+    made = dist.new_group(ranks, backend="nccl", pg_options=options, device_id=device_id)
+    assert isinstance(made, ProcessGroup)
+    return made
+
+
+def a_group_that_not_all_ranks_grow_is_refused_on_all(group: ProcessGroup) -> None:
+    """Rank 0 alone names the group of both ranks, which has no new rank either."""
+    x = ones(group)
+    group.all_reduce(x)
+    cuda.synchronize(device(group))
+    for options in (nccl.NcclOptions(grow_from=group), None):
+        given = options if group.rank == 0 or options is None else None
+        made = dist.new_group(range(group.size), backend="nccl", pg_options=given)
+        if options is not None:
+            with pytest.raises(RendezvousError, match=r"can't grow \(rank 0 was 0 of 2\)"):
+                made.all_reduce(x)
+        else:
+            made.all_reduce(x)
+    assert value(x) == group.size**2
+
+
 def nonblocking_groups_have_no_estimate(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match="needs blocking communicators"):
         nccl.time_estimate(group)
@@ -226,6 +271,25 @@ def functions_of_later_releases_are_refused(group: ProcessGroup) -> None:
     assert value(x) == 1.0
 
 
+def a_group_grows(group: ProcessGroup) -> None:
+    """All ranks but the last are a group, out of which the whole group's communicator grows."""
+    old = dist.new_group(range(group.size - 1), backend="nccl")
+    member = isinstance(old, ProcessGroup)
+    options = nccl.NcclOptions(grow_from=old) if member else None
+    if member:
+        x = ones(group)
+        old.all_reduce(x)
+        assert value(x) == old.size
+    whole = dist.new_group(range(group.size), backend="nccl", pg_options=options)
+    y = ones(group)
+    whole.all_reduce(y)
+    assert value(y) == group.size
+    if member:
+        dist.destroy_process_group(old)
+    whole.all_reduce(y)
+    assert value(y) == group.size**2
+
+
 FEATURES = [
     a_suspended_group_refuses_calls_until_it_is_resumed,
     suspending_waits_for_work_in_flight,
@@ -234,4 +298,5 @@ FEATURES = [
     a_wrong_put_is_refused_before_anything_is_queued,
     symmetric_memory_is_reduced_like_other,
     an_estimate_launches_nothing,
+    groups_have_options_of_their_own,
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import lone_ranks as lone
 import nccl_features as features
 import pytest
 from captured_training import a_captured_training_step_reads_nothing
@@ -56,3 +57,22 @@ def test_a_machine_without_symmetric_memory_is_a_refusal_on_all_ranks() -> None:
 def test_a_captured_training_step_reads_nothing(ranks: tuple[Ranks, int]) -> None:
     them, size = ranks
     them.run(_afresh, [a_captured_training_step_reads_nothing] * size)
+
+
+@pytest.mark.parametrize("law", [lone.pool_of_numba, lone.torchs_allocator_is_nccls])
+@pytest.mark.parametrize("blocking", ["0", "1"], ids=["blocking", "nonblocking"])
+def test_other_libraries_allocate_through_nccl(law: Callable[..., None], blocking: str) -> None:
+    given = {"NC10D_NCCL_NONBLOCKING": blocking, "NC10D_EMULATED_GPUS": "1"}
+    with emulators(**given), Ranks(1, "processes", "nccl", timeout=20.0) as one:
+        one.run(law)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_grows(nonblocking: str, size: int) -> None:
+    with Ranks(size, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as them:
+        them.run(features.a_group_grows)
+
+
+def test_a_growth_that_ranks_do_not_agree_on_is_refused_on_all() -> None:
+    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
+        two.run(features.a_group_that_not_all_ranks_grow_is_refused_on_all)

@@ -21,6 +21,7 @@ struct request {
     ucc_coll_args_t args;
     ucc_team_h team;
     unsigned number;
+    bool sent;
     char **blocks;
     struct request *next;
 };
@@ -196,25 +197,32 @@ ucc_status_t ucc_collective_post(ucc_coll_req_h request) {
     if (status != UCC_OK) return r->super.status = status;
     pthread_mutex_lock(&lock);
     r->number = r->team->posted++;
-    for (unsigned peer = 0; peer < r->team->size; peer++) {
-        block_t block = sent_to(&r->args, r->team, peer);
-        if (!block.size) continue;
-        if (peer != r->team->rank) {
-            if (!send_block(r, peer, block)) status = UCC_ERR_IO_ERROR;
-        } else {
-            r->blocks[peer] = memcpy(malloc(block.size), block.bytes, block.size);
-        }
-    }
-    r->super.status = status == UCC_OK ? UCC_INPROGRESS : status;
+    r->super.status = UCC_INPROGRESS;
     r->next = r->team->context->in_flight;
     r->team->context->in_flight = r;
     pthread_mutex_unlock(&lock);
-    return status;
+    return UCC_OK;
+}
+
+/* Only now: UCC too may read the caller's memory at any time until the end. */
+static ucc_status_t send_blocks(struct request *r) {
+    for (unsigned peer = 0; peer < r->team->size; peer++) {
+        block_t block = sent_to(&r->args, r->team, peer);
+        if (!block.size) continue;
+        if (peer == r->team->rank) {
+            r->blocks[peer] = memcpy(malloc(block.size), block.bytes, block.size);
+        } else if (!send_block(r, peer, block)) {
+            return UCC_ERR_IO_ERROR;
+        }
+    }
+    r->sent = true;
+    return UCC_OK;
 }
 
 static void advance(struct request *r) {
     ucc_status_t status = fault("end", r->args.coll_type);
     bool all_there = !fault("never", r->args.coll_type);
+    if (status == UCC_OK && !r->sent) status = send_blocks(r);
     for (unsigned peer = 0; peer < r->team->size; peer++) {
         size_t size = taken_from(&r->args, r->team, peer);
         if (size && !r->blocks[peer]) all_there &= take_block(r, peer, size, &status);

@@ -43,7 +43,7 @@ def _caller(count: int) -> Any:
     return call
 
 
-_call0, _call1, _call2, _call3 = map(_caller, (0, 1, 2, 3))
+_call0, call1, call2, _call3 = map(_caller, (0, 1, 2, 3))
 _call6, _call7, _call8 = map(_caller, (6, 7, 8))
 
 
@@ -58,11 +58,11 @@ def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
     if count == 8:
         return _call8(function, arguments)
     if count == 2:
-        return _call2(function, arguments)
+        return call2(function, arguments)
     if count == 3:
         return _call3(function, arguments)
     if count == 1:
-        return _call1(function, arguments)
+        return call1(function, arguments)
     return _call0(function, arguments)
 
 

@@ -25,7 +25,8 @@ from nc10d.errors import CollectiveMismatch
 COLLECTIVE, MESSAGE = 0, 1
 """Labels of the log's entries."""
 _KEY = "device"
-_STAMP = entering.CALLER_STAMP // 8
+STAMP = entering.CALLER_STAMP // 8
+"""The place in a Caller's words of the stamp of the latest entry in the log."""
 _ENDED, _WORDS, _MASK = at.E_ENDED // 8, at.LOG_BYTES // 8, at.LOG_SLOTS - 1
 
 
@@ -55,11 +56,6 @@ class Caller:
             words[row], words[row + 1] = peer.word, peer.base
 
     @property
-    def stamp(self) -> int:
-        """The stamp of the latest entry in the log."""
-        return self.words[_STAMP]
-
-    @property
     def number(self) -> int:
         """The number of launches so far."""
         return self.words[entering.CALLER_NUMBER // 8]
@@ -74,7 +70,7 @@ class CallBoard:
         self._group = group
         self._board = board = group.share_board(entering.BOARD_BYTES)
         self._log = CallLog()
-        self._log_words = memoryview(self._log.bytes).cast("B").cast("q")
+        self._log_words = self._log.bytes.data.cast("q")
         self._entries = array("q", [0])
         entries = self._entries.buffer_info()[0]
         note = group.record_address()

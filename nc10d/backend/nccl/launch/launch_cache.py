@@ -60,7 +60,7 @@ class CachedLaunch:
         self.receives = not uniform and any(type(op) is ops.Recv for op in batch)
         self.blocks = not uniform and any(type(op) is ops.Barrier for op in batch)
         sends = () if uniform else [(op.peer, op.tag) for op in batch if type(op) is ops.Send]
-        takes = () if uniform else [(op.peer, op.tag) for op in batch if type(op) is ops.Recv]
+        takes = () if uniform else [_sender(op) for op in batch if type(op) is ops.Recv]
         self.messages = (sends, takes) if sends or takes else None
         self.table: LaunchTable | None = None
         self._freed: list[object] = []
@@ -93,6 +93,11 @@ class CachedLaunch:
 
     def _unchanged(self) -> bool:
         return all(_description(ref()) == spot for ref, spot in self._descriptions)
+
+
+def _sender(op: ops.Recv) -> tuple[int, int]:
+    assert op.peer is not None, "a receive from any rank has found its sender, or was refused"
+    return op.peer, op.tag
 
 
 Description = tuple[Any, ...]
