@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,26 @@ def some_came(group: Any) -> int:
     return -1 if first is None else first
 
 
+def called_back(group: Any) -> list[int]:
+    """The order of callbacks, while the rank waits for something else than a Work."""
+    if group.rank:
+        group.send(np.zeros(1), 0)
+        return []
+    order: list[int] = []
+    both = threading.Event()
+
+    def note(src: int) -> None:
+        order.append(src)
+        if len(order) == 2:
+            both.set()
+
+    for src in (1, 2):
+        work = group.irecv(np.zeros(1), src)
+        work.add_done_callback(lambda _, src=src: note(src))
+    both.wait()
+    return order
+
+
 def looked(group: Any) -> bool:
     work = dist.all_reduce(np.ones(1), async_op=True)
     assert work is not None
@@ -84,6 +105,7 @@ def winner(group: Any) -> str:
     [
         (first_come, 3, {"[1, 2]", "[2, 1]"}),
         (some_came, 3, {"0", "1"}),
+        (called_back, 3, {"[1, 2]", "[2, 1]"}),
         (looked, 2, {"True", "False"}),
         (saw, 2, {"True", "False"}),
         (probed, 3, {"1", "2"}),
