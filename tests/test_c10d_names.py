@@ -64,7 +64,6 @@ def test_a_backend_is_available_where_init_can_make_it() -> None:
     assert dist.is_available()
     assert dist.is_gloo_available()
     assert dist.is_backend_available("cpu:gloo")
-    assert not dist.is_ucc_available()
     assert not dist.is_xccl_available()
     assert not dist.is_backend_available("pigeon")
     if NO_GPU:
