@@ -172,7 +172,10 @@ class UccBackend(Backend):
         engine.finish_ended()
 
     def close(self) -> None:
-        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
+        """Leave the group; idempotent. Operations still in flight fail with GroupClosed.
+
+        The last group of a UCC context waits until the other ranks end it too, at most 5 seconds.
+        """
         self._group.close()
 
 

@@ -87,12 +87,17 @@ class UccContext:
         self._users += 1
 
     def leave(self) -> None:
-        """Destroy the context when its last team has left; waits a while for the other ranks."""
+        """Count a team that has left the context."""
         self._users -= 1
-        if self._users or not self.handle:
+
+    def end(self) -> None:
+        """Destroy the context if all its teams have left; waits a while for the other ranks."""
+        if self._users:
+            return
+        handle, self.handle = self.handle, 0
+        if not handle:  # it has ended before
             return
         self._exchange.deadline = Deadline.after(_CLOSE_SECONDS)
-        handle, self.handle = self.handle, 0
         with contextlib.suppress(UCCError):  # a rank that has died does not come
             self.library.call("ucc_context_destroy", handle)
             self.library.call("ucc_finalize", self._lib)

@@ -237,6 +237,7 @@ class UccGroup:
             text = f"group {self.name!r} has been closed on rank {self.team.rank}"
             self.fail(GroupClosed(text, group=self.name), notify=False)
         self._engine.leave(self)
+        self.team.context.end()  # without the lock: it waits for other ranks
         self.inner.close()
 
     def free(self) -> bool:
