@@ -18,8 +18,11 @@ def device_of(group):
 
 
 def model_on(device):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 4)).to(device)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 4))
+    own = torch.Generator().manual_seed(0)  # torch's own is shared by ranks that are threads
+    for x in model.parameters():
+        x.data.copy_(torch.randn(x.shape, generator=own) / 3)
+    return model.to(device)
 
 
 def batch_of(rank, step, device):

@@ -8,7 +8,8 @@ the bottom, each importing only those before it:
 - `launch`: an operation as NCCL calls, a launch as a table of calls, the cache of launches, and the
   calls as peers compare them.
 - this package: works, pending works, the watchdog, receives from any rank, a group on its device,
-  and the backend.
+  and the backend; above it what `nc10d.nccl` offers: registered memory, windows, suspension,
+  estimates, pools.
 
 NCCL makes this backend different from others:
 
