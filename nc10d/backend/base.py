@@ -181,12 +181,12 @@ class PreparedCall(Protocol):
         y: Any,
         timeout: float,
         here: bool = False,
-        given: tuple[Any, ...] | None = None,
+        given: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Start the call and return its Work; None if it does not fit now: nothing has happened.
 
         `waiter` is the PreparingBackend's. `here`: this thread is about to wait for the Work. x and
-        y may be views; `given` are then the caller's own arrays, and what keeps their memory.
+        y may be lent views; `given` are then the caller's own arrays.
         """
 
 

@@ -18,14 +18,7 @@ import numpy as np
 from nc10d import ops
 from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import (
-    lend,
-    lend_pair,
-    map_to_numpy,
-    owners,
-    unowned_views,
-    use_unowned_views,
-)
+from nc10d.arrays.interop import lend, lend_pair, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import PARTS, Backend, PreparedCall, PreparingBackend
@@ -155,11 +148,11 @@ class Dispatcher(Collectives, PointToPoint):
                 prepared = backend.latest[kind].get(extra)
             except TypeError:  # as in `_call`
                 prepared = None
-        given: tuple[Any, ...] | None = None
+        given: tuple[Any, Any] | None = None
         views: tuple[Any, Any] | None = (x, y)
         if prepared is not None and unowned_views and type(x) in unowned_views:
             # A lent view does not keep its array alive: the Work does, until the call ends.
-            given, views = (x, y, owners(x, y)), lend(x, y)
+            given, views = (x, y), lend(x, y)
         if backend is not None and prepared is not None and views is not None:
             a, b = views
             try:

@@ -231,8 +231,8 @@ def storage_in_flight(group) -> bool:
     storage = x.untyped_storage()
     work = group.irecv(x, peer)
     channel = group.backend("cpu").group.links.inbox(peer).channel
-    ((*_, given),) = [submission.keep for submission in channel.in_flight.values()]
-    held = given[2][0].data_ptr() == storage.data_ptr()
+    ((_, kept),) = [submission.keep for submission in channel.in_flight.values()]
+    held = kept[0].data_ptr() == storage.data_ptr()
     assert work.ops[0].x is x
     x.data = torch.zeros(1)  # the tensor gets other memory, and the message still comes
     group.barrier()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from nc10d import ops
+from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.backend.base import NOTHING
 from nc10d.base.promise import PENDING
 from nc10d.errors import DistError
@@ -124,7 +125,10 @@ class TorchLauncher:
             assert traced is not None, "it is asynchronous"
             return traced
         try:
-            work = start(x, peer, tag)
+            if type(peer) is type(tag) is int and 0 <= tag <= LARGEST_TAG:
+                work = group._start(kind, peer, x, tag, None)  # as `start` does
+            else:
+                work = start(x, peer, tag)
         except DistError as error:
             raise torch_error(error) from error
         return self._kept(work, [x])

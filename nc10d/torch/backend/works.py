@@ -32,11 +32,14 @@ def ended_work() -> Work:
     return work
 
 
+_begin = dist._Work.__init__
+
+
 class TorchWork(dist._Work):
     """A launched operation; `outputs` are the tensors that it writes."""
 
     def __init__(self, work: Work, outputs: list[torch.Tensor]) -> None:
-        super().__init__()
+        _begin(self)
         self.work: Work | None = work
         self._outputs = outputs
         self._future: Any = None

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.arrays.interop import owners
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
@@ -97,12 +98,12 @@ class Prepared:
         y: Any,
         timeout: float,
         here: bool = False,
-        given: tuple[Any, ...] | None = None,
+        given: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Submit the call and return its Work; None if it does not fit now: nothing has happened.
 
         `here`: this thread is about to wait for the Work, so it advances even a long call. x and y
-        may be views; `given` are then the caller's own arrays, and what keeps their memory.
+        may be lent views; `given` are then the caller's own arrays.
         """
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
         in_flight, spare = self.in_flight, self._spare
@@ -116,7 +117,7 @@ class Prepared:
         while (answer := submit(words, self.address, timeout, x, y, here)) == NEW_SITE:
             self.channel.learn(submission)
         if given is not None:
-            x, y, *_ = given
+            x, y = given
         if answer in _NOT_IN_FLIGHT:
             # No other thread has its address any more: the next call may use it.
             in_flight.pop(address, None)
@@ -127,6 +128,9 @@ class Prepared:
                 self.channel.reap()
             return completed_call(self, x, y, self.sender) if answer == FINISHED else None
         channel = self.channel
+        if given is not None:
+            # A lent view does not keep its memory, which an array may leave while it is in flight.
+            submission.keep = submission.keep, owners(x, y)
         if not here:
             waiter.need_worker()
         if answer < 0 and answer != at.ABORTED:
@@ -288,7 +292,7 @@ class PreparedMessage(Prepared):
         y: Any,
         timeout: float,
         here: bool = False,
-        given: tuple[Any, ...] | None = None,
+        given: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Send or receive; a short message that ends at once is not submitted."""
         return self.finish_soon(x, y, AT_ONCE, given) or self.submit(
@@ -296,7 +300,7 @@ class PreparedMessage(Prepared):
         )
 
     def finish_soon(
-        self, x: Any, tag: int, how_soon: int, given: tuple[Any, ...] | None = None
+        self, x: Any, tag: int, how_soon: int, given: tuple[Any, Any] | None = None
     ) -> Work | None:
         """Run a short message here, waiting as `how_soon` allows; None: nothing has happened."""
         if not self.short:
@@ -334,7 +338,7 @@ class PreparedProgram(Prepared):
         y: Any,
         timeout: float,
         here: bool = False,
-        given: tuple[Any, ...] | None = None,
+        given: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
         waiter.health.check()
