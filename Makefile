@@ -11,7 +11,7 @@ CODE := nc10d pytest_nc10d.py benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch dist docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -28,6 +28,16 @@ test: lint typecheck warm unit
 # The site, in build/site. Its tools have a venv of their own and read the code without importing it.
 docs: .venv-docs/docs.stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+# Wheel and sdist, in dist: what an index would get, checked.
+dist: .venv-docs/dist.stamp
+	rm -rf dist
+	.venv-docs/bin/python -m build -q
+	.venv-docs/bin/twine check --strict dist/*
+
+.venv-docs/dist.stamp: .venv-docs/docs.stamp
+	.venv-docs/bin/python -m pip install -q build twine
+	@touch $@
 
 EXTRA = import sys, tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])

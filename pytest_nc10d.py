@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 KINDS = ("threads", "processes", "simulated")
 MARK = (
-    "ranks(*sizes, kind=..., timeout=10.0, strict=True): run the body of the test on each rank of "
-    "a group, once for each of `sizes`; without sizes, as --nc10d-ranks says. `timeout`, in "
-    "seconds, is that of every operation. `strict` finds Works without a wait and arrays that are "
-    "used before it, and lets sends wait for their receivers."
+    "ranks(*sizes, kind=..., timeout=10.0, strict=True, seeds=1, faults=(), orders=0, hosts=1): "
+    "run the body of the test on each rank of a group, once for each of `sizes`; without sizes, as "
+    "--nc10d-ranks says. `timeout`, in seconds, is that of every operation. `strict` finds Works "
+    "without a wait and arrays that are used before it, and lets sends wait for their receivers. "
+    "Simulated ranks have a run for each of `seeds` seeds, with `faults`; or a run for each order, "
+    "up to `orders`. Ranks that are processes can be on `hosts` hosts (network namespaces)."
 )
 _pool: pytest.StashKey[RankPool] = pytest.StashKey()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,16 +42,17 @@ def held(zero: ZeroRedundancyOptimizer) -> int:
     return sum(x.nbytes for row in zero.optim.state.values() for x in row.values())
 
 
-def main() -> None:
-    """Train from a checkpoint or from the start, and say what was seen."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=40, help="the last step")
     parser.add_argument("--save-after", nargs=2, metavar=("STEPS", "FILE"), help="checkpoint")
     parser.add_argument("--resume", type=Path, help="begin with this checkpoint")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group()
+    return parser.parse_args(words)
+
+
+def train(options: argparse.Namespace) -> tuple[int, list[float]]:
+    """Train from a checkpoint or from the start; return this rank's bytes of state, the losses."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if BATCH % size:
         raise SystemExit(f"a batch of {BATCH} can't be divided over {size} ranks evenly")
@@ -96,6 +98,16 @@ def main() -> None:
             worst = max(abs(a - b) for a, b in zip(losses, before, strict=False))
             same = "the same curve" if worst <= NEAR else "ANOTHER CURVE"
             print(f"{same}: at most {worst:.1e} apart")
+    return held(zero), losses
+
+
+def main() -> None:
+    """Train as one of the ranks that the launcher has started."""
+    options = parsed()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group()
+    train(options)
     dist.destroy_process_group()
 
 

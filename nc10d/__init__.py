@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nc10d import distributed_c10d as distributed_c10d
     from nc10d import numba as numba
     from nc10d.api import functional as functional
+    from nc10d.api import nccl as nccl
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -130,9 +131,15 @@ if TYPE_CHECKING:
     from nc10d.errors import RendezvousError as RendezvousError
     from nc10d.errors import StoreError as StoreError
     from nc10d.errors import StoreTimeout as StoreTimeout
+    from nc10d.errors import UCCError as UCCError
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
     from nc10d.group.coalescing import CoalescingManager as CoalescingManager
+    from nc10d.group.direct_groups import ProcessGroupCPU as ProcessGroupCPU
+    from nc10d.group.direct_groups import ProcessGroupGloo as ProcessGroupGloo
+    from nc10d.group.direct_groups import ProcessGroupMPI as ProcessGroupMPI
+    from nc10d.group.direct_groups import ProcessGroupNCCL as ProcessGroupNCCL
+    from nc10d.group.direct_groups import ProcessGroupUCC as ProcessGroupUCC
     from nc10d.group.new_group import new_group as new_group
     from nc10d.group.new_group import new_subgroups as new_subgroups
     from nc10d.group.new_group import new_subgroups_by_enumeration as new_subgroups_by_enumeration
@@ -194,8 +201,10 @@ _NAMES = {
     "errors": """Aborted AuthError CodecError CollectiveMismatch CollectiveTimeout CudaError
         DistBackendError DistError DistNetworkError DistQueueEmptyError DistStoreError
         ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
-        RendezvousError StoreError StoreTimeout UnsupportedPlatform""",
+        RendezvousError StoreError StoreTimeout UCCError UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
+    "group.direct_groups": """ProcessGroupCPU ProcessGroupGloo ProcessGroupMPI ProcessGroupNCCL
+        ProcessGroupUCC""",
     "group.process_group": "ProcessGroup",
     "api.join": "Join JoinHook Joinable",
     "api.mesh": "DeviceMesh init_device_mesh",
@@ -230,6 +239,7 @@ _SUBMODULES = {
     "device_mesh": "device_mesh",
     "distributed_c10d": "distributed_c10d",
     "functional": "api.functional",
+    "nccl": "api.nccl",
     "numba": "numba",
     "observe": "group.flight_recorder",
 }

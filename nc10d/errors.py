@@ -126,6 +126,10 @@ class NCCLError(LibraryError):
     """NCCL failed; `code` is its ncclResult_t."""
 
 
+class UCCError(LibraryError):
+    """UCC failed; `code` is its ucc_status_t, whose name the message has."""
+
+
 class CudaError(LibraryError):
     """The CUDA driver or the device failed; `code` is its CUresult."""
 

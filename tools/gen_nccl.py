@@ -23,7 +23,11 @@ SINCE: dict[Version, str] = {
     "GetLastError CommGetAsyncError RedOpCreatePreMulSum Reduce Broadcast AllReduce ReduceScatter "
     "AllGather Send Recv GroupStart GroupEnd",
     (2, 19, 0): "MemAlloc MemFree CommRegister CommDeregister",
+    (2, 22, 0): "GroupSimulateEnd",
+    (2, 27, 0): "CommWindowRegister CommWindowDeregister",
     (2, 28, 3): "AlltoAll Gather Scatter",
+    (2, 29, 2): "CommGetUniqueId CommGrow PutSignal Signal WaitSignal",
+    (2, 29, 7): "CommSuspend CommResume CommMemStats",
 }
 # Fields of ncclConfig_t that came after OLDEST.
 FIELDS: dict[Version, str] = {
@@ -35,8 +39,11 @@ FIELDS: dict[Version, str] = {
     (2, 30, 5): "graphStreamOrdering",
     (2, 32, 0): "launchOrderImplicit numRmaSig rmaEagerInit hostCftMode nvlsHostMode",
 }
-CONSTANTS = ("NCCL_UNIQUE_ID_BYTES", "NCCL_API_MAGIC")
-ENUMS = ("ncclResult_t", "ncclRedOp_t", "ncclDataType_t")
+CONSTANTS = (
+    *("NCCL_UNIQUE_ID_BYTES", "NCCL_API_MAGIC", "NCCL_SUSPEND_MEM"),
+    *("NCCL_WIN_COLL_SYMMETRIC", "NCCL_WIN_REQUIRED_ALIGNMENT"),
+)
+ENUMS = ("ncclResult_t", "ncclRedOp_t", "ncclDataType_t", "ncclCommMemStat_t")
 LETTERS = {"size_t": "z", "unsigned int": "u", "int": "i"}
 
 HEAD = '''"""NCCL's C API as data. Made by tools/gen_nccl.py from nccl.h {version}; do not edit.
@@ -147,7 +154,7 @@ def _functions(text: str) -> Iterator[str]:
             yield f'    "{name}": {row},\n'
 
 
-_POINTERS = {"ncclComm_t", "cudaStream_t"}
+_POINTERS = {"ncclComm_t", "ncclWindow_t", "cudaStream_t"}
 
 
 def _letter(kind: str) -> str:

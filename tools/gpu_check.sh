@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Run all checks that need a GPU: `make gpu-check`, or this script.
 # Needs a checkout, and by PYTHON=... a Python with numpy, numba, cuda-bindings, pytest and libnccl;
-# no install, no network. Prints a table and writes gpu-results.json. Fails on a wrong element, and on
-# a check that can't run although this machine has the hardware.
+# no install, no network. Prints a table, and which claims of the docs it shows; writes
+# gpu-results.json (into the folder GPU_CHECK_RESULTS). Fails on a wrong element, and on a check that
+# can't run although this machine has the hardware. Without a GPU it tells what has not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for folder in tests/emulators tests/backend/staged tests/backend/nccl tests/torch tools; do

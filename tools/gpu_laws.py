@@ -11,9 +11,15 @@ import device_ranks as on
 import lone_ranks
 import mirrored
 import test_nccl_conformance as conformance
+import test_nccl_mismatch as mismatch
+import test_nccl_only_reducer as only
 import through_device
-from gpu_rows import Row, first_line
+from captured_training import a_captured_training_step_reads_nothing
+from gpu_rows import NOT_HERE, Row, first_line
+from nccl_features import FEATURES, a_group_grows
+from test_device_functional import every_call_is_the_reference
 from test_nccl_alone import LONE
+from test_nccl_any_source import messages_come_from_whoever_sends
 from test_nccl_device import LAWS
 
 import nc10d as dist
@@ -25,6 +31,9 @@ from nc10d.testing import check_backend
 from nc10d.testing.ranks import Ranks
 
 TIMEOUT = 60.0
+FLOATS = (DType.FLOAT32,)
+LACKS = "UnsupportedPlatform"
+"""The error of a law whose feature this machine or its NCCL lacks; other errors are failures."""
 Law = Callable[[ProcessGroup], None]
 
 
@@ -52,19 +61,53 @@ def stages(size: int, dtypes: Sequence[DType]) -> list[Row]:
 
 def keep_laws(size: int, nonblocking: bool = False) -> list[Row]:
     """Run each law in a group of its own; a single rank has other laws than several."""
+    return kept_laws(LONE if size == 1 else LAWS, size, nonblocking)
+
+
+def keep_features(size: int) -> list[Row]:
+    """Run the laws of what NCCL has beyond collectives, and of device arrays elsewhere."""
+    laws = [*FEATURES, a_captured_training_step_reads_nothing]
+    if size == 1:
+        return kept_laws(laws, size, False)
+    laws += [
+        *(functional_calls_are_the_reference, a_group_grows),
+        *(mismatch.the_first_calls_are_compared, only.used_parameters_are_those_of_all_ranks),
+        *(mismatch.calls_of_ranks_that_run_ahead_are_compared, only.rows_on_a_device_are_averaged),
+    ]
+    return kept_laws(laws, size, False) + kept_laws([messages_come_from_whoever_sends], 3, False)
+
+
+def functional_calls_are_the_reference(group: ProcessGroup) -> None:
+    """The functional collectives, on nc10d's own device arrays."""
+    every_call_is_the_reference(group, "nc10d")
+
+
+def kept_laws(laws: Sequence[Law], size: int, nonblocking: bool) -> list[Row]:
+    """Return a row for each law; ranks that a law has broken are replaced for the next."""
     kind = " nonblocking" if nonblocking else ""
-    rows = []
     given = {NONBLOCKING[0]: "1" if nonblocking else "0"}
-    with environment(given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", TIMEOUT) as ranks:
-        ranks.run(on.be_a_host_of_ones_own)
-        for law in LONE if size == 1 else LAWS:
-            name = f"{law.__name__},{kind} {size}"
-            try:
-                ranks.run(in_its_own_group, [law] * size)
-                rows.append(Row(name, "ok"))
-            except Exception as error:  # noqa: BLE001  (the other laws still run)
-                rows.append(Row(name, first_line(error), failed=True))
+    left, rows = list(laws), []
+    while left:
+        with environment(given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", TIMEOUT) as ranks:
+            ranks.run(on.be_a_host_of_ones_own)
+            while left:
+                law = left.pop(0)
+                rows.append(row_of(ranks, f"{law.__name__},{kind} {size}", law, size))
+                if rows[-1].failed:
+                    break
     return rows
+
+
+def row_of(ranks: Ranks, name: str, law: Law, size: int) -> Row:
+    """Run a law on all ranks; return its row."""
+    try:
+        ranks.run(in_its_own_group, [law] * size)
+    except Exception as error:  # noqa: BLE001  (the other laws still run)
+        text = first_line(error)
+        if LACKS in f"{type(error).__name__}: {error}":  # this machine's cards, or its NCCL
+            return Row(name, NOT_HERE + text)
+        return Row(name, text, failed=True)
+    return Row(name, "ok")
 
 
 @contextlib.contextmanager
@@ -87,16 +130,14 @@ def in_its_own_group(group: ProcessGroup, law: Law) -> None:
 
 
 def libraries() -> list[Row]:
-    """Run the law of each installed array library; a library that is missing is no failure."""
+    """Run the laws of each installed array library; a library that is missing is no failure."""
+    laws = {f"arrays of {name}": (name, law) for name, law in lone_ranks.LIBRARIES.items()}
+    laws |= {f"pool of {name}": (name, law) for name, law in lone_ranks.POOLS.items()}
     rows = []
-    with Ranks(1, "processes", "nccl", TIMEOUT) as ranks:
-        for name, law in lone_ranks.LIBRARIES.items():
-            if importlib.util.find_spec(name) is None:
-                rows.append(Row(f"arrays of {name}", "not installed here"))
-                continue
-            try:
-                ranks.run(law)
-                rows.append(Row(f"arrays of {name}", "ok"))
-            except Exception as error:  # noqa: BLE001  (the other laws still run)
-                rows.append(Row(f"arrays of {name}", first_line(error), failed=True))
+    for row, (name, law) in laws.items():
+        if importlib.util.find_spec(name) is None:
+            rows.append(Row(row, f"{NOT_HERE}{name} is not installed"))
+            continue
+        with Ranks(1, "processes", "nccl", TIMEOUT) as ranks:
+            rows.append(row_of(ranks, row, law, 1))
     return rows

@@ -15,6 +15,9 @@ from nc10d import cuda
 from nc10d.backend.nccl.bindings.library import dotted, library
 from nc10d.cuda.driver import call
 
+NOT_HERE = "not run: "
+"""The beginning of the result of a row that this machine can't have."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,6 +31,11 @@ class Row:
     def show(self) -> None:
         """Print the row."""
         print(f"{'FAIL' if self.failed else '    '} {self.name:48} {self.result}", flush=True)
+
+    @property
+    def shows(self) -> bool:
+        """Whether the row passed, and was not left out."""
+        return not self.failed and not self.result.startswith(NOT_HERE)
 
 
 Check = Callable[[], Sequence[Row]]
@@ -55,6 +63,11 @@ def keep(rows: Sequence[Row], path: Path) -> None:
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
+def kept(path: Path) -> list[Row]:
+    """Read the table of a file."""
+    return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+
+
 def machine() -> Row:
     """Return a row with the card, the driver and the versions."""
     name = call("cuDeviceGetName", 96, call("cuDeviceGet", 0)).partition(b"\0")[0].decode()
@@ -63,6 +76,6 @@ def machine() -> Row:
     return Row(
         "machine",
         f"{cuda.device_count()} x {name}, CUDA {driver // 1000}.{driver % 1000 // 10}, "
-        f"NCCL {dotted(library().version)}, Python {platform.python_version()}, "
+        f"{library().name} {dotted(library().version)}, Python {platform.python_version()}, "
         f"nc10d {commit.stdout.strip()}",
     )

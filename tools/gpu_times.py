@@ -173,7 +173,7 @@ def often(way: Way, times: int = 10) -> Way:
 def torch_rows(size: Size) -> list[Row]:
     """Return torch's times for blocks and packing; with CUDA, an error is a failure."""
     if importlib.util.find_spec("torch") is None:
-        return [Row("  torch", "not installed here")]
+        return [Row("  torch", "not run: torch is not installed")]
     script = Path(__file__).with_name("gpu_torch.py")
     command = [sys.executable, str(script), *map(str, astuple(size))]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -201,7 +201,7 @@ def bandwidth(size: Size) -> list[Row]:
     """Measure the bus bandwidth of all_reduce over all cards, as nccl-tests defines it."""
     count = cuda.device_count()
     if count < 2:
-        return [Row("  bus bandwidth", "one card only")]
+        return [Row("  all_reduce of all cards", "not run: one card only")]
     with Ranks(count, "processes", "nccl", TIMEOUT) as ranks:
         return ranks.run(rates, [size] * count)[0]
 

@@ -25,7 +25,7 @@ DEVICE = "cuda:0"
 def main() -> list[Row]:
     """Return all rows."""
     if torch.version.cuda is None:
-        return [Row("  torch", "installed without CUDA")]
+        return [Row("  torch", "not run: torch is installed without CUDA")]
     size = Size(*map(int, sys.argv[1:]))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     store = c10d.TCPStore("127.0.0.1", 0, 1, is_master=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import device_ranks as on
-from gpu_rows import Row, first_line
+from gpu_laws import in_its_own_group
+from gpu_rows import NOT_HERE, Row, first_line
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
@@ -23,10 +24,30 @@ MODELS = ("perceptron", "transformer", "convolution", "branches")
 PASSES = (True, False, True, True)
 
 
+def keeps_laws() -> list[Row]:
+    """Run the laws of nc10d.torch on two ranks' devices, each in a group of its own."""
+    if importlib.util.find_spec("torch") is None:
+        return [Row("torch on devices", f"{NOT_HERE}torch is not installed")]
+    from device_laws import LAWS
+
+    rows = []
+    with Ranks(2, "processes", "cpu:cpu,cuda:nccl", TIMEOUT) as ranks:
+        ranks.run(on.be_a_host_of_ones_own)
+        if not all(ranks.run(has_cuda)):
+            return [Row("torch on devices", f"{NOT_HERE}torch is installed without CUDA")]
+        for law in LAWS:
+            try:
+                ranks.run(in_its_own_group, [law] * 2)
+                rows.append(Row(f"{law.__name__}, 2", "ok"))
+            except Exception as error:  # noqa: BLE001  (the other laws still run)
+                rows.append(Row(f"{law.__name__}, 2", first_line(error), failed=True))
+    return rows
+
+
 def trains(models: Sequence[str] = MODELS) -> list[Row]:
     """Train each model by both libraries, with gradients as bucket views and as own tensors."""
     if importlib.util.find_spec("torch") is None:
-        return [Row("training by torch", "torch is not installed here")]
+        return [Row("training by torch", f"{NOT_HERE}torch is not installed")]
     rows: list[Row] = []
     for backend in ("staged", "nccl"):
         with (
@@ -34,7 +55,7 @@ def trains(models: Sequence[str] = MODELS) -> list[Row]:
             tempfile.TemporaryDirectory() as folder,
         ):
             if not all(ranks.run(has_cuda)):
-                return [Row("training by torch", "torch is installed without CUDA")]
+                return [Row("training by torch", f"{NOT_HERE}torch is installed without CUDA")]
             ranks.run(prepare, [str(Path(folder) / "meet")] * 2)
             for name in models:
                 rows += [compared(ranks, backend, name, views) for views in (False, True)]

@@ -13,9 +13,9 @@ from functools import partial
 
 from benchmarks.faults.forked_ranks import ForkedRanks, Report
 from benchmarks.faults.results import LIMIT, Result, numbers, outcome_of
-from benchmarks.hosts import DEVICE, ip, network
 from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.errors import UnsupportedPlatform
+from nc10d.testing.hosts.namespaces import DEVICE, ip, network
 
 HOSTS = 2
 _CUT = 0

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from benchmarks.hosts import DEVICE, Network, network
 from benchmarks.libraries.jobs import RANK, Rows
 from benchmarks.libraries.tcp import ADDRESSES
 from nc10d.auth.token import VALUE, new_token
+from nc10d.testing.hosts.namespaces import DEVICE, Network, network
 
 PORT = "29500"
 TERMINATED = 128 + signal.SIGTERM

@@ -4,8 +4,9 @@ Modes: plain; mixed precision in bfloat16; the optimizer in the backward pass. t
 DistributedDataParallel has the last two on GPUs alone. Here it works over gloo with what a program
 has instead: autocast to bfloat16, and an optimizer after the backward pass. Adam steps each of the
 parameters, so gradients are a quarter of a job's state. Each way has processes of its own: a
-process never gives all of its memory back. Its peak is that of the kernel (VmHWM) above what it
-used before the model.
+process never gives all of its memory back. Its peak is the most that it has beyond what it had
+before the model, of memory without a file and of shared memory: a page that several ranks use
+counts once, divided among them (Pss of smaps_rollup, a sample every few milliseconds).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import contextlib
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.micro.ddp import LIMIT, Size
@@ -42,26 +44,48 @@ def measure(
     torch.set_num_threads(1)
     meet = f"file://{meeting}"
     gloo.init_process_group("gloo", init_method=meet, rank=group.rank, world_size=group.size)
-    before = memory("VmRSS")
+    before = memory()
     trained = _Trained(size, way, mode, group)
     for _ in range(3):  # optimizers have their state, buckets their order
         trained.step()
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     times = []
     for _ in range(steps):
         group.barrier()
         start = time.perf_counter()
         trained.step()
         times.append(time.perf_counter() - start)
+    with Peak() as peak:  # not of the timed steps, which sampling would slow
+        for _ in range(steps):
+            trained.step()
     gloo.destroy_process_group()
-    return statistics.median(times), memory("VmHWM") - before
+    return statistics.median(times), peak.most - before
 
 
-def memory(field: str) -> float:
-    """Return a field of this process's status, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (found,) = [line for line in lines if line.startswith(f"{field}:")]
-    return int(found.split()[1]) / 1024
+def memory() -> float:
+    """Return this process's part of the memory that it uses, without files, in MiB."""
+    rows = map(str.split, Path("/proc/self/smaps_rollup").read_text().splitlines())
+    return sum(int(row[1]) for row in rows if row[0] in ("Pss_Anon:", "Pss_Shmem:")) / 1024
+
+
+class Peak:
+    """A block with a thread that samples `memory`; `most` is its peak."""
+
+    def __init__(self) -> None:
+        self.most = memory()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.002):
+            self.most = max(self.most, memory())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
 
 class _Trained:

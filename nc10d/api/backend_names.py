@@ -87,7 +87,7 @@ def is_mpi_available() -> bool:
 
 
 def is_ucc_available() -> bool:
-    """Return whether a backend of the name "ucc" is registered: nc10d has none of its own."""
+    """Return whether this machine has a libucc."""
     return is_backend_available("ucc")
 
 

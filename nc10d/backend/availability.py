@@ -37,8 +37,14 @@ def _require_mpi() -> None:
         raise UnsupportedPlatform("mpi4py is not installed: pip install mpi4py, beside an MPI")
 
 
+def _require_ucc() -> None:
+    from nc10d.backend.ucc.library import library  # imported late: most jobs have no use for it
+
+    library()
+
+
 _REQUIRE: MappingProxyType[str, Callable[[], None]] = MappingProxyType(
-    {"nccl": _require_nccl, "staged": _require_device, "mpi": _require_mpi}
+    {"nccl": _require_nccl, "staged": _require_device, "mpi": _require_mpi, "ucc": _require_ucc}
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nc10d import ops
+from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, GroupClosed
 from nc10d.ops import MessageInfo, Op
@@ -27,6 +28,13 @@ class FailureDetector(Protocol):
 
     record_address: int
     """The address of the record where this rank publishes its launches on other devices."""
+
+    @property
+    def messages(self) -> GroupMessages:
+        """Small texts between the ranks of the group."""
+
+    def share_board(self, nbytes: int) -> SharedBoard:
+        """Allocate memory of zeros for this rank that its local peers can read; called once."""
 
     def failure(self) -> BaseException | None:
         """Return the error of the group, the same on all its ranks; None if it has not failed."""
@@ -314,6 +322,14 @@ class OtherBackends:
         """Return the address of the record where a rank publishes its latest launch; 0: none."""
         # `backend.cpu.native.offsets` has its layout. It exists until the group is closed.
         return next((detector.record_address for detector in self._detectors()), 0)
+
+    def share_board(self, nbytes: int) -> SharedBoard | None:
+        """Allocate this rank's board, None without a failure detector; called once in a group."""
+        return next((each.share_board(nbytes) for each in self._detectors()), None)
+
+    def messages(self) -> GroupMessages | None:
+        """Return the way of small texts between the group's ranks, None without a detector."""
+        return next((detector.messages for detector in self._detectors()), None)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest calls on this host: as the end of an error, and numbers by rank."""

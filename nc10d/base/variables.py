@@ -41,6 +41,7 @@ VARIABLES = {
     "NC10D_TCP_CONGESTION": "",
     "NC10D_TOKEN": "",
     "NC10D_TOKEN_FILE": "",
+    "NC10D_UCC_LIBRARY": "",
 }
 """A pattern of each variable's values, of those in _MEANING; empty for any value."""
 _OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")

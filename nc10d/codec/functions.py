@@ -1,8 +1,9 @@
 """Functions as bytes, by value: for functions that another process cannot import.
 
 A function of a notebook, a REPL or another function has no name that a new process could import.
-It is sent as its code, with the values of the names that the code uses. Its bytes are unpickled and
-run as code, so they are for processes of the same user and Python only: the test kit's ranks.
+It is sent as its code, with the values of the names that the code uses; a class by cloudpickle,
+where that is installed. The bytes are unpickled and run as code, so they are for processes of the
+same user and Python only: the test kit's ranks.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, types.FunctionType) and not self._importable(obj):
             return self._by_value(obj)
         if isinstance(obj, type) and not self._importable(obj):
-            name = f"{obj.__module__}.{obj.__qualname__}"
-            raise TypeError(f"class {name} cannot be sent to another process: put it in a module")
+            return _class_by_value(obj)
         return NotImplemented
 
     def _importable(self, obj: Any) -> bool:
@@ -85,6 +85,18 @@ class _Pickler(pickle.Pickler):
                     f"{function.__qualname__} cannot be sent to another process: it uses {name}, "
                     f"a {type(value).__name__} ({error})"
                 ) from error
+
+
+def _class_by_value(kind: type) -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise TypeError(
+            f"class {name} cannot be sent to another process: put it in a module, or install "
+            "cloudpickle"
+        ) from None
+    return pickle.loads, (cloudpickle.dumps(kind),)
 
 
 class _Empty:

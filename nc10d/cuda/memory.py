@@ -187,6 +187,55 @@ def copy_to(target: Any, source: Any) -> None:
         order_others_after(here, {there})
 
 
+def copy_of(x: Any) -> DeviceArray:
+    """Return a copy of a contiguous device array of any library; copying is queued."""
+    buffer = as_buffer(x)
+    twin = empty(buffer.shape, buffer.dtype, device_of(x))
+    copy_to(twin, x)
+    return twin
+
+
+def bytes_now(x: Any) -> HostArray:
+    """Return the bytes of a contiguous device array as they are now, in the order of no stream."""
+    buffer = as_buffer(x)
+    found: HostArray = np.empty(buffer.nbytes, np.uint8)
+    if buffer.nbytes:
+        mine = streams.Stream(device_of(x))
+        with on_device(mine.device):
+            source = buffer.address, buffer.nbytes
+            call("cuMemcpyDtoHAsync", found.ctypes.data, *source, mine.handle)
+            mine.synchronize()
+    return found
+
+
+def copy_now(target: Any, source: Any) -> None:
+    """Copy a contiguous device array to another one alike, in the order of no stream; blocks."""
+    to, of = as_buffer(target), as_buffer(source)
+    if to.nbytes:
+        mine = streams.Stream(device_of(target))
+        with on_device(mine.device):
+            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, mine.handle)
+            mine.synchronize()
+
+
+def write_now(target: Any, x: HostArray) -> None:
+    """Copy a host array to a contiguous device array alike, in the order of no stream; blocks."""
+    to, packed = as_buffer(target), np.ascontiguousarray(x)
+    if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
+        raise ValueError(f"expected {to.count} of {to.dtype.label}, got {x.size} of {x.dtype}")
+    if to.nbytes:
+        mine = streams.Stream(device_of(target))
+        with on_device(mine.device):
+            call("cuMemcpyHtoDAsync", to.address, packed.ctypes.data, to.nbytes, mine.handle)
+            mine.synchronize()
+
+
+def synchronize_stream(key: StreamKey) -> None:
+    """Block until everything queued on a stream is done."""
+    with on_device(key.device):
+        call("cuStreamSynchronize", key.stream)
+
+
 def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
     """Return the current stream of an array, with its device, which is looked up if not given."""
     # The handle 0 means LEGACY too.

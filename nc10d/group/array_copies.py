@@ -25,10 +25,7 @@ def copy_of(x: Array) -> Array:
     buffer = as_buffer(x)
     if buffer.device == "cpu":
         return buffer.as_numpy().copy()
-    memory = _device_memory()
-    twin = memory.empty(buffer.shape, buffer.dtype, memory.device_of(x))
-    memory.copy_to(twin, x)
-    return twin
+    return _device_memory().copy_of(x)
 
 
 def new_array(x: Array, shape: Sequence[int]) -> Array:

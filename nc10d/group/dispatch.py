@@ -93,6 +93,9 @@ class Dispatcher(Collectives, PointToPoint):
         """Make the backend of a device; may wait for the other ranks until `deadline`."""
         raise NotImplementedError
 
+    def _backend_made(self, device: str) -> None:
+        """Be called when the backend of a device has been made."""
+
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
@@ -280,6 +283,7 @@ class Dispatcher(Collectives, PointToPoint):
             until = deadline or Deadline.after(self.timeout)
             found = self._backends.make(device, until, self._new_backend)
             self._refresh()
+            self._backend_made(device)
         return found
 
     def _refresh(self) -> None:

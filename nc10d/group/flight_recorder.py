@@ -1,10 +1,13 @@
 """The flight recorder: each rank's latest operations in a group, and its progress.
 
-The engine always keeps a ring of each rank's latest calls and messages (2048 in all groups
-together). A FlightRecorder reads that ring. With NC10D_DUMP_DIR set, every group writes a dump to
-`DIR/GROUP-rankR.json` when it fails. NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which
-all groups of the process write a dump, failed or not. `python -m nc10d.debug DIR` reads the dumps
-of all ranks and reports which rank is late, missing or different.
+The CPU's engine always keeps a ring of each rank's latest calls and messages (2048 in all groups
+together), the NCCL backend a ring for each group. A FlightRecorder reads such a ring. Calls on
+devices have numbers of their own; their dumps are those of a group "NAME on cuda".
+
+With NC10D_DUMP_DIR set, every group writes a dump to `DIR/GROUP-rankR.json` when it fails.
+NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which all groups of the process write a dump,
+failed or not. `python -m nc10d.debug DIR` reads the dumps of all ranks and reports which rank is
+late, missing or different.
 """
 
 from __future__ import annotations
@@ -153,18 +156,22 @@ def _checked(record: T) -> T:
 
 
 class FlightRecorder:
-    """A reader of the engine's records of a group; it adds no cost to the group's operations.
+    """A reader of a backend's records of a group; it adds no cost to the group's operations.
 
-    TypeError for a group whose backend for cpu arrays keeps no records.
+    `device` ("cpu", "cuda") chooses the backend; by default, that of the group's first device.
+    On a device a call ends when this rank has seen its end. TypeError for a backend that keeps no
+    records.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
-        backend = group.backend("cpu")
+    def __init__(self, group: ProcessGroup, device: str | None = None) -> None:
+        chosen = device or ("cpu" if "cpu" in group.config.devices else group.config.first)
+        backend = group.backend(chosen)
         records = backend.call_records
         if records is None:
             raise TypeError(f"the backend {backend.name!r} of {group!r} keeps no records")
         self._backend = records
-        self._name, self._ranks = group.name, [*group.ranks]
+        self._name = group.name if chosen == "cpu" else f"{group.name} on {chosen}"
+        self._ranks = [*group.ranks]
 
     def entries(self) -> list[Entry]:
         """Return this rank's latest calls and messages in the group, oldest first."""
@@ -218,20 +225,23 @@ class FlightRecorder:
         return path
 
 
-_recorded_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+_recorded: weakref.WeakKeyDictionary[ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
+"""The groups that write dumps, and their devices."""
 
 
-def dump_automatically(group: ProcessGroup, environment: Mapping[str, str] = os.environ) -> None:
-    """Have a group write dumps, if the environment names a folder; see the module."""
+def dump_automatically(
+    group: ProcessGroup, device: str = "cpu", environment: Mapping[str, str] = os.environ
+) -> None:
+    """Have a group write dumps of a backend, if the environment names a folder; see the module."""
     folder = environment.get(FOLDER)
     if environment.get(SIGNAL) and not folder:
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
-    if not folder or "cpu" not in group.config.devices:
+    if not folder or device not in group.config.devices:
         return
-    if group.backend("cpu").call_records is None:
+    if group.backend(device).call_records is None or device in _recorded.get(group, ()):
         return
-    FlightRecorder(group).dump_on_failure(Path(folder))
-    _recorded_groups.add(group)
+    _recorded.setdefault(group, set()).add(device)
+    FlightRecorder(group, device).dump_on_failure(Path(folder))
     if environment.get(SIGNAL):
         _dump_on_signal(environment[SIGNAL], Path(folder))
 
@@ -256,9 +266,10 @@ def _dump_on_signal(name: str, folder: Path) -> None:
         return
 
     def write_all(received: int, frame: FrameType | None) -> None:
-        for group in [*_recorded_groups]:
-            with contextlib.suppress(DistError):  # the group is closed, or the parent process's
-                _write(FlightRecorder(group), folder, why=f"signal {number.name}")
+        for group, devices in [*_recorded.items()]:
+            for device in devices:
+                with contextlib.suppress(DistError):  # the group is closed, or the parent process's
+                    _write(FlightRecorder(group, device), folder, why=f"signal {number.name}")
         if callable(before):
             before(received, frame)
 

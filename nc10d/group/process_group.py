@@ -127,6 +127,10 @@ class ProcessGroup(_Dispatcher, Members):
             raise TypeError(f"backend {name!r}: {kind} does not derive from nc10d's Backend")
         return made
 
+    def _backend_made(self, device: str) -> None:
+        if device not in MADE_WITH_GROUP:
+            on_late_backend(self, device)
+
     def make_backends(self, deadline: Deadline | None = None) -> None:
         """Make the backends of MADE_WITH_GROUP, or of all devices with a `device_id`."""
         # Blocks until all have come or `deadline` (by default, the group's timeout). On an error
@@ -398,5 +402,7 @@ def _refresh_all() -> None:
 
 debug_level.listeners.append(_refresh_all)
 
+on_late_backend: Callable[[ProcessGroup, str], None] = lambda group, device: None  # noqa: E731
+"""Called when a group has made a backend after it has formed; nc10d.group.world sets it."""
 default_group: Callable[[], ProcessGroup | None] = lambda: None  # noqa: E731
 """Returns the job's default group, or None; nc10d.group.world sets it on import."""

@@ -9,6 +9,10 @@ An operation waits for earlier operations on the same memory, unless all of them
 of a launch that overlap without being the same array are waited for, but not checked. A view of an
 array in flight is read-only as the array is. It becomes writable with the array if an operation
 that is launched meanwhile writes to it.
+
+Arrays on a device are checked by their checksums alone. The launch waits for the work queued on
+their current streams, and `wait` of the operation blocks the host, where it would order streams.
+Strided arrays, and launches that a graph captures, are not checked.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.access import touched
-from nc10d.arrays.buffer import Buffer, as_buffer, overlap
+from nc10d.arrays.buffer import Buffer, as_buffer, device_type, overlap
 from nc10d.arrays.interop import map_arrays
-from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.deadline import NEVER, Deadline, Timeout
 from nc10d.base.promise import FAILED, NoCallbacks
 from nc10d.ops import OP_NAMES, Op
 from nc10d.work import Work
@@ -44,10 +48,13 @@ class ArrayUse:
     before: Any = None
     """The contents before the launch, where the array is changed meanwhile."""
 
+    device_array: Any = None
+    """The array, if it is on a device."""
+
     @property
     def array(self) -> Any:
         """The array itself."""
-        return self.memory.owner
+        return self.memory.owner if self.device_array is None else self.device_array
 
 
 class RaceCheckedWork(Work):
@@ -101,17 +108,41 @@ class RaceCheckedWork(Work):
             return None
         for use in self.uses:
             if _checksum(use.array) != use.checksum:
-                names = ", ".join(OP_NAMES[type(op)] for op in self.ops)
-                return ValueError(
-                    f"{names}: an array of {use.array.size} {use.array.dtype} was written to while "
-                    "the operation was in flight (seen because of the debug level DETAIL)"
-                )
+                return _written_to(self.ops, use.array.size, use.array.dtype)
         try:
             for use in self.uses:
                 if use.written and use.copy.flags.writeable:  # else read-only at the launch
                     np.copyto(use.array, use.copy)
         except ValueError as error:  # the program has made it read-only meanwhile
             return error
+        return None
+
+
+class DeviceRaceCheckedWork(RaceCheckedWork):
+    """A work on copies of device arrays; a thread that waits or polls ends it."""
+
+    __slots__ = ()
+
+    def _watch(self) -> None:
+        self._inner._attach(lambda _: self._end())
+
+    def wait_blocking(self, timeout: Timeout = None) -> bool:
+        """Block the host until the operation has ended; as `wait`."""
+        return self.wait(timeout)
+
+    def join(self, stream: Any = None) -> None:
+        """Block the host until the operation has ended: any later work of a stream is behind it."""
+        self.wait()
+
+    def _give_back(self) -> ValueError | None:
+        if self._inner._exception is not None:
+            return None
+        for use in self.uses:
+            if _device_checksum(use.array) != use.checksum:
+                return _written_to(self.ops, use.memory.count, use.memory.dtype.label)
+        for use in self.uses:
+            if use.written:
+                _copy_back(use.copy, use.array)
         return None
 
 
@@ -126,6 +157,8 @@ def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None
     uses = _arrays_used(ops)
     if not uses:
         return launch(ops)
+    if any(use.device_array is not None for use in uses.values()):
+        return _device_checked(ops, uses, launch)
     checked = _disjoint([use.memory for use in uses.values()])
     inner = launch(_on_copies(ops, uses) if checked else ops)
     if inner is None or inner._state == FAILED:
@@ -141,6 +174,51 @@ def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None
     # The arrays become writable again even if no thread waits for the work.
     inner._attach(lambda _: work._on_end())
     return work
+
+
+def _device_checked(
+    ops: Sequence[Op], uses: dict[int, ArrayUse], launch: Callable[[Sequence[Op]], Work | None]
+) -> Work | None:
+    """Launch operations on copies of their device arrays; return the work that checks them."""
+    memory = _device_memory()
+    keys = [memory.current_stream_key(use.array) for use in uses.values()]
+    plain = all(use.memory.contiguous for use in uses.values())
+    if not plain or any(map(memory.in_capture, keys)):
+        return launch(ops)
+    checked = _disjoint([use.memory for use in uses.values()])
+    for key in keys if checked else ():
+        memory.synchronize_stream(key)
+    for use in uses.values() if checked else ():
+        use.checksum, use.copy = _device_checksum(use.array), memory.copy_of(use.array)
+    inner = launch(_with_copies(ops, uses) if checked else ops)
+    if inner is None or inner._state == FAILED:
+        return inner
+    work = DeviceRaceCheckedWork(ops, inner, [*uses.values()], checked)
+    with _lock:
+        _in_flight.add(work)
+    return work
+
+
+def _device_memory() -> Any:
+    from nc10d.cuda import memory  # imported late: jobs without a device do without the driver
+
+    return memory
+
+
+def _device_checksum(x: Any) -> int:
+    return zlib.crc32(_device_memory().bytes_now(x).data)
+
+
+def _copy_back(copy: Any, x: Any) -> None:
+    _device_memory().copy_now(x, copy)
+
+
+def _written_to(ops: Sequence[Op], count: int, dtype: Any) -> ValueError:
+    names = ", ".join(OP_NAMES[type(op)] for op in ops)
+    return ValueError(
+        f"{names}: an array of {count} {dtype} was written to while the operation was in flight "
+        "(seen because of the debug level DETAIL)"
+    )
 
 
 def wait_for_conflicts(ops: Sequence[Op]) -> None:
@@ -169,13 +247,15 @@ def _inherits(view: ArrayUse, use: ArrayUse) -> bool:
 
 
 def _arrays_used(ops: Iterable[Op]) -> dict[int, ArrayUse]:
-    """Return the NumPy arrays of operations by their ids."""
+    """Return the NumPy arrays and the device arrays of operations by their ids."""
     found: dict[int, ArrayUse] = {}
     try:
         for op in ops:
             for x, written in touched(op):
-                if isinstance(x, np.ndarray):
-                    use = found.setdefault(id(x), ArrayUse(as_buffer(x)))
+                on_device = not isinstance(x, np.ndarray) and device_type(x) == "cuda"
+                if on_device or isinstance(x, np.ndarray):
+                    use = ArrayUse(as_buffer(x), device_array=x if on_device else None)
+                    use = found.setdefault(id(x), use)
                     use.written = use.written or written
     except TypeError:  # not an array that can be sent: the launch will raise
         return {}
@@ -186,6 +266,10 @@ def _on_copies(ops: Iterable[Op], uses: dict[int, ArrayUse]) -> list[Op]:
     for use in uses.values():
         use.copy = np.array(use.array, order="K", subok=True)
         use.copy.flags.writeable = use.memory.writable
+    return _with_copies(ops, uses)
+
+
+def _with_copies(ops: Iterable[Op], uses: dict[int, ArrayUse]) -> list[Op]:
     return [map_arrays(op, lambda x: uses[id(x)].copy if id(x) in uses else x) for op in ops]
 
 

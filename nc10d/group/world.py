@@ -66,10 +66,7 @@ class World:
         self.groups[group.name] = group
         self.dropped = [table for table in self.dropped if not table.droppable()]
         weakref.finalize(group, _drop, weakref.ref(self), group._backends).atexit = False
-        if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
-            from nc10d.group.flight_recorder import dump_automatically
-
-            dump_automatically(group)
+        _dump_if_asked(group, "cpu")
         return group
 
     def forget(self, group: ProcessGroup) -> None:
@@ -154,6 +151,16 @@ def get_default_group() -> ProcessGroup:
 
 
 nc10d.group.process_group.default_group = lambda: current_world().default
+
+
+def _dump_if_asked(group: ProcessGroup, device: str) -> None:
+    if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
+        from nc10d.group.flight_recorder import dump_automatically
+
+        dump_automatically(group, device)
+
+
+nc10d.group.process_group.on_late_backend = _dump_if_asked
 
 
 class NonMember(Collectives, PointToPoint):

@@ -13,7 +13,14 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer, device_type
 from nc10d.arrays.dtypes import DType
-from nc10d.cuda.memory import copy_to
+from nc10d.cuda.memory import (
+    copy_to,
+    current_stream_key,
+    device_of,
+    synchronize_stream,
+    to_device,
+    to_host,
+)
 from nc10d.ops import Array
 from nc10d.reducer.plan import Spec
 
@@ -24,7 +31,8 @@ class SparseGradient:
 
     For n rows of a parameter of `shape`, addressed by its first d dimensions, `indices` is an
     int64 array (d, n), and `values` an array (n, *shape[d:]) of the parameter's dtype. Values of a
-    repeated place are added up. Both are NumPy arrays, or CPU arrays with a NumPy view.
+    repeated place are added up. Both are NumPy arrays, CPU arrays with a NumPy view, or for a
+    parameter on a device arrays on that device.
     """
 
     indices: Array
@@ -37,6 +45,29 @@ class SparseGradient:
         return whole
 
 
+@dataclass(slots=True, eq=False)
+class DeviceRows(SparseGradient):
+    """Rows on a device as rows on the host; `assign` writes to `given` on the device too."""
+
+    given: SparseGradient
+    device: int
+
+
+def rows_on_host(gradient: SparseGradient) -> SparseGradient:
+    """Return the rows themselves, or copies of rows on a device; blocks for what computes them."""
+    if device_type(gradient.values) == "cpu" and device_type(gradient.indices) == "cpu":
+        return gradient
+    indices, values = _on_host(gradient.indices), _on_host(gradient.values)
+    return DeviceRows(indices, values, gradient, device_of(gradient.values))
+
+
+def _on_host(x: Array) -> Array:
+    if device_type(x) == "cpu":
+        return x
+    synchronize_stream(current_stream_key(x))
+    return to_host(x)
+
+
 def no_rows(spec: Spec) -> SparseGradient:
     """Return a sparse gradient without rows."""
     rows = (0, *spec.shape[1:])
@@ -47,6 +78,10 @@ def assign(target: Any, source: Any) -> None:
     """Copy the values of `source` to `target`, a gradient of the same kind."""
     if isinstance(target, SparseGradient):
         target.indices, target.values = source.indices, source.values
+        if isinstance(target, DeviceRows):
+            given = target.given
+            given.indices = to_device(np.ascontiguousarray(source.indices), target.device)
+            given.values = to_device(np.ascontiguousarray(source.values), target.device)
     elif type(target) is not np.ndarray and device_type(target) == "cuda":
         copy_to(target, source)
     else:

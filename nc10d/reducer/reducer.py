@@ -25,7 +25,7 @@ from nc10d.ops import Array
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.buckets.storage import BucketLayouts
-from nc10d.reducer.gradients import SparseGradient, assign, check, fits
+from nc10d.reducer.gradients import SparseGradient, assign, check, fits, rows_on_host
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.plan import (
@@ -214,11 +214,14 @@ class Reducer(PassStats):
         Without `gradient`, the value is already in `gradients[param]`. An array (or SparseGradient)
         of the caller's own is copied there, and receives the mean when the pass is finished. On a
         device it is copied at the launch of the bucket, in stream order: leave it unchanged until
-        then. Callable in any order and from any thread; blocks only if the hook blocks. If the
-        caller's own copy to a bucket on the CPU has divided by `divisor`, `divided` says so.
+        then; rows are copied to the host at once, which waits for them. Callable in any order and
+        from any thread; else it blocks only if the hook blocks. If the caller's own copy to a
+        bucket on the CPU has divided by `divisor`, `divided` says so.
         RuntimeError if the gradient is not expected, or not again; ValueError or TypeError if it
         does not fit. Outside of a pass, only records that the parameter is used.
         """
+        if isinstance(gradient, SparseGradient):
+            gradient = rows_on_host(gradient)
         if gradient is not None and not fits(gradient, self._storage.gradients[param]):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nc10d.group.collectives import Collectives
+from nc10d.group.host_calls import on_host
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX, Array
 from nc10d.reducer.hooks.grad_bucket import CommHook
 from nc10d.reducer.plan import Spec
@@ -48,13 +49,13 @@ class UsedParameters:
         self._any_rank: Flags = np.zeros(count, np.uint8)
         self._work: Work | None = None
 
-    def agree(self, group: Collectives) -> None:
+    def agree(self, group: ProcessGroup) -> None:
         """Launch the exchange; all ranks call. Does not block."""
         # The exchange gets an array of its own: marks of the next pass may come before it ends, and
         # after a failed pass no thread waits for it.
         self._any_rank = np.frombuffer(self.local, np.uint8)
         self.local = bytearray(len(self.local))
-        self._work = group.all_reduce(self._any_rank, MAX, async_op=True)
+        self._work = on_host(group).all_reduce(self._any_rank, MAX, async_op=True)
 
     def wait(self) -> list[bool]:
         """Return, for each parameter, whether any rank used it; blocks until the exchange ends.

@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
+from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MIN, Array
 from nc10d.reducer.plan import Spec
@@ -48,7 +49,7 @@ def verify_parameters(
     rows = [_row(*described) for described in zip(specs, names, layouts, strict=True)]
     own = np.array(rows, np.int64)
     first = own.copy()
-    group.broadcast(first, 0)
+    on_host(group).broadcast(first, 0)
     differing = np.flatnonzero((own != first).any(axis=1))
     param = _least(group, int(differing[0]) if len(differing) else len(specs))
     if param == len(specs):
@@ -66,7 +67,7 @@ def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
     # The keys describe the numbers in the plural, and are the same on all ranks.
     own = np.array(list(numbers.values()), np.int64)
     rows = np.zeros((group.size, own.size), np.int64)
-    group.all_gather_into_tensor(rows, own)
+    on_host(group).all_gather_into_tensor(rows, own)
     for name, column in zip(numbers, rows.T, strict=True):
         for rank, other in enumerate(column):
             if other != column[0]:
@@ -77,20 +78,20 @@ def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
 def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
     """Return rank 0's order; of the other ranks' orders only the length matters."""
     agreed = np.array(order, np.int64)
-    group.broadcast(agreed, 0)
+    on_host(group).broadcast(agreed, 0)
     return [int(param) for param in agreed]
 
 
 def _least(group: ProcessGroup, number: int) -> int:
     least = np.array([number], np.int64)
-    group.all_reduce(least, MIN)
+    on_host(group).all_reduce(least, MIN)
     return int(least[0])
 
 
 def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
     """Return the text of `rank`, truncated to `_TEXT` bytes; all ranks call."""
     row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8).copy()
-    group.broadcast(row, rank)
+    on_host(group).broadcast(row, rank)
     return row.tobytes().decode(errors="replace").rstrip()
 
 

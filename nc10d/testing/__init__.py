@@ -8,9 +8,10 @@
 | name | use |
 |---|---|
 | `run_ranks`, `Ranks` | a group of ranks that runs a function: threads, processes, simulated |
-| `Kill`, `Pause`, `Partition`, `ClockJump` | faults of simulated ranks |
+| `Kill`, `Pause`, `Partition`, `ClockJump`, `draw_faults` | faults of simulated ranks |
 | `explore` | every order in which simulated ranks can be scheduled |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
+| `HostRanks` | ranks on several hosts of this machine, as network namespaces |
 | `run_local` | the same on a backend that only assigns arrays: simple, slow, nothing to compile |
 | `assert_same_bits`, `assert_replicated`, ... | assertions that name rank, index and values |
 | `reference` | the results that every rank must end with, in a few lines of NumPy |
@@ -43,20 +44,23 @@ if TYPE_CHECKING:
     from nc10d.testing.checks.store_laws import check_store as check_store
     from nc10d.testing.checks.work_laws import check_work as check_work
     from nc10d.testing.conformance import check_backend as check_backend
-    from nc10d.testing.external_ranks import Launcher as Launcher
+    from nc10d.testing.hosts.external_ranks import Launcher as Launcher
+    from nc10d.testing.hosts.host_ranks import HostRanks as HostRanks
     from nc10d.testing.local_backend import run_local as run_local
     from nc10d.testing.pair_cover import pairwise as pairwise
     from nc10d.testing.ranks import Ranks as Ranks
     from nc10d.testing.ranks import run_ranks as run_ranks
+    from nc10d.testing.simulated.explore import explore as explore
     from nc10d.testing.simulated.faults import ClockJump as ClockJump
     from nc10d.testing.simulated.faults import Kill as Kill
     from nc10d.testing.simulated.faults import Partition as Partition
     from nc10d.testing.simulated.faults import Pause as Pause
-    from nc10d.testing.simulated.simulated_ranks import explore as explore
+    from nc10d.testing.simulated.faults import draw_faults as draw_faults
 
 _MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
-    "Launcher": "external_ranks",
+    "HostRanks": "hosts.host_ranks",
+    "Launcher": "hosts.external_ranks",
     "Ranks": "ranks",
     "assert_gathered": "asserts",
     "assert_partition": "asserts",
@@ -67,7 +71,8 @@ _HOME = {
     "check_process_group": "checks.group_laws",
     "check_store": "checks.store_laws",
     "check_work": "checks.work_laws",
-    "explore": "simulated.simulated_ranks",
+    "draw_faults": "simulated.faults",
+    "explore": "simulated.explore",
     "Kill": "simulated.faults",
     "Pause": "simulated.faults",
     "Partition": "simulated.faults",
@@ -76,7 +81,7 @@ _HOME = {
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }
-_MOVED = {"networks": "benchmarks.hosts", "simulator": "simulation.race_simulator.simulator"}
+_MOVED = {"simulator": "simulation.race_simulator.simulator"}
 __all__ = sorted([*_HOME, *_MODULES])
 
 

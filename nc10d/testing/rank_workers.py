@@ -137,13 +137,13 @@ class PipeWorker(RankWorker):
 
 
 class ProcessWorker(PipeWorker):
-    """A rank as a spawned process, which Ctrl-C does not reach."""
+    """A rank as a spawned process, which Ctrl-C does not reach; `join` must pickle."""
 
-    def __init__(self, host: str, port: int, rank: int, size: int, options: dict[str, Any]) -> None:
+    def __init__(self, join: Callable[[], None]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, worker_end = context.Pipe()
         self._questions, answering_end = context.Pipe()
-        arguments = (worker_end, answering_end, host, port, rank, size, options)
+        arguments = (worker_end, answering_end, join)
         self.process = context.Process(target=_process_main, args=arguments, daemon=True)
         with _interrupts_blocked():
             self.process.start()
@@ -225,24 +225,21 @@ def _watch(questions: Connection) -> None:
     threading.Thread(target=watch, name="nc10d-watch", daemon=True).start()
 
 
-def _process_main(
-    pipe: Connection,
-    questions: Connection,
-    host: str,
-    port: int,
-    rank: int,
-    size: int,
-    options: dict[str, Any],
-) -> None:
-    from nc10d.store import TCPStore
-
-    def join() -> None:
-        store = TCPStore(host, port, size, is_master=False, wait_for_workers=False)
-        join_group(store, size, options, rank)
+def _process_main(pipe: Connection, questions: Connection, join: Callable[[], None]) -> None:
+    from nc10d.testing.rank_debugger import serve_breakpoints
 
     _leave_foreground()
     _watch(questions)
+    serve_breakpoints()
     serve(join, pipe.recv, partial(send_outcome, pipe))
+
+
+def join_by_port(port: int, size: int, options: dict[str, Any], rank: int) -> None:
+    """Join the group by the store at a port of this machine."""
+    from nc10d.store import TCPStore
+
+    store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    join_group(store, size, options, rank)
 
 
 def join_group(store: Store, size: int, options: dict[str, Any], rank: int) -> None:
@@ -257,7 +254,7 @@ def send_outcome(pipe: Connection, outcome: Outcome) -> None:
     """Send an outcome to the owner's process; an error's traceback becomes a note."""
     if not outcome.done:
         portable(outcome.value)
-    pipe.send(outcome)
+    pipe.send_bytes(dumps(outcome))
 
 
 def serve(

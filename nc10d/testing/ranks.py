@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeVar
 
 from nc10d.base.call_site import bystanders
 from nc10d.errors import DistError
-from nc10d.store.base import Store
 from nc10d.testing.outcomes import REPORT, Outcome, RankEnd, RunReport, rank_end
 from nc10d.testing.rank_workers import (
     FORMING_SECONDS,
@@ -30,6 +29,7 @@ from nc10d.testing.rank_workers import (
     RankWorker,
     ThreadWorker,
     bystanding,
+    join_by_port,
     join_group,
 )
 
@@ -62,7 +62,8 @@ class Ranks:
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
         self._limit = timeout + ANSWER_SECONDS
         self._workers: list[RankWorker] = []
-        self._store: Store | None = None
+        self._store: Any = None
+        """What the ranks need and the caller's process has: a store, or a network."""
         self._stale = False
         """Whether the ranks' groups have failed, so that the next run needs new groups."""
 
@@ -76,7 +77,8 @@ class Ranks:
         """Call function(group, *row) on every rank; return the results by rank.
 
         Each column has an entry per rank. With processes, function and rows must pickle. Blocks
-        until all ranks have answered; TimeoutError names the ranks that did not.
+        until all ranks have answered; TimeoutError names the ranks that did not, 30 s after the
+        timeout of an operation.
         """
         if any(len(column) != self.world_size for column in columns):
             raise ValueError(f"each column needs {self.world_size} entries, one a rank")
@@ -145,10 +147,8 @@ class Ranks:
         size = self.world_size
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
         self._store = store
-        return [
-            ProcessWorker("127.0.0.1", store.port, rank, size, self._options)
-            for rank in range(size)
-        ]
+        join = partial(join_by_port, store.port, size, self._options)
+        return [ProcessWorker(partial(join, rank)) for rank in range(size)]
 
     def _collect(self, more: float = 0.0) -> list[Any]:
         outcomes = [worker.result(self._limit + more) for worker in self._workers]
@@ -178,7 +178,10 @@ class Ranks:
         ]
         error: BaseException
         if missing:
-            text = f"timed out: ranks {[*missing]} did not answer in {self._limit:g} s"
+            text = (
+                f"timed out: ranks {[*missing]} did not answer in {self._limit:g} s; a function "
+                "that runs for longer needs a longer timeout"
+            )
             error, notes = TimeoutError(text), []
         else:
             rank, error = failed.pop(0)
@@ -198,6 +201,7 @@ def run_ranks(
     timeout: float = 30.0,
     seed: int = 0,
     faults: Sequence[Any] = (),
+    hosts: int = 1,
 ) -> list[T]:
     """Form a group of `world_size` ranks, call function(group, *row) on each, return the results.
 
@@ -207,7 +211,12 @@ def run_ranks(
     With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and the delays
     of messages, and `faults` are Kill, Pause, Partition and ClockJump of nc10d.testing. The result
     of a killed rank is None.
+
+    With kind="processes", ranks can be on `hosts` hosts, which are network namespaces of this
+    machine: UnsupportedPlatform if this user may not make them.
     """
+    if hosts > 1 and kind != "processes":
+        raise ValueError(f"{hosts} hosts are for kind='processes', not {kind!r}")
     if kind == "simulated":
         # By name: that module is built on this one.
         module = importlib.import_module("nc10d.testing.simulated.simulated_ranks")
@@ -217,5 +226,9 @@ def run_ranks(
         return found
     if faults:
         raise ValueError("faults are for kind='simulated'")
-    with Ranks(world_size, kind, timeout=timeout) as ranks:
+    ranks = Ranks(world_size, kind, timeout=timeout)
+    if hosts > 1:
+        module = importlib.import_module("nc10d.testing.hosts.host_ranks")
+        ranks = module.HostRanks(world_size, hosts, timeout)
+    with ranks:
         return ranks.run(function, *columns)

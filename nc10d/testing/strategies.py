@@ -23,6 +23,7 @@ from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.testing.compute import compute
 from nc10d.testing.layouts import lay
 from nc10d.testing.programs.draw import mixed_programs as mixed_programs
+from nc10d.testing.simulated.faults import FAULTS, Fault, faults_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)
@@ -275,3 +276,9 @@ def _rotations(sizes: list[int]) -> list[list[int]]:
 def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[CollectiveCall]]:
     """Draw collectives that `size` ranks make in sequence."""
     return st.lists(calls(size), min_size=1, max_size=longest)
+
+
+@st.composite
+def fault_plans(draw: st.DrawFn, size: int, seconds: float) -> list[Fault]:
+    """Draw faults of simulated ranks, as `draw_faults` does; shrinks to few and early faults."""
+    return faults_from(size, seconds, FAULTS, lambda low, high: draw(st.integers(low, high)))

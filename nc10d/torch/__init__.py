@@ -81,4 +81,6 @@ torch_entry.register()
 def __getattr__(name: str) -> Any:
     if name in ("functional", "nn"):  # on first use: it defines operators, which takes a while
         return importlib.import_module(f"nc10d.torch.{name}")
+    if name in ("nccl_pool", "register_pool"):  # they load NCCL's backend
+        return getattr(importlib.import_module("nc10d.torch.training.nccl_pool"), name)
     raise AttributeError(f"module 'nc10d.torch' has no attribute {name!r}")

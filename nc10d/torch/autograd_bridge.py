@@ -37,7 +37,7 @@ class Gradients:
 
     With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
     Parameters named in `sparse` have sparse gradients. `options` are further options of the
-    Reducer.
+    Reducer. `on_end()` is called when a reduced pass has ended.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class Gradients:
         options: Mapping[str, Any],
         find_unused: bool,
         static: bool,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.params = list(params.values())
-        self._targets = list(targets.values())
+        self._targets, self._on_end = list(targets.values()), on_end
         self._stepping = {i for i, x in enumerate(self._targets) if in_backward.optimizers(x)}
         self._stepped: set[int] = set()
+        self._with_state: set[int] = set()
         early = bool(self._stepping) and (static or not find_unused)
         self.reducer = Reducer(
             self._targets,
@@ -169,6 +171,8 @@ class Gradients:
             if type(error) is RuntimeError:
                 error.add_note(_ADVICE)
             raise
+        if self._on_end is not None:
+            self._on_end()
         if self._static:
             self._unused = self._missing()
         used = self.reducer.used
@@ -186,6 +190,9 @@ class Gradients:
         for index in stepping:
             in_backward.step(self._targets[index])
         self._stepped.update(stepping)
+        if not self._with_state.issuperset(stepping):
+            self._with_state.update(stepping)
+            in_backward.return_free_memory()
 
     def _declare_rest_unused(self) -> Collection[int]:
         """Declare the missing gradients unused: they belong to outputs without a backward pass."""

@@ -10,9 +10,11 @@ copies; a gradient is cast back when its mean is known. PR 92882 of pytorch has 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,6 +104,8 @@ class LowPrecision:
         for layer in kept:
             self._hook(layer, _dtype(layer), options.param_dtype)
         self._versions: list[int] = []
+        self._released = False
+        self._idle: list[int] = []
         self.leaves = {name: self._copies.get(id(x), (x, x))[1] for name, x in trained.items()}
         self.dtypes = {
             name: x.dtype if id(x) in own or not x.is_floating_point() else self._reduced(x)
@@ -139,6 +143,7 @@ class LowPrecision:
     def forward(self) -> Iterator[None]:
         """Give the module its copies, with the parameters' current values, for a forward pass."""
         self._refresh()
+        self._idle = self._idle or self._names()
         self._exchange(self._places, _COPY)
         self._active = True
         try:
@@ -159,6 +164,10 @@ class LowPrecision:
         sources = [x for x, _ in self._copies.values()]
         copies = [copy for _, copy in self._copies.values()]
         versions = [x._version for x in sources]
+        if self._released:
+            self._released = False
+            for x in copies:
+                x.untyped_storage().resize_(x.nbytes)
         if versions == self._versions:
             # The graph of an earlier forward pass may hold the copies. Their values are the same,
             # but for what nc10d has written, which torch does not count as a change either.
@@ -166,6 +175,22 @@ class LowPrecision:
         self._versions = versions
         if copies:
             torch._foreach_copy_(copies, sources)
+
+    def release(self) -> None:
+        """Free the memory of the copies, at the end of a backward pass, unless any is in use."""
+        # An optimizer's step is the peak of memory. A graph that waits for its own backward pass,
+        # or is retained, holds the copies that it reads.
+        names = self._names()
+        copies = [copy for _, copy in self._copies.values()]
+        if self._active or any(map(_is_read, copies, names, self._idle)):
+            return
+        self._released = True
+        for x in copies:
+            x.untyped_storage().resize_(0)
+
+    def _names(self) -> list[int]:
+        """Return how often Python refers to each of the copies."""
+        return [sys.getrefcount(copy) for _, copy in self._copies.values()]
 
     @staticmethod
     def _exchange(places: Places, which: int) -> None:
@@ -186,6 +211,8 @@ class LowPrecision:
 
         def exchange(which: int) -> None:
             if not self._active:
+                if self._released:
+                    self._refresh()
                 self._exchange(places, which)
             if names:
                 cast = {place[1]: place[which] for place in places}
@@ -215,6 +242,26 @@ class LowPrecision:
 
     def _used(self) -> bool:
         return self._active or torch._C._current_graph_task_id() != -1
+
+
+def _is_read(x: torch.Tensor, names: int, idle: int) -> bool:
+    """Return whether a graph, a view, or a name more than those in `idle` holds a leaf's values."""
+    # A leaf counts its Python object, and its node that accumulates the gradient, which does no
+    # harm. Its storage counts the leaf, and the object that asks.
+    node = x._use_count() - 1
+    storage = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+    return bool(node > x.requires_grad or storage > 2 or names > idle + node * _names_of_node())
+
+
+@cache
+def _names_of_node() -> int:
+    """Return how many references to a leaf Python counts for the node: 0 or 1, as torch does it."""
+    x = torch.ones(1, requires_grad=True)
+    before = sys.getrefcount(x)
+    with torch.enable_grad():
+        graph = x.exp()
+    assert graph.requires_grad
+    return sys.getrefcount(x) - before
 
 
 class _Hook:

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import estimates
 from benchmarks.compare import call_times, compare
-from benchmarks.hosts import ip, network, why_not
 from benchmarks.libraries import jobs
 from benchmarks.libraries.namespaces import run_on_hosts
+from nc10d.testing.hosts.namespaces import ip, network, why_not
 
 REASON = why_not()
 CELLS: list[compare.Cell] = [("all_reduce", 1 << 20), ("broadcast", 1024), ("barrier", 0)]

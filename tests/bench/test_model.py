@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timed_simulator import simulated
 
-from benchmarks.hosts import why_not
 from benchmarks.model import machine as machines
 from benchmarks.model import predict
 from benchmarks.model.calibrate import by_reach
@@ -37,6 +36,7 @@ from nc10d.backend.cpu.program.program import (
     user,
 )
 from nc10d.backend.cpu.program.steps import copy, expose, fetch, flow, fold_staged, give, push, take
+from nc10d.testing.hosts.namespaces import why_not
 
 REASON = why_not()
 PLAIN = dataclasses.replace(DEVELOPMENT, calls={"": 1e-6})

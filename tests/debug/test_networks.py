@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults import networks
-from benchmarks.hosts import why_not
 from benchmarks.libraries.nc10d import Nc10d
+from nc10d.testing.hosts.namespaces import why_not
 
 REASON = why_not()
 

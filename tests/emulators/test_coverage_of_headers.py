@@ -16,11 +16,8 @@ pytestmark = pytest.mark.skipif(
     reason="no cuda.h and nccl.h, or no nm: see `make test-nccl`",
 )
 
-# One-sided communication, growth, tuning and encryption: nc10d makes no use of them.
-LEFT_OUT = re.compile(
-    "ncclCommGrow|ncclCommGetUniqueId|ncclResetDebugInit|ncclComm(Suspend|Resume|MemStats)"
-    "|nccl(PutSignal|Signal|WaitSignal)|ncclSetEncryption|ncclParam.*|nccl.*Config"
-)
+# Tuning and encryption: nc10d makes no use of them.
+LEFT_OUT = re.compile("ncclResetDebugInit|ncclSetEncryption|ncclParam.*|nccl.*Config")
 
 
 def exported(library: object) -> set[str]:

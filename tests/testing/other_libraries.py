@@ -1,4 +1,4 @@
-"""Runs programs of nc10d.testing on torch over gloo, or on an MPI; see test_programs.py.
+"""Runs programs of nc10d.testing on nc10d, torch over gloo, or an MPI; see test_programs.py.
 
     python other_libraries.py torch RANK FOLDER      (one process a rank)
     mpirun -n SIZE python other_libraries.py mpi FOLDER
@@ -42,19 +42,30 @@ def run_torch(rank: int, folder: Path) -> None:
 
     size = pickle.loads((folder / "programs").read_bytes())[0].size
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
-    # Groups are made once: each has sockets and threads of its own.
+    arrays = SimpleNamespace(
+        arange=lambda n, dtype: torch.arange(n, dtype=getattr(torch, dtype)),
+        zeros=lambda n, dtype: torch.zeros(n, dtype=getattr(torch, dtype)),
+    )
+    run_all(folder, rank, with_kept_groups(dist), arrays)
+    dist.destroy_process_group()
+
+
+def with_kept_groups(dist: Any) -> Any:
+    """Return a library that makes each group once: it has sockets and threads of its own."""
     groups: dict[tuple[int, ...], Any] = {}
 
     def new_group(ranks: list[int]) -> Any:
         return groups.get(tuple(ranks)) or groups.setdefault(tuple(ranks), dist.new_group(ranks))
 
     names = {name: getattr(dist, name) for name in dir(dist) if not name.startswith("_")}
-    arrays = SimpleNamespace(
-        arange=lambda n, dtype: torch.arange(n, dtype=getattr(torch, dtype)),
-        zeros=lambda n, dtype: torch.zeros(n, dtype=getattr(torch, dtype)),
-    )
-    run_all(folder, rank, SimpleNamespace(**names | {"new_group": new_group}), arrays)
-    dist.destroy_process_group()
+    return SimpleNamespace(**names | {"new_group": new_group})
+
+
+def run_nc10d(group: Any, folder: Path) -> None:
+    """Run all programs as a rank of run_ranks."""
+    import nc10d
+
+    run_all(folder, int(group.rank), with_kept_groups(nc10d), np)
 
 
 class MpiWork:

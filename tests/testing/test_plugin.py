@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from at_terminal import AtTerminal
 
+import nc10d.testing.plugin.failure_text
+import nc10d.testing.plugin.items  # noqa: F401  (see `imported`)
 from nc10d.kernels import cache_dir
 from nc10d.testing import run_ranks
 
@@ -146,6 +147,33 @@ def test_a_failure_tells_what_each_rank_was_doing(run: Run, kind: str) -> None:
     assert re.search(r"ranks 0, 2: were waiting at test_it.py:\d+ in body: dist.barrier\(\)", text)
 
 
+SAME_ON_ALL = """
+@pytest.mark.ranks(3)
+def test_same(world):
+    assert np.zeros(3).any()
+
+@pytest.mark.ranks(2)
+def test_dropped(world):
+    works = [dist.all_reduce(x, async_op=True) for x in np.ones((3, 2))]
+    works[0].wait()
+    works[2].wait()
+
+@pytest.mark.ranks(2, kind="simulated")
+def test_close(world):
+    np.testing.assert_allclose(np.ones(1), 2.0)
+"""
+
+
+def test_an_error_of_all_ranks_is_shown_once_and_a_dropped_call_by_its_place(run: Run) -> None:
+    result = run(SAME_ON_ALL)
+    text = text_of(result)
+    assert text.count("ranks 0, 1, 2: AssertionError") == 1
+    assert text.count("assert np.False_") == 1
+    assert re.search(r"all_reduce at test_it.py:\d+ \(call 2 of 3 there\) was never", text)
+    assert text.count("works = [dist.all_reduce") == 1, "a comprehension is not another line"
+    assert re.search(r"test_close.*: Not equal", "\n".join(result.outlines)), "of the summary"
+
+
 ONE_RETURNS = """
 @pytest.mark.ranks(2)
 def test_early(world):
@@ -177,7 +205,7 @@ def test_circle(world, n):
 
 
 REFUSED = {
-    "def test_kind(world): pass": "takes kind, timeout, strict and faults, not ['colour']",
+    "def test_kind(world): pass": "strict, faults, seeds, orders, hosts, not colour",
     "class TestCase(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass": (
         "works on functions and on methods of plain classes"
     ),
@@ -194,6 +222,51 @@ def test_a_wrong_use_is_explained(run: Run, body: str) -> None:
     assert REFUSED[body] in "\n".join(run(mark + body).outlines)
 
 
+SIMULATED = """
+@pytest.mark.ranks(3, kind="simulated", orders=50)
+def test_orders(world):
+    if world.rank == 0:
+        assert [world.recv(np.zeros(1)) for _ in range(2)] == [1, 2]
+    else:
+        world.send(np.zeros(1), 0)
+
+@pytest.mark.ranks(3, kind="simulated", seeds=50)
+def test_seeds(world):
+    if world.rank == 0:
+        assert [world.recv(np.zeros(1)) for _ in range(2)] == [1, 2]
+    else:
+        world.send(np.zeros(1), 0)
+
+def late(seed):
+    return draw_faults(3, 60.0, seed, [Kill])
+
+@pytest.mark.ranks(3, kind="simulated", seeds=50, faults=late)
+def test_faults(world):
+    for _ in range(70):
+        time.sleep(1.0)
+        dist.barrier()
+
+@pytest.mark.ranks(2, kind="simulated", seeds=3, orders=2)
+def test_both(world):
+    pass
+
+@pytest.mark.ranks(2, seeds=3)
+def test_threads(world):
+    pass
+"""
+
+
+def test_simulated_ranks_run_in_many_orders_and_with_many_seeds(run: Run) -> None:
+    head = "import time\nfrom nc10d.testing import Kill, draw_faults\n"
+    text = text_of(run(head + SIMULATED))
+    assert "3 ranks as simulated tasks, order 2" in text
+    assert "order 2: choices=[1]" in text
+    assert re.search(r"3 ranks as simulated tasks, seed \d+\n\nrank 0: AssertionError", text)
+    assert re.search(r"ranks? \d.*: PeerLost", text)
+    assert "orders have neither seeds nor faults" in text
+    assert "seeds of @pytest.mark.ranks: only for kind='simulated'" in text
+
+
 def test_a_value_that_cannot_be_sent_is_named(run: Run) -> None:
     body = "@pytest.mark.ranks(2, kind='processes')\ndef test_it(world, capsys): pass"
     text = "\n".join(run(body).outlines)
@@ -207,27 +280,3 @@ def test_a_run_without_ranks_imports_no_nc10d(pytester: pytest.Pytester) -> None
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", "test_it.py"]
     subprocess.run(command, cwd=pytester.path, env=environment, check=True)
-
-
-BREAKPOINT = """
-@pytest.mark.ranks(2, kind="processes", timeout=60)
-def test_it(world):
-    if world.rank == 1:
-        breakpoint()
-    dist.barrier()
-"""
-
-
-def test_a_breakpoint_of_a_rank_that_is_a_process_asks_on_the_terminal(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(test_it=HEAD + BREAKPOINT)
-    pytester.makeini("[pytest]")
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", str(pytester.path)]
-    environment = os.environ | {"NC10D_CACHE_DIR": str(CACHE)}
-    with AtTerminal(command, environment) as terminal:
-        terminal.read_until("(rank 1) ")
-        terminal.press(b"p 'the rank is', world.rank + 40\n")
-        terminal.read_until("('the rank is', 41)")
-        terminal.press(b"c\n")
-        terminal.read_until("1 passed")

@@ -1,4 +1,4 @@
-"""Drawn programs: nc10d computes what the oracle says, as torch over gloo and MPICH do."""
+"""Drawn programs: nc10d, torch over gloo and MPICH compute what the oracle says."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hypothesis import find, given, settings
 from nc10d.testing import Ranks, strategies
 from nc10d.testing.programs.draw import random_program
 from nc10d.testing.programs.mixed_program import MixedProgram, MixedStep, complaints
+from testing.other_libraries import run_nc10d
 
 SIZE = 3
 WORKER = Path(__file__).with_name("other_libraries.py")
@@ -73,7 +74,12 @@ def test_a_wrong_result_is_named() -> None:
     assert complaints(program, right) == ["rank 0, y0 (all_reduce): 4 at [0], must be 3"]
 
 
-# -- the same programs on other libraries ------------------------------------------------------
+# -- the same programs on nc10d and on other libraries -----------------------------------------
+
+
+def on_nc10d(folder: Path) -> None:
+    with Ranks(SIZE, timeout=1800.0) as ranks:
+        ranks.run(run_nc10d, [folder] * SIZE)
 
 
 def on_torch(folder: Path) -> None:
@@ -105,11 +111,11 @@ COUNTS = [500, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("play", [on_torch, on_mpich])
-def test_other_libraries_give_the_oracles_results(play: Any, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("play", [on_nc10d, on_torch, on_mpich])
+def test_all_libraries_give_the_oracles_results(play: Any, count: int, tmp_path: Path) -> None:
     programs = [random_program(SIZE, seed) for seed in range(count)]
     (tmp_path / "programs").write_bytes(pickle.dumps(programs))
     play(tmp_path)
     answers = [pickle.loads((tmp_path / f"rank{rank}").read_bytes()) for rank in range(SIZE)]
     found = differences(programs, answers)
-    assert not found, "\n".join(found[:5])
+    assert not found, "\n".join([f"{len(found)} of {count} programs differ", *found[:20]])

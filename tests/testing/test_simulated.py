@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import nc10d as dist
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, StoreTimeout
-from nc10d.testing import ClockJump, Kill, Partition, Pause, explore, run_ranks
+from nc10d.testing import ClockJump, Kill, Partition, Pause, draw_faults, run_ranks
+from nc10d.testing.strategies import fault_plans
 
 
 def simulated(function: Any, size: int, *columns: Any, **options: Any) -> list[Any]:
@@ -49,7 +54,7 @@ def checkpoint(group: Any) -> float | None:
     parts = [np.zeros(2) for _ in range(group.size)] if group.rank == 0 else None
     dist.gather(np.full(2, float(group.rank)), parts, dst=0)
     if group.rank == 0:
-        time.sleep(100.0)
+        time.sleep(0.05)
         group.store.set("written", "1")
     group.store.wait(["written"])
     dist.barrier()
@@ -65,15 +70,38 @@ def election(group: Any) -> str:
     return str(everyone[0])
 
 
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        (data_parallel_step, [-1.0] * 3),
-        (pipeline, [[], [], [3.0, 4.0, 5.0, 6.0, 7.0]]),
-        (checkpoint, [6.0, None, None]),
-    ],
-)
-def test_programs_run_as_with_threads(program: Any, expected: list[Any]) -> None:
+@functools.cache
+def example() -> Any:
+    """Return examples/reducer_numpy.py, with a small network."""
+    path = Path(__file__).parents[2] / "examples" / "reducer_numpy.py"
+    spec = importlib.util.spec_from_file_location("reducer_numpy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.WIDTHS = [4, 8, 1]
+    return module
+
+
+def reduced_in_buckets(group: Any) -> list[float]:
+    """Train by a Reducer."""
+    model = example().new_model()
+    averaged = example().by_reducer(model, False)
+    losses = [example().step(model, number, averaged)[0] for number in range(3)]
+    assert example().equal_on_all_ranks(model)
+    return losses
+
+
+def led(group: Any) -> bool:
+    return election(group) in {str(rank) for rank in range(group.size)}
+
+
+PROGRAMS = [data_parallel_step, reduced_in_buckets, pipeline, checkpoint, led]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_run_as_with_threads(program: Any) -> None:
+    expected = run_ranks(program, 3, "threads")
     for seed in range(10):
         assert simulated(program, 3, seed=seed) == expected
 
@@ -160,6 +188,44 @@ def test_pauses_and_clocks() -> None:
     assert [seconds > 1000 for seconds in times] == [False, True, False]
 
 
+def test_faults_follow_from_a_seed() -> None:
+    plans = [draw_faults(3, 60.0, seed) for seed in range(200)]
+    assert plans == [draw_faults(3, 60.0, seed) for seed in range(200)]
+    kinds = {type(fault) for plan in plans for fault in plan}
+    assert kinds == {Kill, Pause, Partition, ClockJump}
+    for plan in plans:
+        assert len({fault.rank for fault in plan if isinstance(fault, Kill)}) < 3, "a rank is left"
+    delays = [draw_faults(3, 3.0, seed, [Pause, Partition]) for seed in range(10)]
+    assert all(min(simulated(rounds, 3, faults=plan)) >= 4.0 for plan in delays)
+
+
+@settings(max_examples=20)
+@given(faults=fault_plans(3, 4.0))
+def test_drawn_faults_delay_a_program_or_end_it(faults: list[Any]) -> None:
+    try:
+        ends = simulated(rounds, 3, faults=faults)
+    except PeerLost:
+        assert any(isinstance(fault, Kill) for fault in faults)
+    else:
+        assert all(end is None or end >= 4.0 for end in ends)
+
+
+def test_a_loop_of_looks_ends() -> None:
+    def look(group: Any) -> float:
+        if group.rank == 0:
+            time.sleep(100.0)
+            group.store.set("done", "")
+        while not group.store.check(["done"]):
+            pass
+        work = dist.barrier(async_op=True)
+        assert work is not None
+        while not work.is_completed():
+            pass
+        return time.monotonic()
+
+    assert all(100.0 <= end < 120.0 for end in simulated(look, 3))
+
+
 def test_a_stores_timeout_is_virtual() -> None:
     def wait(group: Any) -> float:
         with pytest.raises(StoreTimeout):
@@ -186,23 +252,6 @@ def test_a_wrong_fault_is_refused() -> None:
         simulated(rounds, 2, faults=[Kill(2, 1.0)])
     with pytest.raises(ValueError, match="faults are for kind='simulated'"):
         run_ranks(rounds, 2, faults=[Kill(1, 1.0)])
-
-
-def lost_update(group: Any) -> None:
-    """Read, then write: two ranks may both read the old value."""
-    store = group.store
-    store.compare_set("count", "", "0")
-    value = int(store.get("count"))
-    store.set("count", str(value + 1))
-    dist.barrier()
-    assert int(store.get("count")) == 2
-
-
-def test_every_order_is_explored() -> None:
-    assert explore(lambda group: dist.barrier(), 2) > 1
-    with pytest.raises(AssertionError) as caught:
-        explore(lost_update, 2)
-    assert any("order" in note for note in caught.value.__notes__)
 
 
 def test_sends_wait_for_their_receivers_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import random
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 import nc10d as dist
 from nc10d.testing import Ranks
@@ -132,17 +134,49 @@ def random_program(seed):
     return program
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_pass_reorders_or_drops_operators(seed, two):
+def in_any_order(graph, choose):
+    """Schedule a graph's nodes anew: each time any node whose inputs are there."""
+    done, order = set(), []
+    places = [node for node in graph.graph.nodes if node.op in ("placeholder", "get_attr")]
+    left = [node for node in graph.graph.nodes if node not in places]
+    done.update(places)
+    last = left.pop()  # the output
+    while left:
+        node = choose.choice([x for x in left if done.issuperset(x.all_input_nodes)])
+        last.prepend(node)
+        left.remove(node)
+        done.add(node)
+        order.append(node)
+    graph.graph.lint()
+    graph.recompile()
+    return order
+
+
+def scheduler(seed, moved):
+    """Return a backend of torch.compile that runs every graph in an order of the seed's."""
+    choose = random.Random(seed)
+
+    def schedule(graph, inputs):
+        before = [node for node in graph.graph.nodes if node.op.startswith("call")]
+        moved.append(in_any_order(graph, choose) != before)
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=schedule)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_scheduler_reorders_or_drops_operators(seed, two):
     def run(group):
         groups = [group, dist.new_group([0, 1])]
-        program, x, seen = random_program(seed), torch.arange(4.0) + group.rank, []
-        compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+        program, x, seen, moved = random_program(seed), torch.arange(4.0) + group.rank, [], []
+        backend = scheduler(100 * seed + group.rank, moved)  # another order on each rank
+        compiled = torch.compile(program, backend=backend, fullgraph=True)
         for each in groups:
             each.observe(lambda g, ops, number: seen.append((g.name, type(ops[0]).__name__)))
-        return program(groups, x) + 0, [*seen], compiled(groups, x), seen
+        return program(groups, x) + 0, [*seen], compiled(groups, x), seen, moved
 
-    for expected, order, found, both in two.run(run):
+    for expected, order, found, both, moved in two.run(run):
         assert both == [*order, *order]
         assert len(order) >= 12
         assert torch.equal(expected, found)
+        assert moved == [True]

@@ -206,6 +206,48 @@ def test_hooks_joins_and_copies_go_with_mixed_precision():
     assert all(map(torch.equal, first, second))
 
 
+def copies_of(model):
+    return [copy for _, copy in model._precision._copies.values()]
+
+
+def held(model):
+    return [x.untyped_storage().nbytes() > 0 for x in copies_of(model)]
+
+
+@pytest.mark.parametrize("again", [None, False, True])
+def test_copies_have_memory_while_a_graph_may_read_them(again):
+    def body(group):
+        model = DistributedDataParallel(
+            filled(Perceptron(again)), process_group=group, mixed_precision=MixedPrecision(LOW)
+        )
+        weight, seen = model.module.first.weight, []
+
+        def passed(*losses, retain=False):
+            for loss in losses:
+                loss.backward(retain_graph=retain)
+            gradient, weight.grad = weight.grad, None
+            seen.append((any(held(model)), gradient))
+
+        first, second, third = (model(data_of(group.rank)).float().sum() for _ in range(3))
+        passed(first)
+        passed(second, retain=True)
+        passed(second, third)
+        del second
+        name = copies_of(model)[0]
+        passed(model(data_of(group.rank)).float().sum())
+        del name
+        passed(model(data_of(group.rank)).float().sum())
+        return seen
+
+    for rows in run_local(body, SIZE):
+        kept, gradients = zip(*rows, strict=True)
+        # A checkpoint holds no copies: it calls the layer again. The last layer is outside of it.
+        assert kept == (True, True, False, True, False)
+        once = gradients[0]
+        for times, gradient in zip((1, 1, 2, 1, 1), gradients, strict=True):
+            assert torch.allclose(gradient, times * once, rtol=0.01)
+
+
 def test_settings_are_checked_and_torchs_are_taken():
     class Torchs:
         param_dtype, reduce_dtype, buffer_dtype = LOW, None, None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT, GroupShape, one_shot_bytes
 from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.call_log import LogEntry
 from nc10d.backend.cpu.engine.channel import Channel
@@ -30,6 +31,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
+from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost
@@ -144,6 +146,11 @@ class CpuBackend(Backend):
         return self.group.memory.progress()
 
     @property
+    def messages(self) -> GroupControl:
+        """The group's control messages."""
+        return self.control
+
+    @property
     def failure_detector(self) -> CpuBackend:
         """This backend: it detects dead ranks."""
         return self
@@ -170,6 +177,11 @@ class CpuBackend(Backend):
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest call of each rank of this host: as the end of an error, and numbers."""
         return self.group.health.whereabouts()
+
+    def share_board(self, nbytes: int) -> SharedBoard:
+        """Allocate this rank's board; called once in a group."""
+        self.group.health.check()
+        return self.group.share_board(nbytes)
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return registered memory, which is freed when no array refers to it any more."""

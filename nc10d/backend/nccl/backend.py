@@ -11,15 +11,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
+from nc10d.backend.nccl.any_source import AnySourceWork, checked
+from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import RESULT, Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
 from nc10d.backend.nccl.comm.communicator import Communicator
-from nc10d.backend.nccl.comm.options import NcclOptions, read_options
+from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
+from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.base import error_wire
@@ -28,7 +32,7 @@ from nc10d.base.promise import copy_to_raise
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
-from nc10d.ops import Barrier, Op
+from nc10d.ops import Barrier, Op, Recv
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
@@ -46,7 +50,9 @@ def make(setup: BackendSetup) -> NcclBackend:
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
-    backend = NcclBackend(setup, read_options(setup.options), library())
+    options, nccl = read_options(setup.options), library()
+    as_struct(options.config, nccl)  # a mistake is raised here, and not while ranks wait
+    backend = NcclBackend(setup, options, nccl)
     if setup.device is not None:
         backend.bind(ordinal(setup.device), setup.deadline)
     return backend
@@ -72,10 +78,14 @@ class NcclBackend(Backend):
             self.fail,
             self._check,
             self._others.record_address,
+            self._others.share_board,
+            self._others.messages,
+            None if options.grow_from is None else _parent_of(options.grow_from),
         )
         self._store: Store | None = None
         self._device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
+        self._records = NcclRecords(setup.rank, setup.size)
         self._failure: DistError | None = None
         self._cause_agreed = threading.Event()
         self._ended = threading.Event()
@@ -87,11 +97,30 @@ class NcclBackend(Backend):
 
     def communicator(self, deadline: Deadline) -> Communicator:
         """Return the group's communicator; all ranks call, and it blocks until they have."""
-        self.bind(self._on_device(current_device()).device, deadline)
-        assert self._device_group is not None
-        main = self._device_group.comm_streams.find(COLLECTIVES)
+        self.bind(self.started.device, deadline)
+        main = self.started.comm_streams.find(COLLECTIVES)
         assert main is not None
         return main.formed
+
+    @property
+    def group_name(self) -> str:
+        """The group's name, for errors."""
+        return self._group.name
+
+    @property
+    def library(self) -> Library:
+        """The libnccl of the group."""
+        return self._group.library
+
+    @property
+    def nonblocking(self) -> bool:
+        """Whether the group's communicators are nonblocking."""
+        return self._group.options.config.blocking == 0
+
+    @property
+    def started(self) -> DeviceGroup:
+        """The group on its device: the current device, if it has none yet."""
+        return self._device_group or self._on_device(current_device())
 
     @property
     def device(self) -> int:
@@ -103,6 +132,8 @@ class NcclBackend(Backend):
         # Without `async_op` the current stream waits for them. The host does not, except for a
         # barrier, and for the ranks to meet.
         device_group = self._device_group or self._on_device(_device_of(ops))
+        if len(ops) == 1 and type(ops[0]) is Recv and ops[0].peer is None:
+            return self._receive_from_any(device_group, ops[0], timeout, async_op)
         try:
             work = device_group.launch(ops, timeout, not async_op)
         except DistError:
@@ -114,7 +145,22 @@ class NcclBackend(Backend):
             self._wait_unless_interrupted(work)
         return None
 
-    def _wait_unless_interrupted(self, work: NcclWork) -> None:
+    def _receive_from_any(
+        self, device_group: DeviceGroup, op: Recv, timeout: float, async_op: bool
+    ) -> Work | None:
+        checked(op, self.rank, self.size, device_group.senders)
+        senders = device_group.senders
+        work = AnySourceWork(op, timeout, senders, self._launch_receive, self._check_peers)
+        if async_op:
+            return work
+        self._wait_unless_interrupted(work)
+        return None
+
+    def _launch_receive(self, op: Recv, timeout: float) -> NcclWork:
+        assert self._device_group is not None
+        return self._device_group.launch((op,), timeout, join=False)
+
+    def _wait_unless_interrupted(self, work: Work) -> None:
         try:
             work.wait()
         except KeyboardInterrupt:
@@ -129,6 +175,8 @@ class NcclBackend(Backend):
             if self._device_group is None:
                 self._store = self._group.store.clone()
                 self._device_group = DeviceGroup(self._group, device)
+                self._records.board = self._device_group.board
+                self._records.sweep = partial(self._device_group.pending.sweep, wait=False)
                 watchdog.watch(self)
             return self._device_group
 
@@ -137,6 +185,17 @@ class NcclBackend(Backend):
         if self._failure is not None:
             self._cause_agreed.wait()
             raise copy_to_raise(self._failure)
+
+    @property
+    def call_records(self) -> NcclRecords:
+        """The log of launches."""
+        return self._records
+
+    def _check_peers(self) -> None:
+        """Raise the group's failure, also one that no pending Work has met yet."""
+        if self._failure is None:
+            self._check_for_peer_failure()
+        self._check()
 
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
@@ -178,6 +237,8 @@ class NcclBackend(Backend):
             device_group.pending.freeze()
             device_group.comm_streams.abort()
             device_group.pending.end(error)
+        if not isinstance(error, GroupClosed):
+            self._records.failed(error)
         self._ended.set()
 
     def _notify_peers(self, error: DistError) -> DistError:
@@ -206,6 +267,10 @@ class NcclBackend(Backend):
             return None
         try:
             device_group.pending.sweep(wait=False)
+            different = device_group.board.compare_hosts() if device_group.pending.busy else None
+            if different is not None:
+                self.fail(different)
+                return None
             self._check_communicators(device_group)
         except (CudaError, NCCLError) as error:
             self.fail(error)
@@ -266,6 +331,15 @@ class NcclBackend(Backend):
         device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
         self._ended.set()
+
+
+def _parent_of(group: Any) -> Parent:
+    """Return the communicator of a group that grows; TypeError or ValueError if it can't."""
+    backend = group.backend("cuda")
+    if not isinstance(backend, NcclBackend):
+        raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
+    backend.library.require(FUNCTIONS["ncclCommGrow"].since, "grow_from")
+    return backend.started.as_parent()
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> None:

@@ -7,19 +7,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
+from nc10d.backend.cpu.engine.call_sites import SITES
+from nc10d.backend.nccl.any_source import Senders
 from nc10d.backend.nccl.bindings import native
-from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
+from nc10d.backend.nccl.bindings.entering import NEW_SITE
+from nc10d.backend.nccl.comm.comm_streams import (
+    COLLECTIVES,
+    CommStream,
+    CommStreams,
+    NcclGroup,
+    Parent,
+    meet,
+)
+from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.launch import launch_table
+from nc10d.backend.nccl.launch.call_board import STAMP, Caller
+from nc10d.backend.nccl.launch.compared_call import CallText, call_of
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
+from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
+from nc10d.base.deadline import Deadline
+from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
+from nc10d.store.prefix import PrefixStore
 
 _run_rows = entry_point(native.nc10d_nccl_run)
+_NEW_SITE = native.SCALE + NEW_SITE
+"""The answer of a table whose first row has met a new line of the user's program."""
 
 
 class DeferredLaunch(NamedTuple):
@@ -33,22 +52,27 @@ class DeferredLaunch(NamedTuple):
 class DeviceGroup:
     """A group's launches on its device. Any thread may call `launch`.
 
-    The backend sets `failed` to refuse launches; the group's `check` then raises the reason.
+    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. If it
+    has not failed, `refusal` is the reason.
     """
 
     def __init__(self, group: NcclGroup, device: int) -> None:
         self.device = device
         self._group = group
         self._pool = event_pool(device)
-        self.pending = PendingWorks(self._pool, group.fail)
         self.comm_streams = CommStreams(group, self._pool, self.pump)
         self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
+        self.board = self._planner.board
+        self.senders = Senders(group.rank, group.size, group.messages())
+        self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
         self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = group.options.timing
         self._waiting = 0  # number of deferred launches
         self.failed = False
+        self.refusal: str | None = None
+        self._meetings = 0
         self._take = self._pool.take
 
     def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
@@ -60,7 +84,7 @@ class DeviceGroup:
         pending = self.pending
         with pending.lock:
             if self.failed:
-                self._group.check()
+                self.check()
             kept = ops.prepared if type(ops) is RepeatedOps else None
             if kept is not None and kept.is_valid():
                 cached: CachedLaunch = kept
@@ -82,24 +106,107 @@ class DeviceGroup:
                 self._submit(table, work, current, join)
                 if captured:  # its event belongs to the graph, and never ends
                     self._captured.append((work.event, cached))
+                    self.board.ended(work.stamp)
             elif captured:
                 raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
                 self._defer(work, cached.comm_streams, current)
+            if cached.messages is not None:
+                if work._state == PENDING:
+                    work._result = work.outcome()  # the senders are known from the beginning
+                sends, takes = cached.messages
+                self.senders.sent(sends)
+                self.senders.received(takes)
         return work
 
+    def check(self) -> None:
+        """Raise what a launch would: the group's failure, or why it refuses launches."""
+        if self.failed:
+            self._group.check()
+            raise ValueError(self.refusal)
+
+    def refuse(self, text: str) -> None:
+        """Refuse launches by a ValueError with `text`, until `accept`."""
+        with self.pending.lock:
+            self.check()
+            self.refusal = text
+            self.failed = True
+
+    def accept(self) -> None:
+        """Take launches again, unless the group has failed meanwhile."""
+        with self.pending.lock:
+            self.refusal = None
+            self.failed = False
+            try:
+                self._group.check()
+            except DistError:  # after the assignment: the failure makes its own at any time
+                self.failed = True
+            self.pump()  # launches that were deferred meanwhile
+
+    def meet(self, what: str, deadline: Deadline) -> None:
+        """Wait until all ranks have come to a call of NCCL that waits for all of them.
+
+        The ranks make such calls in the same order. RendezvousError names the missing ranks.
+        """
+        with self.pending.lock:
+            self._meetings += 1
+            number = self._meetings
+        group, store = self._group, self._group.store.clone()
+        try:
+            keys = PrefixStore(f"{what} {number}", store)
+            name = f"group {group.name!r}, {what}"
+            meet(keys, name, group.rank, group.size, deadline, group.check)
+        finally:
+            store.close()
+
+    def formed(self, name: str, deadline: Deadline) -> Communicator:
+        """Return a communicator of all ranks by name; blocks until all have come to it."""
+        group = self._group
+        with self.pending.lock:
+            found = self.comm_streams.get(name, group.rank, group.size, deadline)
+        found.settled.wait()  # forming ends by the deadline
+        if found.comm is None:
+            group.check()
+        return found.formed
+
+    def as_parent(self) -> Parent:
+        """Return the communicator out of which another group's grows; ValueError if it can't."""
+        main, group = self.comm_streams.find(COLLECTIVES), self._group
+        self.pending.sweep()
+        if main is None or main.comm is None:
+            raise ValueError(f"grow_from: group {group.name!r} has no communicator yet")
+        if self.pending.busy:
+            raise ValueError(f"grow_from: group {group.name!r} has operations in flight")
+        return Parent(main.comm, group.rank, group.size)
+
+    def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
+        """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
+        with self.pending.lock:
+            if self.failed:
+                self.check()
+            return self._planner.checked_calls(ops)
+
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
+        work.stamp = self._enter(self._planner.caller_of(comm_streams), work)
         work.submitted = threading.Event()
         self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):
             call("cuEventRecord", before, current)
-        self._planner.record_of(comm_streams).write(launch_table.LaunchText(work.ops))
         deferred = DeferredLaunch(work, comm_streams, before)
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)
         self.pending.add(work)
         self.pump()  # they may have been formed just now
+
+    def _enter(self, caller: Caller, work: NcclWork) -> int:
+        """Enter a launch ahead of its table; return the stamp of its entry in the log."""
+        try:
+            self.board.enter(caller, CallText(call_of(work.ops)))
+        except DistError as error:
+            self._group.fail(error)
+            raise
+        return caller.words[STAMP]
 
     def pump(self) -> None:
         """Submit deferred launches whose communicators are formed, in order."""
@@ -148,6 +255,9 @@ class DeviceGroup:
         try:
             with table.lock:
                 answer = _run_rows(rows, first, count, device, current, ended, end)
+                while answer == _NEW_SITE:
+                    SITES.learn()
+                    answer = _run_rows(rows, first, count, device, current, ended, end)
                 while answer < 0:  # nonblocking: rows after a group wait for its end
                     for comm_stream in table.comm_streams:
                         comm_stream.formed.settle(work.deadline, work._describe())
@@ -157,6 +267,8 @@ class DeviceGroup:
         except DistError as error:
             self._group.fail(error)
             raise
+        if not first:
+            work.stamp = table.caller.words[STAMP]
         work.event, work.begun = ended, table.begun
         work.comm_streams = comm_streams = table.comm_streams
         for comm_stream in comm_streams:
@@ -164,6 +276,9 @@ class DeviceGroup:
         work.seq = comm_streams[0].launched
 
     def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:
+        entering = table.entering(answer)
+        if entering:
+            return self.board.mismatch(entering)
         code, place, by_cuda = table.culprit(answer)
         which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
         group = self._group

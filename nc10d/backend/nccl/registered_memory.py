@@ -3,7 +3,8 @@
     Reducer(parameters, group, allocate=registered_zeros(group))
 
 NCCL reads and writes such memory in place, if the machine can (ncclMemAlloc and ncclCommRegister,
-NCCL 2.19). It is freed when no array refers to it any more and the device has finished the work
+NCCL 2.19). Symmetric memory is a window of all ranks, for which NCCL has quicker kernels (2.27).
+Memory is freed when no array refers to it any more and the device has finished the work
 queued on it. Unmapping memory does not wait for the device, so a thread waits first.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, event_done, event_pool
@@ -29,6 +31,7 @@ from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
 from nc10d.errors import DistError
 
+_WINDOW = "ncclCommWindowRegister"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05  # seconds between polls of an event
 _no_event = threading.Event()
 
@@ -52,18 +55,72 @@ def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray
     TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL before
     2.19.
     """
+    return _arrays(*registered_bytes(group))
+
+
+def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
+    """Return a function from count and dtype to a flat array of zeros in symmetric memory.
+
+    As `registered_zeros`, but all ranks make every call of the returned function, in the same
+    order and with the same count and dtype; a call blocks until they have met. UnsupportedPlatform
+    for NCCL before 2.27, and where the devices can't reach each other's memory.
+    """
+    backend = nccl_backend(group)
+    backend.library.require(FUNCTIONS[_WINDOW].since, _WINDOW)
+    comm = backend.communicator(Deadline.after(group.timeout))
+
+    def register(address: int, nbytes: int) -> Registration:
+        deadline = Deadline.after(group.timeout)
+        backend.started.meet("symmetric memory", deadline)
+        return comm.window(address, nbytes, deadline)
+
+    return _arrays(_allocator(comm, backend.device, register), backend.device)
+
+
+def nccl_backend(group: GroupOfBackends) -> NcclBackend:
+    """Return the group's backend for device arrays; TypeError unless that is NCCL's."""
     backend = group.backend("cuda")
     if not isinstance(backend, NcclBackend):
-        raise TypeError(f"registered device memory is NCCL's, {group!r} has {backend.name!r}")
+        raise TypeError(f"{group!r} has {backend.name!r} for device arrays, which is not NCCL")
+    return backend
+
+
+def registered_bytes(group: GroupOfBackends) -> tuple[Callable[[int], Owner], int]:
+    """Return a function from a number of bytes to registered memory, and the memory's device.
+
+    As `registered_zeros`, for allocators of other libraries; the memory's contents are undefined.
+    """
+    backend = nccl_backend(group)
     comm = backend.communicator(Deadline.after(group.timeout))
+    return _allocator(comm, backend.device, _registering(comm, group)), backend.device
+
+
+def _registering(comm: Communicator, group: GroupOfBackends) -> Callable[[int, int], Registration]:
+    def register(address: int, nbytes: int) -> Registration:
+        with comm.lock:
+            comm.settle(Deadline.after(group.timeout), "registering memory")
+            return comm.register(address, nbytes)
+
+    return register
+
+
+def _allocator(
+    comm: Communicator, device: int, register: Callable[[int, int], Registration]
+) -> Callable[[int], Owner]:
     dropped = _dropped()
 
+    def allocate(nbytes: int) -> Owner:
+        with comm.enter():
+            return _registered(comm, device, max(nbytes, 1), register, dropped)
+
+    return allocate
+
+
+def _arrays(allocate: Callable[[int], Owner], device: int) -> Callable[[int, Any], DeviceArray]:
     def make(count: int, dtype: Any) -> DeviceArray:
         kind = dtype_of(np.dtype(dtype))
-        with comm.lock, comm.enter():
-            comm.settle(Deadline.after(group.timeout), "registering memory")
-            owner = _registered(comm, backend.device, max(count * kind.itemsize, 1), dropped)
-        made = DeviceArray(owner.address, (count,), kind, backend.device, owner)
+        owner = allocate(count * kind.itemsize)
+        made = DeviceArray(owner.address, (count,), kind, device, owner)
         fill(made, 0)
         return made
 
@@ -79,7 +136,7 @@ class _Piece(NamedTuple):
     registration: Registration
 
 
-class _Owner:
+class Owner:
     """The owner of a piece of memory, to which arrays on it refer."""
 
     __slots__ = ("__weakref__", "address")
@@ -91,15 +148,19 @@ class _Owner:
 
 
 def _registered(
-    comm: Communicator, device: int, nbytes: int, dropped: queue.SimpleQueue[_Piece]
-) -> _Owner:
+    comm: Communicator,
+    device: int,
+    nbytes: int,
+    register: Callable[[int, int], Registration],
+    dropped: queue.SimpleQueue[_Piece],
+) -> Owner:
     address = mem_alloc(comm.library, nbytes)
     try:
-        registration = comm.register(address, nbytes)
+        registration = register(address, nbytes)
     except DistError:
         mem_free(comm.library, address)
         raise
-    return _Owner(_Piece(comm, device, address, registration), dropped)
+    return Owner(_Piece(comm, device, address, registration), dropped)
 
 
 @functools.cache

@@ -34,7 +34,7 @@ class NcclWork(DeviceWork):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "comm_streams", "cached", "seq", "submitted"),
+        *("event", "comm_streams", "cached", "seq", "stamp", "submitted"),
     )
 
     def __init__(
@@ -59,6 +59,7 @@ class NcclWork(DeviceWork):
         self.event = 0
         self.begun = 0
         self.seq = 0
+        self.stamp = 0  # of the entry in the log
         self.comm_streams: tuple[CommStream, ...] = ()
         self.submitted: threading.Event | None = None
 
@@ -122,11 +123,15 @@ class NcclWork(DeviceWork):
 class PendingWorks:
     """The pending Works of a group, which `fail` fails; `lock` guards them and every launch."""
 
-    def __init__(self, pool: EventPool, fail: Callable[[DistError], None]) -> None:
+    def __init__(
+        self, pool: EventPool, fail: Callable[[DistError], None], ended: Callable[[int], None]
+    ) -> None:
+        """`fail` fails the group; `ended` is called with the stamp of each Work that has ended."""
         self.lock = threading.RLock()
         self._pool = pool
         self.device = pool.device
         self.fail = fail
+        self._ended = ended
         self._works: dict[NcclWork, None] = {}
         self._hurried: set[NcclWork] = set()
         self._frozen = False
@@ -157,6 +162,7 @@ class PendingWorks:
                 self._works.pop(work, None)
                 self._hurried.discard(work)
                 self._recycle_events(work)
+                self._ended(work.stamp)
         finally:
             self.lock.release()
         for work in works:
@@ -214,6 +220,11 @@ class PendingWorks:
             done = works if _has_ended(works[-1]) else itertools.takewhile(_has_ended, works)
             over += done
         return over
+
+    def drain(self, deadline: Deadline) -> None:
+        """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
+        for work in list(self._works):
+            work.wait_blocking(deadline.remaining())
 
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""

@@ -81,7 +81,7 @@ class OpBuffers:
         return _flat_buffer(as_buffer(copy))
 
     def chunks(self, arrays: Any, size: int, written: bool) -> tuple[FlatBuffer, list[int]]:
-        """Return the memory of a flat array or a list, as a single piece, and each chunk's count."""
+        """Return the memory of an array or a list, as a single piece, and each chunk's count."""
         if not isinstance(arrays, (list, tuple)):
             flat = self.contiguous(arrays, written)
             return flat, [flat.count // size] * size

@@ -2,8 +2,8 @@
 
 Contract: as `bucket.Bucket`, but a reduction has two steps, since a rank does not know the number
 of rows of its peers. `launch` sends the number, `second_step` sends the rows. Every rank launches
-the steps in plan order. Rows are in host memory, also those of a parameter on a device. All ranks
-add the same rows in rank order, so the result is bitwise the same on all ranks.
+the steps in plan order. Rows are in host memory: those on a device are copied (`DeviceRows`). All
+ranks add the same rows in rank order, so the result is bitwise the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.base.deadline import Deadline
+from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, Array, RedOp, ReduceOp, premul_sum
 from nc10d.reducer.gradients import SparseGradient, assign, check, copy_of, no_rows
@@ -115,7 +116,7 @@ class RowExchange(DeferredFuture[SparseGradient]):
         self.rows_sent = False
         depth, rows = gradient.indices.shape
         own = np.array([rows, depth if rows else 0], np.int64)
-        work = group.all_gather_into_tensor(self._sizes, own, async_op=True)
+        work = on_host(group).all_gather_into_tensor(self._sizes, own, async_op=True)
         self._works = [require_work(work)]
 
     def send_rows(self) -> None:
@@ -163,7 +164,8 @@ class RowExchange(DeferredFuture[SparseGradient]):
 
     def _gather(self, own: Array, counts: Sequence[int]) -> list[Array]:
         gathered = [np.zeros((count, *own.shape[1:]), own.dtype) for count in counts]
-        self._works.append(require_work(self._group.all_gather(gathered, own, async_op=True)))
+        work = on_host(self._group).all_gather(gathered, own, async_op=True)
+        self._works.append(require_work(work))
         return gathered
 
     def _total(self, places: list[Array], values: list[Array]) -> SparseGradient:

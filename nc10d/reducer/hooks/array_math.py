@@ -1,8 +1,9 @@
 """Arithmetic for hooks that compute: NumPy's on the CPU, a framework's on its devices.
 
-Contract: a hook asks `math_of(bucket)` and hands over arrays of that kind alone. On a device all
-work is queued on the current stream, and the host waits for nothing. A framework registers its
-arithmetic in `MATHS`; arrays of other types on a device are refused with a TypeError.
+Contract: a hook asks `math_of(bucket)`, hands over arrays of that kind alone, calls the group that
+`group_of` returns, and ends with `result`. A framework registers its arithmetic in `MATHS`: all
+work is queued on the current stream of the device, and the host waits for nothing. Other arrays on
+a device are copied to the host, computed and reduced there, and copied back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
+from nc10d.cuda import memory
+from nc10d.group.host_calls import on_host
+from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.hooks.grad_bucket import GradBucket
 from nc10d.work import Future, Work, collect_all
@@ -31,6 +35,14 @@ class HostMath:
     def array(self, x: Any) -> Array:
         """Return the array on which the other methods work, in the memory of `x`."""
         return as_buffer(x).as_numpy()
+
+    def group_of(self, group: ProcessGroup) -> Any:
+        """Return what reduces the arrays of this arithmetic over a group."""
+        return group
+
+    def result(self, bucket: GradBucket) -> Array:
+        """Return the bucket's buffer, into which the results have been written."""
+        return bucket.buffer()
 
     def wide(self, arrays: Sequence[Array]) -> Any:
         """Return the dtype in which these arrays are computed: float32, or float64 if one is."""
@@ -97,17 +109,39 @@ class HostMath:
         return np.asarray((codes - zero[of]) * scale[of])
 
 
+class CopiedMath(HostMath):
+    """NumPy's arithmetic on a copy of a device array."""
+
+    def __init__(self) -> None:
+        self._copy: Array | None = None
+
+    def array(self, x: Any) -> Array:
+        """Return a copy in host memory; blocks until the work queued before is done."""
+        memory.synchronize_stream(memory.current_stream_key(x))
+        self._copy = memory.to_host(x)
+        return self._copy
+
+    def group_of(self, group: ProcessGroup) -> Any:
+        """Return what reduces host arrays over the group."""
+        return on_host(group)
+
+    def result(self, bucket: GradBucket) -> Array:
+        """Copy the results to the bucket's buffer, and return it; blocks until that is done."""
+        buffer = bucket.buffer()
+        assert self._copy is not None, "the hook has asked for the array"
+        memory.write_now(buffer, self._copy)
+        return buffer
+
+
 HOST = HostMath()
 MATHS: dict[type, Callable[[Any], Any]] = {}
 """For a type of arrays, the arithmetic of the device of an array, with HostMath's methods."""
 
 
 def math_of(bucket: GradBucket) -> Any:
-    """Return the arithmetic for a bucket; TypeError if it is sparse, or on a device without one."""
+    """Return the arithmetic for a bucket; TypeError if it is sparse."""
     flat = bucket.flat()
     if as_buffer(flat).device in HOSTS:
         return HOST
     found = MATHS.get(type(flat))
-    if found is None:
-        return bucket.on_host()  # raises the error that names the device and other hooks
-    return found(flat)
+    return CopiedMath() if found is None else found(flat)

@@ -203,7 +203,8 @@ class _CompressedMean:
             self._restore()
             if last is not None:
                 last()
-            return self._bucket.buffer()
+            result: Array = math.result(self._bucket)
+            return result
 
         works = [rest, self._reduce_to_mean(self._q)]
         return math.after(self._bucket, works, restore)  # type: ignore[no-any-return]
@@ -214,7 +215,8 @@ class _CompressedMean:
 
     def _reduce(self, flat: Array, op: ReduceOp) -> Work:
         reduction = self._bucket.reduction(op)
-        return require_work(self._state.group.all_reduce(flat, reduction, async_op=True))
+        group = self._math.group_of(self._state.group)
+        return require_work(group.all_reduce(flat, reduction, async_op=True))
 
     def _restore(self) -> None:
         for x, mean in zip(self._plain, _cut(self._rest, _shapes(self._plain)), strict=True):

@@ -44,7 +44,8 @@ def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Ar
     scaled /= int(group.size)
     own = math.encode(scaled, width)
     messages = math.messages(group.size, len(own))
-    work = require_work(group.all_gather_into_tensor(messages, own, async_op=True))
+    gathering = math.group_of(group).all_gather_into_tensor(messages, own, async_op=True)
+    work = require_work(gathering)
 
     def average(value: Callable[[], Any]) -> Array:
         value()
@@ -52,6 +53,7 @@ def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Ar
         for message in messages:
             total += math.decode(message, count, width)
         whole[...] = math.copy(total, whole.dtype)
-        return bucket.buffer()
+        result: Array = math.result(bucket)
+        return result
 
     return bucket.following(work, average)

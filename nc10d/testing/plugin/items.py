@@ -14,34 +14,45 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
-from nc10d.errors import DistError
+from nc10d.errors import DistError, UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
+from nc10d.testing.hosts.host_ranks import HostRanks
 from nc10d.testing.outcomes import REMARKS, is_shown
-from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
-from nc10d.testing.simulated.faults import Fault
-from nc10d.testing.simulated.simulated_ranks import SimulatedRanks
+from nc10d.testing.simulated.explore import ExploringRanks
+from nc10d.testing.simulated.faults import Fault, FaultsOfSeed
+from nc10d.testing.simulated.simulated_ranks import SeededRanks, own_arrays
 
 MOST_PROCESSES = 8
 """Most processes that are kept for later tests."""
 TIMEOUT = 10.0
+_MARK = {
+    **dict.fromkeys(("kind", "timeout", "strict"), ""),
+    **dict.fromkeys(("faults", "seeds", "orders"), "simulated"),
+    "hosts": "processes",
+}
+"""The arguments of the mark, and the kind of ranks that has them."""
 
 
 class RankSettings(NamedTuple):
     """What a rank is, the seconds of its operations, and whether its calls are watched.
 
-    `seed` and `faults` are for simulated ranks.
+    The others are for simulated ranks: a run for each of `seeds` seeds from `seed` on, with the
+    faults of a plan, or of a function of the seed; or a run for each order, up to `orders`.
+    Processes are on `hosts` hosts.
     """
 
     kind: str
     timeout: float
     strict: bool
     seed: int = 0
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] | FaultsOfSeed = ()
+    seeds: int = 1
+    orders: int = 0
+    hosts: int = 1
 
 
 class RankPool:
@@ -52,16 +63,21 @@ class RankPool:
 
     def take(self, size: int, settings: RankSettings) -> Ranks:
         """Return ranks that have just formed their default group."""
-        kind, timeout, strict, seed, faults = settings
+        kind, strict = settings.kind, settings.strict
         if kind == "simulated":  # a new world for each run
-            return SimulatedRanks(size, seed, timeout, faults, sync_sends=strict)
+            return _simulated(size, settings)
         ranks = self._kept.pop((size, settings), None)
         with _sync_sends(strict):
             if ranks is None:
                 self._make_room(size, kind)
-                ranks = Ranks(size, kind, timeout=timeout)  # type: ignore[arg-type]  # it checks
+                ranks = _real(size, settings)
             self._kept[size, settings] = ranks  # as the latest
-            ranks.renew()
+            try:
+                ranks.renew()
+            except UnsupportedPlatform as error:
+                if settings.hosts > 1:
+                    pytest.skip(str(error))
+                raise
         return ranks
 
     def _make_room(self, size: int, kind: str) -> None:
@@ -75,6 +91,21 @@ class RankPool:
         kept, self._kept = self._kept, {}
         for ranks in kept.values():
             ranks.close()
+
+
+def _simulated(size: int, settings: RankSettings) -> Ranks:
+    _, timeout, strict, seed, faults, seeds, orders, _ = settings
+    if orders and (faults or seeds > 1):
+        pytest.fail("@pytest.mark.ranks: orders have neither seeds nor faults", pytrace=False)
+    if orders:
+        return ExploringRanks(size, timeout, strict, orders)
+    return SeededRanks(size, range(seed, seed + seeds), timeout, faults, strict)
+
+
+def _real(size: int, settings: RankSettings) -> Ranks:
+    if settings.hosts > 1:
+        return HostRanks(size, settings.hosts, settings.timeout)
+    return Ranks(size, settings.kind, timeout=settings.timeout)  # type: ignore[arg-type]  # it checks
 
 
 @contextlib.contextmanager
@@ -101,16 +132,24 @@ class RankWorld:
         """Return the settings of a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
-        unknown = given.keys() - {"kind", "timeout", "strict", "faults"}
-        if unknown:
-            text = f"@pytest.mark.ranks takes kind, timeout, strict and faults, not {[*unknown]}"
-            pytest.fail(text, pytrace=False)
+        kind = given.get("kind", item.config.option.nc10d_kind)
+        for name in given:
+            if name not in _MARK:
+                text = f"@pytest.mark.ranks takes {', '.join(_MARK)}, not {name}"
+                pytest.fail(text, pytrace=False)
+            if _MARK[name] not in ("", kind):
+                text = f"{name} of @pytest.mark.ranks: only for kind={_MARK[name]!r}"
+                pytest.fail(text, pytrace=False)
+        faults = given.get("faults", ())
         return RankSettings(
-            given.get("kind", item.config.option.nc10d_kind),
+            kind,
             float(given.get("timeout", TIMEOUT)),
             bool(given.get("strict", True)),
             item.config.option.nc10d_seed,
-            tuple(given.get("faults", ())),
+            faults if callable(faults) else tuple(faults),
+            int(given.get("seeds", 1)),
+            int(given.get("orders", 0)),
+            int(given.get("hosts", 1)),
         )
 
     def ranks(self, settings: RankSettings) -> Ranks:
@@ -125,8 +164,8 @@ class RankWorld:
         if ranks.kind == "processes":
             values = {name: None if value is self else value for name, value in values.items()}
             body = BodyInFile(function)
-        rows = [_own(values) for _ in range(self.size)]
-        ranks.run(call_body, [body] * self.size, rows, [strict] * self.size)
+        _check_drawn(values)
+        ranks.run(call_body, [body] * self.size, [values] * self.size, [strict] * self.size)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks"
@@ -142,7 +181,7 @@ def call_body(
     group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
 ) -> None:
     """Call a test's body on a rank."""
-    serve_breakpoints(group.rank)
+    values = {name: own_arrays(value) for name, value in values.items()}
     if "world" in values:
         values = values | {"world": group}
     if not strict:
@@ -221,23 +260,13 @@ def _end_in_users_line(error: BaseException) -> None:
             error.__cause__ = error.__context__ = None
 
 
-def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rank's arguments; arrays are its own, as a rank may write into them."""
+def _check_drawn(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if type(value).__name__ == "DataObject":
             raise TypeError(
                 f"{name}=st.data() draws while the test runs, which ranks cannot do alike; draw "
                 "all values by @given"
             )
-    return {name: _own_arrays(value) for name, value in values.items()}
-
-
-def _own_arrays(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (list, tuple):
-        return type(value)(map(_own_arrays, value))
-    return value
 
 
 class BodyInFile:

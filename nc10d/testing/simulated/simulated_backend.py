@@ -1,271 +1,25 @@
-"""The backend of simulated ranks: the local backend's arithmetic, on a network in virtual time.
-
-A message is under way for a drawn time, and messages of a pair of ranks arrive in their order. A
-collective is computed when the last rank has come; each rank's call ends a drawn time later. So the
-seed decides which of its peers' calls a rank's call meets.
-"""
+"""The backend of simulated ranks, over their network."""
 
 # ruff: noqa: D102  (Backend documents the methods)
 from __future__ import annotations
 
-import contextlib
-import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from nc10d import ops as O
-from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import BackendSetup
 from nc10d.backend.registry import register_backend
-from nc10d.base import promise
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.text import RETURNED, in_seconds, join_words
-from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
-from nc10d.group import world
+from nc10d.base.text import ranks_text
+from nc10d.errors import PeerLost, RendezvousError
 from nc10d.store.base import Store
-from nc10d.testing.compute import assign, compute
-from nc10d.testing.local_backend import LocalBackend, LocalExchange, LocalHub, LocalWork, _PostedOp
-from nc10d.testing.simulated.faults import Fault, Partition
-from nc10d.testing.simulated.virtual_time import RankTask, Scheduler
+from nc10d.testing.local_backend import LocalBackend, _PostedOp
+from nc10d.testing.simulated.simulated_network import SimulatedHub, SimulatedWork
+from nc10d.testing.simulated.survivors import SimulatedControl
 from nc10d.work import Work
-
-LATENCY = 1e-4
-"""The mean seconds that a message is under way."""
-POLL_SECONDS = 1e-5
-"""Seconds of a look at an unfinished Work, so that a loop of looks ends."""
-DETECTION_SECONDS = 5e-3
-"""From a rank's death to its peers' errors."""
-
-
-class SimulatedHub(LocalHub):
-    """The network of a simulated job; the `pg_options` of its groups."""
-
-    def __init__(
-        self, scheduler: Scheduler, seed: int, faults: Sequence[Fault], sync_sends: bool
-    ) -> None:
-        super().__init__()
-        self.sync_sends = sync_sends
-        self.scheduler, self._random = scheduler, random.Random(seed)
-        self._partitions = [fault for fault in faults if isinstance(fault, Partition)]
-        self.worlds: dict[int, world.World] = {}
-        self.changed: list[RankTask] = []
-        """Tasks that wait for any change of the network."""
-        self.waits: dict[int, str] = {}
-        """The call in which a rank of the job waits."""
-        self.returned: dict[int, str] = {}
-        """The line that a rank has returned from."""
-        self.dead: dict[int, str] = {}
-
-    def exchange(self, name: str, size: int) -> SimulatedExchange:
-        return self._exchanges.setdefault(name, SimulatedExchange(size, self))  # type: ignore[return-value]
-
-    def delay(self, src: int, dst: int) -> float:
-        """Return the seconds that a message takes now, from a rank of the job to another."""
-        seconds = self._random.expovariate(1 / LATENCY)
-        now = self.scheduler.now
-        return max(
-            [seconds, *(part.blocked_until(src, dst, now) - now for part in self._partitions)]
-        )
-
-    @contextlib.contextmanager
-    def as_rank(self, rank: int) -> Iterator[None]:
-        """Run callbacks of a rank: with its default group, also if this thread waits."""
-        ident, worlds = threading.get_ident(), world.own_worlds
-        before, waits = worlds.get(ident), ident in promise._waiting_threads
-        worlds[ident] = self.worlds[rank]
-        promise._waiting_threads.discard(ident)
-        try:
-            yield
-        finally:
-            worlds.pop(ident)
-            if before is not None:
-                worlds[ident] = before
-            if waits:
-                promise._waiting_threads.add(ident)
-
-    def kill(self, rank: int, why: str) -> None:
-        """End a rank, and have its peers learn of it a little later."""
-        self.dead[rank] = why
-        self.scheduler.kill(rank)
-        when = self.scheduler.now + DETECTION_SECONDS
-        self.scheduler.at(when, lambda: self._mourn(rank))
-
-    def _mourn(self, rank: int) -> None:
-        for exchange in self._exchanges.values():
-            assert isinstance(exchange, SimulatedExchange)
-            places = [place for place, member in exchange.members.items() if member == rank]
-            if places:
-                text = f"rank {places[0]} is lost: {self.dead[rank]}"
-                exchange.fail(PeerLost(text, rank=places[0], cause=self.dead[rank]))
-
-    def stuck(self) -> BaseException:
-        """Return the error of all ranks that wait, when no rank can go on."""
-        waits = [f"rank {rank} waits in {self.waits[rank]}" for rank in sorted(self.waits)]
-        gone = [called(f"rank {rank} {RETURNED}", site) for rank, site in self.returned.items()]
-        text = f"no rank can go on: {join_words([*waits[:8], *gone[:8]])}"
-        if gone:
-            return PeerLost(text, rank=next(iter(self.returned)), cause="it has returned")
-        return CollectiveMismatch(text, cause="a circle of waits")
-
-
-class SimulatedExchange(LocalExchange):
-    """The operations of a group that are under way; `members` maps its ranks to the job's."""
-
-    def __init__(self, size: int, hub: SimulatedHub) -> None:
-        super().__init__(size)
-        self.hub, self.members = hub, dict[int, int]()
-        self._arrived: dict[tuple[int, int], float] = {}
-        self._calls: dict[int, dict[int, str]] = {}
-        self.works: dict[SimulatedWork, None] = {}
-        """The unfinished ones, in the order of their launches."""
-
-    def announce(self, rank: int, seq: int, op: Any) -> None:
-        """Compare a rank's collective with those of the ranks that came before it."""
-        calls = self._calls.setdefault(seq, {})
-        calls[rank] = called(_fingerprint(op), here())
-        for other, call in calls.items():
-            if call.partition(" at ")[0] != calls[rank].partition(" at ")[0]:
-                self.fail(
-                    CollectiveMismatch(
-                        f"ranks disagree on operation #{seq}: rank {other} called {call}, rank "
-                        f"{rank} called {calls[rank]}",
-                        rank=rank,
-                        seq=seq,
-                    )
-                )
-                return
-        if len(calls) == self.size:
-            del self._calls[seq]
-
-    def _run(self, collective: list[_PostedOp]) -> None:
-        if self.failure is None:
-            compute([posted.op for posted in collective])
-        for posted in collective:
-            source = self.hub._random.choice(list(self.members.values()))
-            delay = self.hub.delay(source, self.members[posted.rank])
-            self._later(delay, partial(posted.work.op_done, posted.place))
-
-    def _match(self, posted: _PostedOp) -> None:
-        if isinstance(posted.op, O.Send):
-            # The sender may change its array as soon as its call has ended.
-            op = O.Send(_copied(posted.op.x), posted.op.peer, posted.op.tag)
-            pair = posted.rank, posted.op.peer
-            delay = self.hub.delay(self.members[pair[0]], self.members.get(pair[1], -1))
-            now = self.hub.scheduler.now
-            when = max(now + delay, self._arrived.get(pair, 0.0))
-            self._arrived[pair] = when
-            self._later(when - now, lambda: self._arrive(posted._replace(op=op)))
-            if not self.hub.sync_sends:
-                self._later(LATENCY, partial(posted.work.op_done, posted.place))
-            return
-        for send in self._messages:
-            if isinstance(send.op, O.Send) and _fits(send, posted):
-                self._messages.remove(send)
-                self._deliver(send, posted)
-                return
-        self._messages.append(posted)
-
-    def _arrive(self, send: _PostedOp) -> None:
-        for receive in self._messages:
-            if isinstance(receive.op, O.Recv) and _fits(send, receive):
-                self._messages.remove(receive)
-                self._deliver(send, receive)
-                return
-        self._messages.append(send)
-        self.hub.scheduler.wake_all(self.hub.changed)  # for probes
-
-    def _deliver(self, send: _PostedOp, receive: _PostedOp) -> None:
-        sent, wanted = as_buffer(send.op.x), as_buffer(receive.op.x)
-        if (sent.nbytes, sent.dtype) != (wanted.nbytes, wanted.dtype):
-            text = f"rank {send.rank} sent {sent.nbytes} bytes of {sent.dtype.label}, but rank "
-            text += f"{receive.rank} receives {wanted.nbytes} bytes of {wanted.dtype.label}"
-            self.fail(CollectiveMismatch(text, rank=send.rank, op="recv"))
-            receive.work._finish(self.failure)
-            return
-        assign(receive.op.x, send.op.x)
-        if self.hub.sync_sends:
-            send.work.op_done(send.place)
-        receive.work.op_done(receive.place, send.rank)
-
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
-        self.hub.scheduler.at(self.hub.scheduler.now + seconds, action)
-
-    def fail(self, reason: BaseException) -> None:
-        super().fail(reason)
-        for work in [*self.works]:
-            work._finish(self.failure)
-        self.hub.scheduler.wake_all(self.hub.changed)
-
-
-def _copied(x: Any) -> Any:
-    return np.array(x)
-
-
-def _fits(send: _PostedOp, receive: _PostedOp) -> bool:
-    named = receive.op.peer in (None, send.rank) and send.op.peer == receive.rank
-    return bool(named and send.op.tag == receive.op.tag)
-
-
-def _fingerprint(op: Any) -> str:
-    """Return a call's name and the arguments that all ranks must give alike."""
-    words = [f"{name}={getattr(op, name)}" for name in ("root", "op") if hasattr(op, name)]
-    if type(op) in (O.AllReduce, O.Reduce, O.Broadcast):
-        buffer = as_buffer(op.x)
-        words = [f"dtype={buffer.dtype.label}", f"count={buffer.count}", *words]
-    return f"{O.OP_NAMES[type(op)]}({', '.join(words)})"
-
-
-class SimulatedWork(LocalWork):
-    """A launch whose waits take virtual time."""
-
-    __slots__ = ("call", "hub", "owner", "waiters")
-
-    def __init__(
-        self, ops: Sequence[O.Op], exchange: SimulatedExchange, timeout: float, owner: int
-    ) -> None:
-        super().__init__(ops, exchange, timeout)
-        self.hub, self.owner = exchange.hub, owner
-        self.call = called(_calls(ops), here())
-        self.waiters: list[RankTask] = []
-        exchange.works[self] = None
-
-    def _finish(self, exception: BaseException | None = None, result: Any = None) -> bool:
-        self._network.works.pop(self, None)
-        with self.hub.as_rank(self.owner):  # callbacks run here
-            first = super()._finish(exception, result)
-        self.hub.scheduler.wake_all(self.waiters)
-        return first
-
-    @property
-    def _network(self) -> SimulatedExchange:
-        assert isinstance(self._exchange, SimulatedExchange)
-        return self._exchange
-
-    def _poll(self) -> None:
-        scheduler = self.hub.scheduler
-        if scheduler.current() is not None:
-            scheduler.sleep(POLL_SECONDS)
-        super()._poll()
-
-    def _block(self, deadline: Deadline) -> None:
-        hub = self.hub
-        own = self._deadline.at <= deadline.at
-        until = min(deadline.at, self._deadline.at)
-        hub.waits[self.owner] = self.call
-        try:
-            hub.scheduler.wait(lambda: self._state != 0, until, self.waiters, limit=own)
-        finally:
-            hub.waits.pop(self.owner, None)
-        if self._state == 0 and self._deadline.expired():
-            text = f"{self.call} timed out after {in_seconds(self._deadline.limit)}"
-            self._exchange.fail(CollectiveTimeout(text, op=self._describe()))
 
 
 class SimulatedBackend(LocalBackend):
@@ -281,10 +35,12 @@ class SimulatedBackend(LocalBackend):
         self._task = task.number
         self._network = hub.exchange(group_name, size)
         self._network.members[rank] = task.number
+        self.control: Any = SimulatedControl(self._network.survivors, rank, size)
+        hub.scheduler.wake_all(hub.changed)
 
     def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
         ops = [validate(op, self.rank, self.size) for op in ops]
-        self.hub.scheduler.give_way()
+        self.hub.scheduler.give_way("call")
         failure = self._closed or self._network.failure
         if failure is not None:
             raise copy_to_raise(failure)
@@ -310,12 +66,14 @@ class SimulatedBackend(LocalBackend):
             found.extend([message] if message is not None else [])
             return bool(found) or self._network.failure is not None
 
-        hub.scheduler.sleep(POLL_SECONDS)
-        hub.waits[self._task] = called("probe", here())
+        self._network.probes[self.rank] = peer, tag
         try:
+            hub.scheduler.look()
+            hub.waits[self._task] = called("probe", here())
             hub.scheduler.wait(ready, deadline.at, hub.changed)
         finally:
             hub.waits.pop(self._task, None)
+            del self._network.probes[self.rank]
         if not found and self._network.failure is not None:
             raise copy_to_raise(self._network.failure)
         return found[0] if found else None
@@ -325,15 +83,33 @@ class SimulatedBackend(LocalBackend):
     ) -> SimulatedBackend:
         return SimulatedBackend(self.hub, name, ranks.index(self.rank), len(ranks))
 
+    @property
+    def shrinkable(self) -> SimulatedBackend:
+        return self
 
-def _calls(ops: Sequence[Any]) -> str:
-    names = [
-        f"{O.OP_NAMES[type(op)]} {'to' if isinstance(op, O.Send) else 'from'} {op.peer}"
-        if isinstance(op, (O.Send, O.Recv))
-        else O.OP_NAMES[type(op)]
-        for op in ops
-    ]
-    return names[0] if len(names) == 1 else f"a batch of {len(names)}"
+    def gone(self) -> set[int]:
+        """Return the ranks that are known to be dead, or have returned."""
+        members = self._network.members
+        returned = {rank for rank, task in members.items() if task in self.hub.returned}
+        return returned | self._network.survivors.gone
+
+    def shrink(
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
+    ) -> SimulatedBackend:
+        """Make the backend of the surviving `ranks`, once all of them have come."""
+        new = SimulatedBackend(self.hub, name, ranks.index(self.rank), len(ranks))
+        members, hub = new._network.members, self.hub
+
+        def ready() -> bool:
+            return len(members) == len(ranks) or bool(self.gone() & {*ranks})
+
+        hub.scheduler.wait(ready, deadline.at, hub.changed)
+        if len(members) < len(ranks):
+            missing = [rank for place, rank in enumerate(ranks) if place not in members]
+            if self.gone() & {*ranks}:
+                raise PeerLost(f"{ranks_text(missing)} did not come", rank=missing[0])
+            raise RendezvousError(f"{ranks_text(missing)} did not come in time", group=name)
+        return new
 
 
 def make(setup: BackendSetup) -> SimulatedBackend:

@@ -1,4 +1,4 @@
-"""Ranks that are tasks of a process: `run_ranks(..., kind="simulated")`, and `explore`."""
+"""Ranks that are tasks of a process: `run_ranks(..., kind="simulated")`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
+
+import numpy as np
 
 from nc10d.backend.config import BackendConfig
 from nc10d.base.call_site import here
@@ -20,8 +22,10 @@ from nc10d.store.values import Values
 from nc10d.testing.outcomes import KILLED, Outcome, returning_frames
 from nc10d.testing.rank_workers import failed
 from nc10d.testing.ranks import Ranks
-from nc10d.testing.simulated.faults import ClockJump, Fault, Kill, Partition, Pause
-from nc10d.testing.simulated.simulated_backend import SimulatedHub
+from nc10d.testing.simulated.faults import ClockJump, Fault, FaultsOfSeed, Kill, Partition, Pause
+from nc10d.testing.simulated.orders import OrderedHub, OrderedScheduler
+from nc10d.testing.simulated.simulated_backend import SimulatedBackend
+from nc10d.testing.simulated.simulated_network import SimulatedHub
 from nc10d.testing.simulated.virtual_time import Choose, Killed, Scheduler
 
 T = TypeVar("T")
@@ -37,11 +41,12 @@ class SimulatedStore(LocalStore):
 
     @contextmanager
     def _access(self) -> Iterator[Values]:
-        self._hub.scheduler.give_way()
+        self._hub.scheduler.give_way("store")
         yield self._values
         self._hub.scheduler.wake_all(self._hub.changed)
 
     def _until(self, ready: Callable[[Values], V | None], deadline: Deadline) -> V | None:
+        self._hub.scheduler.give_way("store")
         found: list[V] = []
 
         def look() -> bool:
@@ -68,7 +73,10 @@ class SimulatedStore(LocalStore):
 
 
 class SimulatedRanks(Ranks):
-    """Ranks whose every run is a new job in virtual time; `seed` decides all of it."""
+    """Ranks whose every run is a new job in virtual time; `seed` decides all of it.
+
+    With `choose` there are no delays: it decides the order of steps, see nc10d.testing.explore.
+    """
 
     def __init__(
         self,
@@ -81,15 +89,20 @@ class SimulatedRanks(Ranks):
     ) -> None:
         super().__init__(world_size, "threads", "simulated", timeout)
         self.kind = "simulated"
-        self.seed, self._faults = seed, faults
         self._choose = choose
         by_variable = os.environ.get("NC10D_SYNC_SENDS") == "1"
         self._sync_sends = by_variable if sync_sends is None else sync_sends
+        self.plan(seed, faults)
+
+    def plan(self, seed: int, faults: Sequence[Fault]) -> None:
+        """Give the next runs a seed, and faults."""
+        self.seed, self._faults = seed, faults
         self._described = f"simulated tasks, seed {seed}"
         for fault in faults:
             ranks = fault.ranks if isinstance(fault, Partition) else [fault.rank]
-            if not all(0 <= rank < world_size for rank in ranks) or fault.at < 0:
-                raise ValueError(f"{fault}: ranks are 0 to {world_size - 1}, times not negative")
+            if not all(0 <= rank < self.world_size for rank in ranks) or fault.at < 0:
+                last = self.world_size - 1
+                raise ValueError(f"{fault}: ranks are 0 to {last}, times not negative")
 
     def renew(self) -> None:
         """Do nothing: every run has new ranks."""
@@ -101,8 +114,8 @@ class SimulatedRanks(Ranks):
         """
         if any(len(column) != self.world_size for column in columns):
             raise ValueError(f"each column needs {self.world_size} entries, one a rank")
-        scheduler = Scheduler(self._choose or random.Random(self.seed).randrange)
-        hub = SimulatedHub(scheduler, self.seed, self._faults, self._sync_sends)
+        hub = self._new_hub()
+        scheduler = hub.scheduler
         scheduler.stuck = hub.stuck
         store = SimulatedStore(hub)
         outcomes: list[Outcome | None] = [None] * self.world_size
@@ -121,6 +134,13 @@ class SimulatedRanks(Ranks):
         found: list[Any] = [None if value is KILLED else value for value in values]
         return found
 
+    def _new_hub(self) -> SimulatedHub:
+        if self._choose is not None:
+            return OrderedHub(OrderedScheduler(self._choose), self._sync_sends)
+        draw = random.Random(self.seed).randrange
+        scheduler = Scheduler(lambda labels: draw(len(labels)))
+        return SimulatedHub(scheduler, self.seed, self._faults, self._sync_sends)
+
     def _play(
         self,
         hub: SimulatedHub,
@@ -138,7 +158,7 @@ class SimulatedRanks(Ranks):
             rank,
             store,
             timeout,
-            BackendConfig("simulated"),
+            BackendConfig(SimulatedBackend.name),
             options=hub,
         )
         try:
@@ -171,35 +191,36 @@ def _plan(hub: SimulatedHub, fault: Fault) -> None:
         scheduler.at(fault.at, happen)
 
 
-def explore(
-    function: Callable[..., Any],
-    world_size: int,
-    *columns: Sequence[Any],
-    most: int = 1000,
-    timeout: float = 30.0,
-) -> int:
-    """Run function(group, *row) in every order in which ranks can be scheduled, `most` at most.
+class SeededRanks(SimulatedRanks):
+    """Simulated ranks whose every run is a run for each seed; `faults` may depend on it."""
 
-    The delays are those of seed 0. Returns the number of orders; the first that fails raises, with
-    a note of its choices. For two or three ranks of a short function.
-    """
-    prefix: list[int] = []
-    for count in range(1, most + 1):
-        taken: list[tuple[int, int]] = []
+    def __init__(
+        self,
+        world_size: int,
+        seeds: Sequence[int],
+        timeout: float,
+        faults: Sequence[Fault] | FaultsOfSeed,
+        sync_sends: bool | None = None,
+    ) -> None:
+        super().__init__(world_size, 0, timeout, sync_sends=sync_sends)
+        if not seeds:
+            raise ValueError("expected at least one seed")
+        self._seeds, self._faults_of = seeds, faults
 
-        def choose(options: int, prefix: list[int] = prefix, taken: Any = taken) -> int:
-            choice = prefix[len(taken)] if len(taken) < len(prefix) else 0
-            taken.append((choice, options))
-            return choice
+    def run(self, function: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+        """Call function(group, *row) on every rank, with every seed; return the last results."""
+        results: list[T] = []
+        for seed in self._seeds:
+            faults = self._faults_of
+            self.plan(seed, faults(seed) if callable(faults) else faults)
+            results = super().run(function, *own_arrays(columns))
+        return results
 
-        try:
-            SimulatedRanks(world_size, 0, timeout, choose=choose).run(function, *columns)
-        except BaseException as error:
-            error.add_note(f"order {count}, choices {[choice for choice, _ in taken]}")
-            raise
-        while taken and taken[-1][0] + 1 == taken[-1][1]:
-            taken.pop()
-        if not taken:
-            return count
-        prefix = [choice for choice, _ in taken[:-1]] + [taken[-1][0] + 1]
-    return most
+
+def own_arrays(value: Any) -> Any:
+    """Return a value whose arrays, in lists and tuples too, are copies: a rank may write there."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(map(own_arrays, value))
+    return value

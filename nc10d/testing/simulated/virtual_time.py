@@ -17,20 +17,30 @@ While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-Choose = Callable[[int], int]
-"""Picks a number below a number of possibilities."""
+from nc10d.base.call_site import frames_of_threads
+
+Label = Hashable
+"""Names a step that can come next: ("rank", 2), or a message on its way."""
+Choose = Callable[[Sequence[Label]], int]
+"""Picks the place of a label in a list of at least two."""
 REAL = {name: getattr(time, name) for name in ("sleep", "monotonic", "time", "perf_counter")}
 STACK_BYTES = 512 << 10
 """The stack of a task's thread: a thousand of them fit into a small machine's memory."""
+POLL_SECONDS = 1e-5
+"""Seconds of a look at an unfinished Work, so that a loop of looks ends."""
+SPINS, GROWTH, MOST_GROWTHS = 100, 1.1, 150
+"""Looks while nothing happens, after which each look takes longer than the last; up to 16 s."""
 PATIENCE = 60.0
 """Real seconds for which a task may keep the baton."""
 
@@ -45,6 +55,9 @@ class RankTask:
     def __init__(self, number: int) -> None:
         self.number = number
         self.baton = threading.Semaphore(0)
+        self.at = ""
+        """The kind of its next step, if it has given way."""
+        self.looking = False
         self.waiting = False
         self.ended = False
         self.turn = 0
@@ -64,11 +77,13 @@ class Scheduler:
         self.now = 0.0
         self.tasks: list[RankTask] = []
         self.stuck: Callable[[], BaseException] = lambda: RuntimeError("no task can go on")
-        self._runnable: list[RankTask] = []
+        self.runnable: list[RankTask] = []
         self._events: list[tuple[float, int, bool, Callable[[], object]]] = []
         self._real = 0
         """Events that are no limits."""
         self._pauses = self._in_event = False
+        self._looks = 0
+        """Looks, and accesses to the store, since anything has happened."""
         self._numbers = itertools.count()
         self._done = threading.Semaphore(0)
         self._local = threading.local()
@@ -84,7 +99,7 @@ class Scheduler:
     def run(self, functions: Sequence[Callable[[], object]]) -> None:
         """Run functions as tasks until all have ended; TimeoutError if a task never gives way."""
         self.tasks = [RankTask(number) for number in range(len(functions))]
-        self._runnable = [*self.tasks]
+        self.runnable = [*self.tasks]
         before = threading.stack_size(STACK_BYTES)
         try:
             for task, function in zip(self.tasks, functions, strict=True):
@@ -99,12 +114,18 @@ class Scheduler:
             self._pass_on(None)
             picked = self.now, self.running()
             while not self._done.acquire(timeout=PATIENCE):
-                if picked == (self.now, self.running()):
+                if picked == (self.now, self.running()) and not self._is_debugged():
                     raise TimeoutError(f"task {picked[1]} has not given way for {PATIENCE:g} s")
                 picked = self.now, self.running()
         for task in self.tasks:
             assert task.thread is not None, "all have been started"
             task.thread.join()
+
+    def _is_debugged(self) -> bool:
+        """Return whether the running task is in a debugger."""
+        thread = self.tasks[self.running()].thread
+        frame = frames_of_threads().get((thread and thread.ident) or 0)
+        return any(f.f_code.co_filename == bdb.__file__ for f, _ in traceback.walk_stack(frame))
 
     def running(self) -> int:
         """Return the number of the task that has the baton; -1 if none has."""
@@ -139,42 +160,88 @@ class Scheduler:
 
     def _next(self) -> RankTask | None:
         while True:
-            ready = self._runnable
-            if self._pauses:
-                ready = [task for task in ready if task.paused_until <= self.now]
-            if ready:
-                task = ready[self.choose(len(ready)) if len(ready) > 1 else 0]
-                self._runnable.remove(task)
+            task = self._pick()
+            if task is not None:
+                self.runnable.remove(task)
                 return task
             if self._real:
-                self.now, _, limit, action = heapq.heappop(self._events)
-                self._real -= not limit
-                self._in_event = True
-                action()
-                self._in_event = False
+                self.next_event()
                 continue
             left = [task for task in self.tasks if not task.ended]
             if not left:
                 return None
-            error = self.stuck()
-            for task in left:
-                task.error = error
+            for task, error in [(task, self.stuck()) for task in left]:
+                task.error = error  # of its own: each raise adds to an error's traceback
                 self.wake(task)
+
+    def _pick(self) -> RankTask | None:
+        """Return the runnable task that runs next; None if there is none now."""
+        ready = self.runnable
+        if self._pauses:
+            ready = [task for task in ready if task.paused_until <= self.now]
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        return ready[self.choose([("rank", task.number) for task in ready])]
+
+    def next_event(self) -> None:
+        """Move the time to the next event, and let it happen."""
+        when, _, limit, action = heapq.heappop(self._events)
+        self.now = max(self.now, when)
+        self._real -= not limit
+        self.act(action)
+
+    def event_is_due(self) -> bool:
+        """Return whether the time has passed an event that is no limit."""
+        return self._real > 0 and self._events[0][0] < self.now
+
+    def act(self, action: Callable[[], object]) -> None:
+        """Let an event happen."""
+        self._in_event = True
+        action()
+        self._in_event = False
 
     def wake(self, task: RankTask) -> None:
         """Make a waiting task runnable."""
         if task.waiting:
             task.waiting = False
             task.turn += 1
-            self._runnable.append(task)
+            if not task.looking:
+                self._looks = 0
+            self.runnable.append(task)
 
-    def give_way(self) -> None:
-        """Let other tasks run, if the choice falls on them."""
+    def give_way(self, at: str) -> None:
+        """Let other tasks run, if the choice falls on them, before this task's "call" or "store".
+
+        A "call" posts an operation; "store" reads or changes the store.
+        """
         task = self.current()
         if task is not None and not self._in_event:
-            self._runnable.append(task)
+            task.at = at
+            self.runnable.append(task)
             self._pass_on(task)
+            task.at = ""
             self._check(task)
+            if at == "store" and self.spins():
+                self.nap(task)
+
+    def look(self) -> None:
+        """Let a little time pass: a task looks whether something has come."""
+        task = self.current()
+        if task is not None:
+            self.spins()
+            self.nap(task)
+
+    def spins(self) -> bool:
+        """Count a look; return whether there have been many since anything has happened."""
+        self._looks += 1
+        return self._looks > SPINS
+
+    def nap(self, task: RankTask) -> None:
+        """Let time pass for a task that looks again and again: in the end a tenth of its wait."""
+        growths = min(max(0, self._looks - SPINS), MOST_GROWTHS)
+        task.looking = True
+        self.sleep(POLL_SECONDS * GROWTH**growths)
+        task.looking = False
 
     def wait(
         self, ready: Callable[[], bool], until: float, changed: list[RankTask], limit: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.hooks.array_math import HEAD, STEPS
 from nc10d.reducer.hooks.deferred_future import awaited
 from nc10d.reducer.hooks.grad_bucket import GradBucket
@@ -27,6 +28,14 @@ class TensorMath:
     def array(self, x: Any) -> torch.Tensor:
         """Return the tensor, without its graph."""
         return as_tensor(x).detach()
+
+    def group_of(self, group: ProcessGroup) -> Any:
+        """Return the group: it reduces tensors on the device."""
+        return group
+
+    def result(self, bucket: GradBucket) -> Any:
+        """Return the bucket's buffer, in whose memory the results are."""
+        return bucket.buffer()
 
     def wide(self, arrays: Sequence[torch.Tensor]) -> torch.dtype:
         """Return float32, or float64 if a tensor has it."""

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.hosts import Network
 from nc10d.auth.token import VALUE, new_token
+from nc10d.testing.hosts.namespaces import Network
 
 PORT = 29500
 TOKEN = new_token()  # these hosts have addresses that other hosts can reach

@@ -8,7 +8,7 @@ import pytest
 from clocks import soon
 from namespaces import job
 
-from benchmarks.hosts import Network, network, why_not
+from nc10d.testing.hosts.namespaces import Network, network, why_not
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")

@@ -16,6 +16,9 @@ import pytest
 from device_ranks import communicator, device, full, ones, value
 
 from nc10d import cuda
+from nc10d.backend.nccl.pools import allocator_functions
+from nc10d.backend.nccl.registered_memory import nccl_backend
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted
 from nc10d.group.process_group import ProcessGroup
@@ -137,3 +140,71 @@ def arrays_of_cupy(group: ProcessGroup) -> None:
 
 
 LIBRARIES = {"numba_cuda": arrays_of_numba, "cupy": arrays_of_cupy}
+
+
+def free_bytes() -> int:
+    with cuda.on_device(0):
+        return int(call("cuMemGetInfo")[0])
+
+
+def pool_of_numba(group: ProcessGroup) -> None:
+    """Numba's arrays are in registered memory, which is freed behind their last use."""
+    from numba import cuda as numba
+
+    from nc10d import nccl
+
+    numba.set_memory_manager(nccl.numba_memory_manager(group))
+    free_before = free_bytes()
+    arrays_of(numba.to_device, lambda x: x.copy_to_host())(group)
+    x = numba.device_array(1 << 20, np.float32)
+    assert free_bytes() <= free_before - x.nbytes
+    comm = nccl_backend(group).communicator(Deadline.after(30.0))
+    comm.register(x.device_ctypes_pointer.value, x.nbytes).close()  # it is memory of the device
+    del x
+
+
+def pool_of_cupy(group: ProcessGroup) -> None:
+    import cupy
+
+    from nc10d import nccl
+
+    pool = cupy.cuda.MemoryPool(nccl.cupy_allocator(group))
+    cupy.cuda.set_allocator(pool.malloc)
+    arrays_of_cupy(group)
+    assert pool.total_bytes() > 0
+
+
+def pool_of_torch(group: ProcessGroup) -> None:
+    import torch
+
+    import nc10d.torch
+
+    pool = nc10d.torch.nccl_pool()
+    with torch.cuda.use_mem_pool(pool):
+        arrays_of(lambda x: torch.from_numpy(x).cuda(), lambda x: x.cpu())(group)
+        x = torch.zeros(1 << 20, device="cuda")
+    registered = nc10d.torch.register_pool(pool, group)
+    assert registered
+    group.all_reduce(x)
+    torch.cuda.synchronize()
+    for each in registered:
+        each.close()
+
+
+def torchs_allocator_is_nccls(_group: ProcessGroup) -> None:
+    """The C functions that torch calls; it needs no torch."""
+    functions = allocator_functions()
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    with cuda.on_device(0):
+        before = free_bytes()
+        address = allocate(functions.allocate.address)(1 << 20, 0, None)
+        assert address
+        assert free_bytes() <= before - (1 << 20)
+        free(functions.free.address)(address, 1 << 20, 0, None)
+        assert free_bytes() == before
+        assert not allocate(functions.allocate.address)(1 << 60, 0, None), "out of memory is NULL"
+
+
+POOLS = {"numba_cuda": pool_of_numba, "cupy": pool_of_cupy, "torch": pool_of_torch}
+"""By package; each in a process of its own, because a memory manager is chosen once."""

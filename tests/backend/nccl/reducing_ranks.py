@@ -209,26 +209,51 @@ def _in_another_array(group: ProcessGroup, bucket: hooks.GradBucket) -> Any:
     return bucket.following(work, lambda value: value()[0])
 
 
-def hooks_that_compute_in_numpy_say_what_to_use_instead(group: ProcessGroup) -> None:
+def hooks_that_need_the_host_say_what_to_use_instead(group: ProcessGroup) -> None:
     """The hook raises before it uses its group. The next pass starts anew."""
-    state = powersgd.PowerSGDState(None, start_powerSGD_iter=2)
-    cases = [
-        (quantization.quantization_pertensor_hook, object()),
-        (quantization.quantization_perchannel_hook, object()),
-        (powersgd.powerSGD_hook, state),
-        (powersgd.batched_powerSGD_hook, state),
+    reducer = _with_hook(group, lambda _, bucket: bucket.on_host(), None)
+    for _ in range(2):
+        reducer.begin()
+        for k in range(len(SHAPES) - 1):
+            reducer.grad_ready(k)
+        expected = rf"computes on the CPU, and bucket 0 is on cuda:{device(group)}: use one"
+        with pytest.raises(TypeError, match=expected):
+            reducer.grad_ready(len(SHAPES) - 1)
+        with pytest.raises(TypeError, match=expected):
+            reducer.finish()
+
+
+def hooks_that_compute_give_the_results_of_the_host(group: ProcessGroup) -> None:
+    """PowerSGD and quantisation: bit for bit what the same hook gives for arrays of the host."""
+    makers: list[tuple[hooks.CommHook, Callable[[], Any]]] = [
+        (quantization.quantization_pertensor_hook, lambda: group),
+        (quantization.quantization_perchannel_hook, lambda: group),
+        (powersgd.powerSGD_hook, lambda: powersgd.PowerSGDState(group, 2, 2)),
+        (powersgd.batched_powerSGD_hook, lambda: powersgd.PowerSGDState(group, 2, 2)),
     ]
-    for hook, nobody in cases:
-        reducer = _with_hook(group, hook, nobody)
-        for _ in range(2):
-            reducer.begin()
-            for k in range(len(SHAPES) - 1):
-                reducer.grad_ready(k)
-            expected = rf"computes on the CPU, and bucket 0 is on cuda:{device(group)}: use one"
-            with pytest.raises(TypeError, match=expected):
-                reducer.grad_ready(len(SHAPES) - 1)
-            with pytest.raises(TypeError, match=expected):
+    for hook, state in makers:
+        random = np.random.default_rng(group.rank)
+        there = _with_hook(group, hook, state())
+        here = dist.Reducer(
+            [np.zeros(shape, np.float32) for shape in SHAPES],
+            group,
+            hook=hook,
+            state=state(),
+            first_bytes=WHOLE,
+            cap_bytes=WHOLE,
+        )
+        for _ in range(4):
+            given = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
+            own = [cuda.to_device(x, device(group)) for x in given]
+            for reducer, gradients in ((here, given), (there, own)):
+                reducer.begin()
+                for k, x in reversed(list(enumerate(gradients))):
+                    reducer.grad_ready(k, x)
                 reducer.finish()
+            cuda.synchronize(device(group))
+            for x, y, z in zip(given, own, there.gradients, strict=True):
+                assert np.array_equal(x, cuda.to_host(y))
+                assert np.array_equal(x, cuda.to_host(z))
 
 
 def gradients_that_do_not_fit_are_refused_at_once(group: ProcessGroup) -> None:
@@ -432,7 +457,8 @@ ANYWHERE = [
     gradients_in_their_buckets_are_not_moved,
     hooks_that_cast_do_so_in_the_launch_that_packs,
     hooks_work_on_devices_as_on_the_cpu,
-    hooks_that_compute_in_numpy_say_what_to_use_instead,
+    hooks_that_need_the_host_say_what_to_use_instead,
+    hooks_that_compute_give_the_results_of_the_host,
     gradients_that_do_not_fit_are_refused_at_once,
     rows_of_a_parameter_on_a_device_are_in_host_memory,
     a_hooks_new_buffers_go_when_their_pass_is_over,

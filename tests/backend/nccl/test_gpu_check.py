@@ -11,17 +11,13 @@ from pathlib import Path
 import pytest
 from emulated import emulators, needs_emulators
 
-pytestmark = needs_emulators
-
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+from gpu_claims import CLAIMS  # noqa: E402
+
+pytestmark = needs_emulators
 TESTS = ["backend/nccl", "backend/staged", "torch", "emulators"]
 FOLDERS = ["", "tools", *(f"tests/{name}" for name in TESTS)]
-CHECK = """
-import sys
-from gpu_check import main
-if __name__ == "__main__":
-    sys.exit(main(["--quick"]))
-"""
 
 
 def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[str]:
@@ -40,17 +36,83 @@ def python(code: str, where: Path, *more: Path) -> subprocess.CompletedProcess[s
     )
 
 
+def check(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the script in a folder, where it leaves its results."""
+    command = ["bash", str(ROOT / "tools" / "gpu_check.sh"), *arguments]
+    environment = os.environ | {"PYTHON": sys.executable, "GPU_CHECK_RESULTS": str(where)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
 @pytest.mark.timeout(420)
 def test_gpu_check_runs_to_its_end(tmp_path: Path) -> None:
     with emulators(NC10D_EMULATED_GPUS="1"):
-        done = python(CHECK, tmp_path)
+        done = check(tmp_path, "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "gpu-results.json").read_text())["rows"]
     assert not [row for row in rows if row["failed"]]
-    names = " ".join(row["name"] for row in rows)
-    parts = "staged, 2", "abort", "registered", "nonblocking", "one copy", "as a plan", "one_launch"
-    for part in (*parts, "training by torch"):
-        assert part in names
+    assert "passes over the emulators; not yet run on a GPU" in done.stdout
+    assert f"0 of {len(CLAIMS)} claims are now shown on a GPU" in done.stdout
+    # Every claim has its rows, but for what this machine lacks.
+    names = [row["name"] for row in rows]
+    torchs = (
+        "torch",
+        "cupy",
+        "by nccl",
+        "by staged",
+        "_precision",
+        "zero_",
+        "objects_",
+        "CPU time",
+    )
+    for claim in CLAIMS:
+        for part in claim.rows:
+            lacking = any(word in part for word in torchs) or part == "all_reduce of"
+            assert lacking or any(part in name for name in names), (claim.text, part)
+
+
+def test_without_a_gpu_every_line_tells_that_it_has_not_run(tmp_path: Path) -> None:
+    done = check(tmp_path)
+    if "No GPU" not in done.stdout:
+        pytest.skip("this machine has a GPU")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("     ")]
+    assert len(lines) > len(CLAIMS)
+    assert all("not yet run on a GPU" in line or "no row checks it" in line for line in lines)
+    assert f"0 of {len(CLAIMS)} claims are now shown" in done.stdout
+
+
+FAILING = """
+import gpu_check, os, signal, sys, time
+from gpu_rows import Row
+gpu_check.MOST_SECONDS = 5.0
+checks = {
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raises": lambda: 1 / 0,
+    "hangs": lambda: time.sleep(100),
+    "passes": lambda: [Row("it", "ok")],
+}
+gpu_check.correctness = lambda quick: checks
+gpu_check.the_rest = lambda quick: {}
+gpu_check.__file__ = __file__
+if "--check" in sys.argv:
+    from pathlib import Path
+    at = sys.argv.index("--check")
+    gpu_check.one(sys.argv[at + 1], Path(sys.argv[at + 2]), False)
+else:
+    print(gpu_check.main([]))
+"""
+
+
+def test_a_check_that_dies_or_hangs_does_not_stop_the_others(tmp_path: Path) -> None:
+    with emulators(NC10D_EMULATED_GPUS="1"):
+        done = python(FAILING, tmp_path)
+    assert "its process ended with -9" in done.stdout, done.stdout + done.stderr
+    assert "ZeroDivisionError" in done.stdout
+    assert "did not end within 5 s" in done.stdout
+    assert "     it" in done.stdout
+    assert done.stdout.rstrip().endswith("3")
 
 
 TORCHS = """

@@ -21,6 +21,9 @@ from nc10d.backend.nccl.bindings.header_table import (
 )
 from nc10d.backend.nccl.bindings.library import (
     CTYPES,
+    SIM_MAGIC,
+    SimInfo,
+    WaitSignalDesc,
     config_type,
     dotted,
     version_code,
@@ -30,6 +33,7 @@ from nc10d.backend.nccl.comm.options import C_NAMES, UNDEFINED, NCCLConfig, as_s
 from nc10d.errors import UnsupportedPlatform
 
 ROOT = Path(__file__).parents[3]
+STRUCTS: tuple[type[ctypes.Structure], ...] = (SimInfo, WaitSignalDesc)
 
 # sizeof(ncclConfig_t), as compiled from the headers of these releases.
 SIZES = {
@@ -89,7 +93,7 @@ def test_version_codes_are_read_back(version: Version) -> None:
 
 
 def test_every_letter_of_a_function_or_field_has_a_type() -> None:
-    assert len(FUNCTIONS) == 25
+    assert len(FUNCTIONS) == 36
     for row in FUNCTIONS.values():
         assert set(row.arguments + row.result) <= set(CTYPES)
     assert {field.kind for field in CONFIG} <= set(CTYPES)
@@ -109,6 +113,12 @@ def test_the_table_is_what_the_generator_makes_of_the_header() -> None:
     exec(made.stdout, names)
     for name in ("FUNCTIONS", "CONFIG", "ENUMS", "CONSTANTS", "HEADER_VERSION"):
         assert names[name] == globals()[name], f"{name}: run tools/gen_nccl.py again"
+
+
+@needs_headers
+def test_the_simulations_magic_number_is_the_headers() -> None:
+    text = (HEADERS[0] / "nccl.h").read_text()
+    assert f"{SIM_MAGIC:#x}" in text.partition("NCCL_SIM_INFO_INITIALIZER")[2].partition("}")[0]
 
 
 def c_source() -> str:
@@ -133,6 +143,12 @@ def c_source() -> str:
     lines.append('printf("\\"ncclConfig_t\\": [%zu", sizeof(ncclConfig_t));')
     lines += [f'printf(", %zu", offsetof(ncclConfig_t, {f.name}));' for f in CONFIG]
     lines.append('printf("],");')
+    for kind in STRUCTS:
+        name = f"{kind.__name__}_t"
+        lines.append(f'printf("\\"{name}\\": [%zu", sizeof(nccl{name}));')
+        offsets = (f"offsetof(nccl{name}, {field[0]})" for field in kind._fields_)
+        lines += [f'printf(", %zu", {offset});' for offset in offsets]
+        lines.append('printf("],");')
     for enum in ENUMS.values():
         lines += [f'printf("\\"{member}\\": [%d],", (int){member});' for member in enum]
     lines.append('printf("\\"end\\": []}\\n"); return 0; }')
@@ -169,5 +185,15 @@ def test_the_table_is_the_headers_abi(tmp_path: Path) -> None:
     kind = config_type(HEADER_VERSION)
     offsets = [getattr(kind, field).offset for field, _ in kind._fields_]  # type: ignore[misc]
     assert printed["ncclConfig_t"] == [ctypes.sizeof(kind), *offsets]
+    for struct in STRUCTS:
+        offsets = [getattr(struct, field[0]).offset for field in struct._fields_]
+        assert printed[f"{struct.__name__}_t"] == [ctypes.sizeof(struct), *offsets]
     for enum in ENUMS.values():
         assert {member: printed[member][0] for member in enum} == enum
+
+
+def test_every_function_of_the_table_has_a_caller() -> None:
+    """The generator leaves out functions of the header that nc10d does not call."""
+    sources = (ROOT / "nc10d" / "backend" / "nccl").rglob("*.py")
+    text = "\n".join(path.read_text() for path in sources if path.name != "header_table.py")
+    assert [name for name in FUNCTIONS if f'"{name}"' not in text] == []

@@ -97,6 +97,7 @@ twin_fn cuemu_packing(const char *name); /* of one of nc10d's packing kernels, e
 
 /* Capture. `unsafe` is what a call does first that may not happen while somebody captures. */
 CUresult cuemu_unsafe(void);
+void cuemu_count_wait(void); /* a call that waits for the device has begun */
 void cuemu_capture(CUstream stream, cuemu_run run, const void *args, size_t size);
 
 /* Context of the calling thread; NULL if there is none. */

@@ -5,6 +5,7 @@
  * capture that is not RELAXED, calls that may synchronise, by any thread (GLOBAL) or by the one
  * that captures (THREAD_LOCAL). Such a call breaks the capture, which its end then reports. */
 #include "emulator.h"
+#include <stdatomic.h>
 
 #define MOST_CAPTURES 64
 
@@ -36,8 +37,15 @@ static bool forbidden(CUstream stream) {
   return stream->mode != CU_STREAM_CAPTURE_MODE_RELAXED && pthread_equal(stream->graph->owner, pthread_self());
 }
 
+/* Not part of the driver: how often a program has waited for the device, or asked it, so far. */
+static atomic_ulong host_waits;
+unsigned long cuemuHostWaits(void);
+unsigned long cuemuHostWaits(void) { return atomic_load(&host_waits); }
+void cuemu_count_wait(void) { atomic_fetch_add(&host_waits, 1); }
+
 CUresult cuemu_unsafe(void) {
   CUresult result = CUDA_SUCCESS;
+  cuemu_count_wait();
   pthread_mutex_lock(&cuemu_lock);
   for (int i = 0; i < MOST_CAPTURES; i++)
     if (captured[i] && forbidden(captured[i])) {

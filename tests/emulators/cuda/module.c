@@ -5,7 +5,7 @@
 #include "emulator.h"
 
 #define MOST_TWINS 64
-#define MOST_PARAMETERS 32
+#define MOST_PARAMETERS 48
 #define NAME 512
 
 struct twin {

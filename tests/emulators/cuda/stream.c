@@ -128,6 +128,7 @@ CUresult cuemu_enqueue(CUstream handle, cuemu_run run, const void *args, size_t 
 
 /* Block until all that was enqueued so far is done. */
 CUresult cuemu_drain(CUstream stream) {
+  cuemu_count_wait();
   pthread_mutex_lock(&cuemu_lock);
   if (stream->graph) {
     stream->graph->broken = true;

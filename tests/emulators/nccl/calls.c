@@ -40,11 +40,9 @@ static struct extent extent(ncclComm_t comm, const struct call *call) {
 }
 
 static ncclResult_t prepare(ncclComm_t comm, const char *name, struct op *op, const void *send, void *recv) {
-  ncclResult_t result = nccl_check(comm);
+  ncclResult_t result = nccl_usable(comm, name);
   if (result != ncclSuccess) return result;
   const struct call *call = &op->call;
-  REQUIRE(comm, !atomic_load(&comm->finalized), ncclInvalidArgument, "%s : communicator is finalized", name);
-  REQUIRE(comm, !atomic_load(&comm->revoked), ncclInvalidUsage, "%s : communicator is revoked", name);
   REQUIRE(comm, call->type >= 0 && call->type < ncclNumTypes, ncclInvalidArgument, "%s : invalid type %d", name, call->type);
   REQUIRE(comm, is_op(comm, call->op), ncclInvalidArgument, "%s : invalid reduction operation %d", name, call->op);
   REQUIRE(comm, call->root >= 0 && call->root < comm->size, ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)",

@@ -1,6 +1,7 @@
 /* Communicators: made, asked, ended. The states are NCCL's: a nonblocking one is ncclInProgress
  * until its other ranks have come, and every call meanwhile is an ncclInvalidArgument. */
 #include "emulator.h"
+#include <sched.h>
 #include <stdarg.h>
 
 #define MAGIC 0x6e63636cu
@@ -31,6 +32,16 @@ ncclResult_t nccl_check(ncclComm_t comm) {
     return nccl_fail(NULL, ncclInvalidArgument,
                      "Attempt to use communicator before the previous operation returned ncclSuccess");
   return state;
+}
+
+/* What every call that launches asks first. */
+ncclResult_t nccl_usable(ncclComm_t comm, const char *name) {
+  ncclResult_t result = nccl_check(comm);
+  if (result != ncclSuccess) return result;
+  REQUIRE(comm, !atomic_load(&comm->finalized), ncclInvalidArgument, "%s : communicator is finalized", name);
+  REQUIRE(comm, !atomic_load(&comm->revoked), ncclInvalidUsage, "%s : communicator is revoked", name);
+  REQUIRE(comm, !atomic_load(&comm->suspended), ncclInvalidUsage, "%s : communicator is suspended", name);
+  return ncclSuccess;
 }
 
 static bool blocking(const ncclConfig_t *config) {
@@ -68,6 +79,9 @@ static ncclResult_t check_config(const ncclConfig_t *config) {
   REQUIRE(NULL, config->magic == NCCL_API_MAGIC, ncclInvalidArgument, "ncclConfig_t was not initialized");
   REQUIRE(NULL, config->size >= 16 && config->size <= 4096, ncclInvalidArgument, "ncclConfig_t has a bad size");
   if (config->size <= offsetof(ncclConfig_t, blocking)) return ncclSuccess;
+  if (config->size > offsetof(ncclConfig_t, maxCTAs) && config->minCTAs > 0 && config->maxCTAs > 0)
+    REQUIRE(NULL, config->minCTAs <= config->maxCTAs, ncclInvalidArgument,
+            "Invalid config min/max channels attribute value %d/%d", config->minCTAs, config->maxCTAs);
   int value = config->blocking;
   REQUIRE(NULL, value == NCCL_CONFIG_UNDEF_INT || value == 0 || value == 1, ncclInvalidArgument,
           "Invalid config blocking attribute value %d", value);
@@ -196,13 +210,16 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-/* Any thread, whatever the communicator is doing: what waits stops waiting. */
+/* Any thread, whatever the communicator is doing: what waits stops waiting. Afterwards no operation
+ * touches memory. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   ncclResult_t result;
   if (!comm) return ncclSuccess;
   NEED(comm);
   if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   atomic_store(&comm->aborted, true);
+  if (comm->shared) nccl_ring_bell(comm);
+  while (atomic_load(&comm->running)) sched_yield();
   leave(comm, ABORTED);
   return ncclSuccess;
 }

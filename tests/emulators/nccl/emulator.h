@@ -29,8 +29,12 @@ typedef CUevent cudaEvent_t;
 #define PATH 64
 #define MOST_OPS 64 /* reductions that a communicator was given */
 
-/* The calls. What each does with arrays stands in collective.c as a table. */
-enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
+#define MOST_RANKS 64 /* of a communicator whose ranks exclude, or signal, each other */
+#define MOST_WINDOWS 16
+
+/* The calls. What each does with arrays stands in collective.c as a table, from PUT on in onesided.c. */
+enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV,
+            PUT, SIGNAL, WAIT_SIGNAL };
 
 struct call { /* what all ranks must have alike */
   enum kind kind;
@@ -46,19 +50,30 @@ struct op {
   CUstream stream;
   int hang, error, stuck; /* faults: never progress; an asynchronous error; the call stays inside */
   double delay;    /* seconds */
+  int window;      /* of a PUT: its number, and the place in it, in bytes */
+  size_t offset;
+  int awaited[MOST_RANKS]; /* of a WAIT_SIGNAL: signals by rank */
 };
 
 enum presence { ABSENT, HERE, LEFT, ABORTED };
 
+struct exposed { /* a rank's part of a window: its bytes lie in that rank's process */
+  int process;
+  char *bytes;
+  size_t size;
+};
+
 struct member { /* one rank's part of the shared segment */
   _Alignas(64) atomic_ulong arrived; /* barriers that its operations have entered */
   atomic_ulong met;                  /* the same for calls that the host makes: init, split */
-  atomic_ulong shrunk;
+  atomic_ulong shrunk, grown;
   atomic_int presence;
   int device, color, key;
   unsigned long host;
   struct call call;
   char path[PATH];
+  struct exposed windows[MOST_WINDOWS];
+  atomic_ulong signals[MOST_RANKS]; /* that have come, by their sender */
 };
 
 struct ring {
@@ -87,9 +102,12 @@ struct ncclComm {
   size_t mapped;
   atomic_int state;      /* an ncclResult_t: what ncclCommGetAsyncError answers */
   atomic_int references; /* its owner, and launches that are not over */
-  atomic_bool aborted, revoked, finalized;
+  atomic_bool aborted, revoked, finalized, suspended;
   atomic_int pending; /* launches that are not over */
-  unsigned long arrived, met, shrinks;
+  atomic_int running; /* those that a stream's thread is in */
+  unsigned long arrived, met, shrinks, grows;
+  unsigned long taken[MOST_RANKS]; /* signals that were waited for, by their sender */
+  int windows;
   CUevent tail; /* where its latest launch ends */
   CUstream last;
   struct factor factors[MOST_OPS];
@@ -134,6 +152,8 @@ ncclResult_t nccl_check(ncclComm_t comm);
 ncclResult_t nccl_fail(ncclComm_t comm, ncclResult_t result, const char *format, ...);
 ncclComm_t nccl_new(int size, int rank, const ncclConfig_t *config);
 ncclResult_t nccl_stop(ncclComm_t comm);
+ncclResult_t nccl_usable(ncclComm_t comm, const char *name);
+ncclComm_t nccl_child(ncclComm_t parent, const ncclConfig_t *config);
 
 /* group.c. A job is what a call does that waits for other ranks. */
 typedef ncclResult_t (*job_fn)(ncclComm_t comm, void *args);
@@ -144,6 +164,7 @@ ncclResult_t nccl_do(ncclComm_t comm, job_fn job, const void *args, size_t size)
 /* What operations do, on a stream's thread. False: stopped by an abort. */
 bool nccl_collective(ncclComm_t comm, const struct op *op);
 bool nccl_messages(ncclComm_t comm, const struct op *ops, size_t count);
+bool nccl_one_sided(ncclComm_t comm, const struct op *op);
 void nccl_fold(ncclComm_t comm, const struct call *call, char *out, const char *const *in, size_t count);
 size_t nccl_width(ncclDataType_t type);
 

@@ -5,7 +5,7 @@
 struct plan {
   ncclComm_t child; /* there at once, and ncclInProgress until it has its segment */
   int color, key, flags, count;
-  int excluded[64];
+  int excluded[MOST_RANKS];
 };
 
 /* Whether `a` comes before `b` in the new communicator. */
@@ -88,7 +88,7 @@ static ncclResult_t check_parent(ncclComm_t comm, bool despite_errors) {
   return result;
 }
 
-static ncclComm_t child(ncclComm_t parent, const ncclConfig_t *config) {
+ncclComm_t nccl_child(ncclComm_t parent, const ncclConfig_t *config) {
   ncclComm_t comm = nccl_new(0, 0, config);
   if (!config) comm->blocking = parent->blocking;
   comm->device = parent->device;
@@ -103,7 +103,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *resu
   REQUIRE(comm, result, ncclInvalidArgument, "newcomm argument is NULL");
   REQUIRE(comm, color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument, "invalid color %d", color);
   struct plan plan = {.color = color, .key = key};
-  if (color != NCCL_SPLIT_NOCOLOR) plan.child = child(comm, config);
+  if (color != NCCL_SPLIT_NOCOLOR) plan.child = nccl_child(comm, config);
   *result = plan.child;
   return nccl_do(comm, split, &plan, sizeof plan);
 }
@@ -114,12 +114,12 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *ranks, int count, ncclComm_t *
   ncclResult_t checked = check_parent(comm, aborts || (comm && atomic_load(&comm->revoked)));
   if (checked != ncclSuccess) return checked;
   if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
-  REQUIRE(comm, result && ranks && count > 0 && count < comm->size && count <= 64, ncclInvalidArgument,
+  REQUIRE(comm, result && ranks && count > 0 && count < comm->size && count <= MOST_RANKS, ncclInvalidArgument,
           "invalid list of %d ranks to exclude", count);
   struct plan plan = {.flags = flags, .count = count};
   memcpy(plan.excluded, ranks, count * sizeof *ranks);
   REQUIRE(comm, !excluded(&plan, comm->rank), ncclInvalidArgument, "rank %d excludes itself", comm->rank);
-  plan.child = *result = child(comm, config);
+  plan.child = *result = nccl_child(comm, config);
   return nccl_do(comm, shrink, &plan, sizeof plan);
 }
 

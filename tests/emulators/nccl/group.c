@@ -59,12 +59,14 @@ static void run(void *data) {
   struct launch *launch = data;
   ncclComm_t comm = launch->comm;
   size_t collectives = 0;
+  atomic_fetch_add(&comm->running, 1); /* before the look at `aborted`: an abort waits for it */
   bool going = !atomic_load(&comm->aborted) && !atomic_load(&comm->revoked);
   for (size_t i = 0; i < launch->count && going; i++) going = begin(comm, &launch->ops[i]);
   for (; collectives < launch->count && !is_message(&launch->ops[collectives]) && going; collectives++)
-    going = nccl_collective(comm, &launch->ops[collectives]);
+    going = (launch->ops[collectives].call.kind >= PUT ? nccl_one_sided : nccl_collective)(comm, &launch->ops[collectives]);
   if (going && collectives < launch->count)
     nccl_messages(comm, &launch->ops[collectives], launch->count - collectives);
+  atomic_fetch_sub(&comm->running, 1);
   if (launch->captured) return;
   atomic_fetch_sub(&comm->pending, 1);
   nccl_ring_bell(comm);
@@ -158,8 +160,15 @@ static void *run_job(void *argument) {
   return NULL;
 }
 
+/* In a thread of its own the communicator's device becomes current, as in NCCL's threads. */
+static void *run_thread(void *argument) {
+  CUcontext context;
+  if (!nccl_driver()->retain(&context, ((struct job *)argument)->comm->device)) nccl_driver()->set_current(context);
+  return run_job(argument);
+}
+
 static void *run_alone(void *argument) {
-  run_job(argument);
+  run_thread(argument);
   nccl_release(((struct job *)argument)->comm);
   free(argument);
   return NULL;
@@ -201,7 +210,7 @@ static ncclResult_t run_jobs(void) {
   size_t count = job_count;
   job_count = 0;
   for (size_t i = 0; i < count; i++)
-    if (jobs[i]->comm->blocking) pthread_create(&jobs[i]->thread, NULL, run_job, jobs[i]);
+    if (jobs[i]->comm->blocking) pthread_create(&jobs[i]->thread, NULL, run_thread, jobs[i]);
   for (size_t i = 0; i < count; i++) {
     ncclResult_t one;
     if (jobs[i]->comm->blocking) {
@@ -247,10 +256,15 @@ ncclResult_t ncclGroupEnd(void) {
   return result;
 }
 
+/* A nonblocking communicator's group runs on a thread that knows of no simulation: as in NCCL's
+ * group.cc, its operations are launched. An operation is estimated as a microsecond. */
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *info) {
-  REQUIRE(NULL, depth, ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call.");
+  REQUIRE(NULL, depth, ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+  REQUIRE(NULL, !info || info->magic == 0x74685283, ncclInvalidArgument,
+          "ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER");
+  if (queued && !queue[0].comm->blocking) return ncclGroupEnd();
   if (--depth) return ncclSuccess;
+  if (info && failure == ncclSuccess) info->estimatedTime = (float)queued;
   queued = job_count = 0;
-  if (info) info->estimatedTime = 1.0f;
   return failure;
 }

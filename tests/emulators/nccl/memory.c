@@ -1,10 +1,9 @@
 /* Version, words, and registration: NCCL's memory is the driver's, and a handle is a record that
- * must be given back once. */
+ * must be given back once. Windows are in onesided.c. */
 #include "emulator.h"
 
-struct ncclWindow_vidmem {
+struct handle {
   ncclComm_t comm;
-  void *base;
 };
 
 /* NC10D_EMULATED_NCCL_VERSION stands for another version, as in 22809; the header's otherwise. */
@@ -47,13 +46,13 @@ static ncclResult_t enter(ncclComm_t comm, void *base, size_t size, void **handl
   ncclResult_t result = nccl_check(comm);
   if (result != ncclSuccess) return result;
   REQUIRE(comm, handle && base && size && nccl_bytes(base, size), ncclInvalidArgument, "only device memory can be registered");
-  ncclWindow_t window = malloc(sizeof *window);
-  *window = (struct ncclWindow_vidmem){comm, base};
+  struct handle *window = malloc(sizeof *window);
+  *window = (struct handle){comm};
   *handle = window;
   return ncclSuccess;
 }
 
-static ncclResult_t take_out(ncclComm_t comm, ncclWindow_t window) {
+static ncclResult_t take_out(ncclComm_t comm, struct handle *window) {
   if (!window) return ncclSuccess;
   REQUIRE(NULL, comm, ncclInvalidArgument, "comm argument is NULL");
   REQUIRE(comm, window->comm == comm, ncclInvalidArgument, "this handle is of another communicator, or was given back");
@@ -71,29 +70,4 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
   ncclResult_t result;
   if (comm && nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   return take_out(comm, handle);
-}
-
-/* All ranks call: a window is found by its peers. */
-static ncclResult_t meet(ncclComm_t comm, void *args) {
-  (void)args;
-  REQUIRE(comm, nccl_meet(comm), ncclInternalError, "aborted while a window was registered");
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t size, ncclWindow_t *window, int flags) {
-  (void)flags;
-  ncclResult_t result = nccl_check(comm);
-  if (result != ncclSuccess) return result;
-  REQUIRE(comm, (size_t)base % NCCL_WIN_REQUIRED_ALIGNMENT == 0, ncclInvalidArgument, "a window must be aligned to %d bytes",
-          NCCL_WIN_REQUIRED_ALIGNMENT);
-  if ((result = enter(comm, base, size, (void **)window)) != ncclSuccess) return result;
-  return nccl_do(comm, meet, "", 1);
-}
-
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) { return take_out(comm, window); }
-
-ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer) {
-  REQUIRE(comm, window && window->comm == comm && pointer, ncclInvalidArgument, "no such window");
-  *pointer = window->base;
-  return ncclSuccess;
 }

@@ -63,6 +63,8 @@ class GroupControl:
         self.left: dict[int, str] = {}
         """The ranks that have announced that they leave the group, and why; "" if unknown."""
         self.on_decision: Callable[[str, str], None] = ignored
+        self.on_value: Callable[[int, str, str], None] = _unheard
+        """Called as on_value(rank, key, value) by the control thread; must not block."""
         self._name, self._control, self._gone = name, control, gone
         self._others = [other for other in range(len(members)) if other != rank]
         self._topics: dict[str, Consensus] = {}
@@ -75,11 +77,16 @@ class GroupControl:
 
     # -- published values ----------------------------------------------------------------------
 
-    def set(self, key: str, value: str) -> None:
-        """Publish a value to all members; never blocks."""
+    def set(self, key: str, value: str, to: Sequence[int] | None = None) -> None:
+        """Publish a value to all members, or to the ranks `to`; never blocks."""
         self._values[key] = value
-        self._send(self._others, {"kind": "value", "key": key, "value": value})
+        others = self._others if to is None else to
+        self._send(others, {"kind": "value", "key": key, "value": value})
         self.notify()
+
+    def value(self, key: str) -> str | None:
+        """Return the latest value of a key, None if none has been published to this rank."""
+        return self._values.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of these keys have been published."""
@@ -183,6 +190,7 @@ class GroupControl:
             self.left[rank] = str(message.get("why", ""))
         elif kind == "value":
             self._values[message["key"]] = message["value"]
+            self.on_value(rank, message["key"], message["value"])
         else:
             topic = message["topic"]
             with self._lock:
@@ -214,6 +222,10 @@ class GroupControl:
     def _send(self, ranks: Iterable[int], message: Message) -> None:
         message |= {"group": self._name, "rank": self.rank}
         self._control.send([self.members[rank] for rank in ranks], message)
+
+
+def _unheard(rank: int, key: str, value: str) -> None:
+    """Ignore a published value, which `value` and `check` find."""
 
 
 def ignored(topic: str, value: str) -> None:

@@ -37,12 +37,12 @@ class CallLog:
     """The ring that the engine writes to; the system allocates its pages as it fills."""
 
     def __init__(self) -> None:
-        self._bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
-        self.address: int = self._bytes.ctypes.data
+        self.bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
+        self.address: int = self.bytes.ctypes.data
 
     def read(self, labels: Container[int]) -> list[LogEntry]:
         """Return the entries of the channels with these labels, oldest first."""
-        rows = self._bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
+        rows = self.bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
         copy = rows.copy()
         # A writer clears the stamp first and sets it last. So a row whose stamp is the same after
         # the copy as in it was not written meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -14,8 +15,10 @@ from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.formation import give_back
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
+from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.transport.links import Links
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
+from nc10d.backend.shared_board import PeerBoard, SharedBoard
 from nc10d.base.text import digest
 
 
@@ -46,6 +49,7 @@ class Group:
         self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
         text = GroupErrors(context, name, memory, self.channel, self.links, remote, self.control)
         self.health = Health(text, self.control)
+        self._boards: list[int] = []
         context.join(self, memory)
 
     def channels(self) -> list[Channel]:
@@ -60,6 +64,28 @@ class Group:
             if lost or (rank != self.rank and self.health.has_closed(rank)):
                 found.add(rank)
         return found
+
+    def share_board(self, nbytes: int) -> SharedBoard:
+        """Allocate this rank's board; MemoryError if there is no shared memory for it."""
+        memory = self.memory
+        offset = self.context.allocate(nbytes)
+        self._boards.append(offset)
+        entry_points.compare_and_swap(memory.board_word(memory.rank), 0, offset + 1)
+        peers = tuple(
+            PeerBoard(rank, memory.board_word(peer), memory.arena_base(peer))
+            for peer, rank in enumerate(memory.group_ranks)
+            if peer != memory.rank
+        )
+        return SharedBoard(memory.arena_base(memory.rank) + offset, peers, self._partners())
+
+    def _partners(self) -> tuple[int, ...]:
+        """Return a rank of each other host, such that a host's ranks share them evenly."""
+        if self.remote is None:
+            return ()
+        hosts = self.remote.hosts
+        own, place = hosts.places[self.rank]
+        others = (ranks for host, ranks in enumerate(hosts.hosts) if host != own)
+        return tuple(ranks[place % len(ranks)] for ranks in others)
 
     # -- as a ControlledGroup ------------------------------------------------------------------
 
@@ -101,7 +127,7 @@ class Group:
         self.control.leave(away, self.health.why_closed)
         if remote is not None:
             remote.close()
-        give_back(self.context, self.memory, self.links.owned)
+        give_back(self.context, self.memory, [*self.links.owned, *self._boards])
         self.context.leave(self)
 
     def disown(self) -> None:
@@ -110,9 +136,9 @@ class Group:
         if self.remote is not None:
             self.remote.disown()
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         health = getattr(self, "health", None)
-        if health is None or health.closed or os.getpid() != self.context.pid:
+        if ending() or health is None or health.closed or os.getpid() != self.context.pid:
             return
         if health.close():
             self.leave()

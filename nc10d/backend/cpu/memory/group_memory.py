@@ -2,7 +2,8 @@
 
 An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
 the cause of a failure that it has reported, the places of its links, the record of its latest call
-on another device (its note), and the two slots of its staging buffer.
+on another device (its note), the place of its board (backend.shared_board), and the two slots of
+its staging buffer.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ Words = npt.NDArray[np.int64]
 
 def header_bytes(size: int) -> int:
     """Return the bytes of an area before its staging buffer."""
-    return -(-(_note_offset(size) + at.RECORD_BYTES) // PAGE) * PAGE
+    return -(-(_board_offset(size) + 8) // PAGE) * PAGE
 
 
 def _note_offset(size: int) -> int:
     return at.AREA_LINKS + 8 * size
+
+
+def _board_offset(size: int) -> int:
+    return _note_offset(size) + at.RECORD_BYTES
 
 
 def _record_offset(number: int) -> int:
@@ -156,6 +161,10 @@ class GroupMemory:
     def note(self) -> int:
         """The address of this rank's note, where backends of other devices record their calls."""
         return self._addresses[self.rank] + _note_offset(self.size)
+
+    def board_word(self, rank: int) -> int:
+        """Return the address of the word with the place of a rank's board: offset + 1; 0: none."""
+        return self._addresses[rank] + _board_offset(self.size)
 
     def latest(self, rank: int) -> tuple[int, str]:
         """Return the call that a rank began last, of its collectives here and of its note.

@@ -40,12 +40,16 @@ HEADER_VERSION: Version = (2, 32, 3)
 CONSTANTS = {
     "NCCL_UNIQUE_ID_BYTES": 128,
     "NCCL_API_MAGIC": 3405692655,
+    "NCCL_SUSPEND_MEM": 1,
+    "NCCL_WIN_COLL_SYMMETRIC": 1,
+    "NCCL_WIN_REQUIRED_ALIGNMENT": 4096,
 }
 
 ENUMS = {
     "ncclResult_t": {"ncclSuccess": 0, "ncclUnhandledCudaError": 1, "ncclSystemError": 2, "ncclInternalError": 3, "ncclInvalidArgument": 4, "ncclInvalidUsage": 5, "ncclRemoteError": 6, "ncclInProgress": 7, "ncclTimeout": 8, "ncclNumResults": 9},
     "ncclRedOp_t": {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4, "ncclNumOps": 5},
     "ncclDataType_t": {"ncclInt8": 0, "ncclChar": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclInt": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5, "ncclFloat16": 6, "ncclHalf": 6, "ncclFloat32": 7, "ncclFloat": 7, "ncclFloat64": 8, "ncclDouble": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10, "ncclFloat8e5m2": 11, "ncclNumTypes": 12},
+    "ncclCommMemStat_t": {"ncclStatGpuMemSuspend": 0, "ncclStatGpuMemSuspended": 1, "ncclStatGpuMemPersist": 2, "ncclStatGpuMemTotal": 3},
 }
 
 CONFIG = (
@@ -67,11 +71,18 @@ FUNCTIONS = {
     "ncclCommInitRankConfig": Function("i", "piDip", (2, 18, 0), "ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t* config)"),
     "ncclCommDestroy": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommDestroy(ncclComm_t comm)"),
     "ncclCommAbort": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommAbort(ncclComm_t comm)"),
+    "ncclCommGetUniqueId": Function("i", "pp", (2, 29, 2), "ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId)"),
+    "ncclCommGrow": Function("i", "pipipp", (2, 29, 2), "ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank, ncclComm_t* newcomm, ncclConfig_t* config)"),
     "ncclGetErrorString": Function("s", "i", (2, 18, 0), "const char* ncclGetErrorString(ncclResult_t result)"),
     "ncclGetLastError": Function("s", "p", (2, 18, 0), "const char* ncclGetLastError(ncclComm_t comm)"),
     "ncclCommGetAsyncError": Function("i", "pp", (2, 18, 0), "ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)"),
     "ncclCommRegister": Function("i", "ppzp", (2, 19, 0), "ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle)"),
     "ncclCommDeregister": Function("i", "pp", (2, 19, 0), "ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle)"),
+    "ncclCommSuspend": Function("i", "pi", (2, 29, 7), "ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags)"),
+    "ncclCommResume": Function("i", "p", (2, 29, 7), "ncclResult_t ncclCommResume(ncclComm_t comm)"),
+    "ncclCommMemStats": Function("i", "pip", (2, 29, 7), "ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value)"),
+    "ncclCommWindowRegister": Function("i", "ppzpi", (2, 27, 0), "ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win, int winFlags)"),
+    "ncclCommWindowDeregister": Function("i", "pp", (2, 27, 0), "ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)"),
     "ncclRedOpCreatePreMulSum": Function("i", "ppiip", (2, 18, 0), "ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype, ncclScalarResidence_t residence, ncclComm_t comm)"),
     "ncclReduce": Function("i", "ppziiipp", (2, 18, 0), "ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclBroadcast": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
@@ -83,6 +94,10 @@ FUNCTIONS = {
     "ncclScatter": Function("i", "ppziipp", (2, 28, 3), "ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclSend": Function("i", "pziipp", (2, 18, 0), "ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, cudaStream_t stream)"),
     "ncclRecv": Function("i", "pziipp", (2, 18, 0), "ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, cudaStream_t stream)"),
+    "ncclPutSignal": Function("i", "pziipziiupp", (2, 29, 2), "ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)"),
+    "ncclSignal": Function("i", "iiiupp", (2, 29, 2), "ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)"),
+    "ncclWaitSignal": Function("i", "ippp", (2, 29, 2), "ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclComm_t comm, cudaStream_t stream)"),
     "ncclGroupStart": Function("i", "", (2, 18, 0), "ncclResult_t ncclGroupStart()"),
     "ncclGroupEnd": Function("i", "", (2, 18, 0), "ncclResult_t ncclGroupEnd()"),
+    "ncclGroupSimulateEnd": Function("i", "p", (2, 22, 0), "ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo)"),
 }

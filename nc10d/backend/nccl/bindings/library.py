@@ -3,6 +3,10 @@
 The library is that of NC10D_NCCL_LIBRARY, else that of the wheel nvidia-nccl-cu12 or -cu13, else
 the system's libnccl.so.2. A function that is newer than the loaded release raises
 UnsupportedPlatform, which names its first release. Functions are looked up at their first use.
+
+AMD's RCCL (named by NC10D_NCCL_LIBRARY) loads by the same table and tells its version; it has the
+functions of the table that it exports by the same name. Nothing more is known of it: nc10d has no
+driver for AMD's devices.
 """
 
 from __future__ import annotations
@@ -32,6 +36,27 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * CONSTANTS["NCCL_UNIQUE_ID_BYTES"]),)
 
 
+class SimInfo(ctypes.Structure):
+    """ncclSimInfo_t: the estimate of ncclGroupSimulateEnd, in microseconds."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("estimatedTime", ctypes.c_float),
+    )
+
+
+SIM_MAGIC = 0x74685283
+"""NCCL_SIM_INFO_INITIALIZER's magic (nccl.h)."""
+
+
+class WaitSignalDesc(ctypes.Structure):
+    """ncclWaitSignalDesc_t: how many signals to wait for, and of which rank."""
+
+    _fields_ = tuple((name, ctypes.c_int) for name in ("opCnt", "peer", "sigIdx", "ctx"))
+
+
 CTYPES: dict[str, Any] = {
     "p": ctypes.c_void_p,
     "s": ctypes.c_char_p,
@@ -58,14 +83,20 @@ class Library:
         self._functions: dict[str, Any] = {}
         self._addresses: dict[str, int] = {}
 
+    @property
+    def name(self) -> str:
+        """NCCL, or RCCL for a library that exports a function of RCCL's own."""
+        return "RCCL" if hasattr(self._dll, "ncclAllToAllv") else "NCCL"
+
     def has(self, name: str) -> bool:
         """Return whether this release has a function of the table."""
-        return FUNCTIONS[name].since <= self.version
+        return FUNCTIONS[name].since <= self.version and hasattr(self._dll, name)
 
     def require(self, since: Version, call_name: str) -> None:
         """Raise UnsupportedPlatform if this release is older than `since`."""
         if self.version < since:
-            message = f"{call_name} needs NCCL >= {dotted(since)}, this is {dotted(self.version)}"
+            this = f"this is {self.name} {dotted(self.version)}"
+            message = f"{call_name} needs NCCL >= {dotted(since)}, {this}"
             raise UnsupportedPlatform(f"{message} ({self.path})")
 
     def function(self, name: str) -> Any:

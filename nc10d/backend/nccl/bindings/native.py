@@ -14,9 +14,8 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 
-from nc10d.backend.cpu.native.atomics import load, move, nc10d_now, store
-from nc10d.backend.cpu.native.offsets import RECORD_TEXT, TEXT_BYTES
-from nc10d.kernels.cache import compiled, compiled_callback
+from nc10d.backend.cpu.native.atomics import load, store
+from nc10d.kernels.cache import compiled
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
 WORDS = 11
@@ -25,6 +24,8 @@ IN_PROGRESS = 7
 """ncclInProgress: no error, but rows after the end of the group have to wait for it."""
 SCALE = 1000
 """An answer is SCALE * (row + 1) + code for an error, -row to continue there later, else 0."""
+NO_CONTEXT = 1 << 30
+"""In an answer in place of row + 1: the device's context could not be made current."""
 
 _ROW = 8 * WORDS
 
@@ -42,7 +43,7 @@ def _caller(count: int) -> Any:
     return call
 
 
-_call0, _call1, _call2, _call3 = map(_caller, (0, 1, 2, 3))
+_call0, call1, call2, _call3 = map(_caller, (0, 1, 2, 3))
 _call6, _call7, _call8 = map(_caller, (6, 7, 8))
 
 
@@ -57,11 +58,11 @@ def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
     if count == 8:
         return _call8(function, arguments)
     if count == 2:
-        return _call2(function, arguments)
+        return call2(function, arguments)
     if count == 3:
         return _call3(function, arguments)
     if count == 1:
-        return _call1(function, arguments)
+        return call1(function, arguments)
     return _call0(function, arguments)
 
 
@@ -91,15 +92,6 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
     return 0
 
 
-@compiled_callback("int64(int64, int64)")
-def nc10d_nccl_record(record, text):  # type: ignore[no-untyped-def]
-    """Write a launch into a record: its number, its begin (ns), and its text."""
-    store(record, load(record) + 1)
-    store(record + 8, nc10d_now())
-    move(record + RECORD_TEXT, text, TEXT_BYTES)
-    return 0
-
-
 @compiled("int64(int64, int64, int64, int64, int64, int64, int64)")
 def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: ignore[no-untyped-def]
     """Make the calls of rows first..count-1 with a device's context as the thread's current one.
@@ -116,7 +108,7 @@ def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: i
     store(last + _ROW + 32, ended)
     code = nc10d_nccl_call(device)
     if code != 0:
-        return SCALE + code
+        return SCALE * NO_CONTEXT + code
     answer = nc10d_nccl_rows(table, first, count)
     nc10d_nccl_call(device + _ROW)
     return answer

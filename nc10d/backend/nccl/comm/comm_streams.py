@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -31,14 +32,25 @@ from nc10d.store.prefix import PrefixStore
 
 COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""
+WINDOWS = "windows"
+"""The name of the communicator of a group's one-sided operations, which wait for peers' signals."""
+_OLD = "old"  # in the store: a communicator grows, and which ranks it has
 _GO = "go"
+
+
+class Parent(NamedTuple):
+    """The communicator that a group grows from, and this rank's place there."""
+
+    communicator: Communicator
+    rank: int
+    size: int
 
 
 class NcclGroup(NamedTuple):
     """A group as the parts of the backend know it."""
 
-    # `fail` fails the group with an error, and `check` raises its failure. `record_address` returns
-    # the address of the record in which peers read this rank's launches; see OtherBackends.
+    # `fail` fails the group with an error, and `check` raises its failure. The next three are those
+    # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None.
 
     name: str
     rank: int
@@ -49,6 +61,9 @@ class NcclGroup(NamedTuple):
     fail: Callable[[DistError], None]
     check: Callable[[], None]
     record_address: Callable[[], int]
+    share_board: Callable[[int], SharedBoard | None]
+    messages: Callable[[], GroupMessages | None]
+    parent: Parent | None = None
 
 
 class CommStream:
@@ -62,6 +77,7 @@ class CommStream:
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
         self.launched = 0
+        self.settled = threading.Event()  # it has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
 
@@ -93,6 +109,17 @@ class CommStreams:
     def all(self) -> list[CommStream]:
         """Return all communicators, formed or not."""
         return list(self._comm_streams.values())
+
+    def settled(self) -> list[CommStream]:
+        """Return the formed communicators by name, once no communicator is forming any more.
+
+        The names' order is the same on all ranks. No operation is in flight, so the ranks of a
+        communicator have all formed it, or are about to.
+        """
+        each = sorted(self.all(), key=lambda comm_stream: comm_stream.name)
+        for comm_stream in each:
+            comm_stream.settled.wait()
+        return [comm_stream for comm_stream in each if comm_stream.comm is not None]
 
     def find(self, name: str) -> CommStream | None:
         """Return a communicator by name, None if it was not used yet."""
@@ -129,8 +156,10 @@ class CommStreams:
             comm = self._communicator(comm_stream, deadline)
         except DistError as error:
             self._group.fail(error)
+            comm_stream.settled.set()
             return
         comm_stream.comm = comm
+        comm_stream.settled.set()
         if self._ended:  # meanwhile, and `abort` has not seen this communicator
             comm.abort()
         else:
@@ -142,12 +171,21 @@ class CommStreams:
             name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"
             keys = PrefixStore(comm_stream.name, store)
             rank, size, library = comm_stream.rank, comm_stream.size, self._group.library
-            unique = wait_for_ranks(keys, library, name, rank, size, deadline, self._group.check)
+            parent = self._group.parent if comm_stream.name == COLLECTIVES else None
+            check = self._group.check
+            if parent is not None:
+                keys.set(f"{_OLD}/{rank}", f"{parent.rank} of {parent.size}")
+                keys.set(_OLD, "")
+            unique = wait_for_ranks(keys, library, name, rank, size, deadline, check, parent)
+            grows = comm_stream.name == COLLECTIVES and keys.check([_OLD])
         finally:
             store.close()
         config, device = self._group.options.config, self._pool.device
         enter = functools.partial(on_device, device)
-        return Communicator.create(library, unique, rank, size, deadline, enter, config)
+        place = library, unique, rank, size, deadline, enter, config
+        if not grows:
+            return Communicator.create(*place)
+        return Communicator.grown(*place, parent.communicator if parent is not None else None)
 
     def abort(self) -> None:
         """Abort all communicators and the operations on them; blocks until NCCL has done so."""
@@ -169,29 +207,26 @@ class CommStreams:
         return [comm_stream.comm for comm_stream in self.all() if comm_stream.comm is not None]
 
 
-def wait_for_ranks(
+def meet(
     store: Store,
-    library: Library,
     name: str,
     rank: int,
     size: int,
     deadline: Deadline,
     check: Callable[[], None],
-) -> bytes:
-    """Wait until all `size` ranks have called with a store of their own; return the unique id.
+    conclude: Callable[[], str] = lambda: _GO,
+) -> None:
+    """Wait until all `size` ranks have called with a store of their own.
 
     NCCL waits for a missing rank for ever. So the ranks count themselves in the store. The last
-    rank to arrive writes the permission to go on; a rank that gives up writes the reason. The first
-    of these entries holds for all ranks.
+    rank to arrive writes the permission to go on, `conclude()`, which may be a reason not to; a
+    rank that gives up writes the reason. The first of these entries holds for all ranks.
 
-    `name` is the communicator's in errors. `check` is called meanwhile and raises if waiting has
-    become pointless. RendezvousError, the same on all ranks, names the ranks that had not arrived
-    by the first deadline.
+    `name` is what the ranks come to, in errors. `check` is called meanwhile and raises if waiting
+    has become pointless. RendezvousError, the same on all ranks, names the ranks that had not
+    arrived by the first deadline.
     """
-    if rank == 0:
-        store.set("id", library.unique_id())
     store.set(f"here/{rank}", "")
-
     report = WaitReport(f"rank {rank} of {size}", deadline)
 
     def missing() -> str:
@@ -205,7 +240,43 @@ def wait_for_ranks(
     def give_up() -> str:
         return report.timed_out(missing())
 
-    outcome = arrive(store, size, lambda: _GO, give_up, deadline, check_and_tell)
+    outcome = arrive(store, size, conclude, give_up, deadline, check_and_tell)
     if outcome != _GO.encode():
         raise RendezvousError(outcome.decode(errors="replace"))
+
+
+def wait_for_ranks(
+    store: Store,
+    library: Library,
+    name: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    check: Callable[[], None],
+    parent: Parent | None = None,
+) -> bytes:
+    """Meet all ranks of a new communicator; return its unique id. See `meet`."""
+    if rank == 0:
+        made = library.unique_id() if parent is None else parent.communicator.growth_id()
+        store.set("id", made)
+    meet(store, name, rank, size, deadline, check, lambda: _conclusion(store, name, size))
     return store.get("id")
+
+
+def _conclusion(store: Store, name: str, size: int) -> str:
+    """Return the permission to go on, or why a communicator can't grow to these ranks."""
+    if not store.check([_OLD]):
+        return _GO
+    places = {
+        rank: store.get(f"{_OLD}/{rank}").decode()
+        for rank in range(size)
+        if store.check([f"{_OLD}/{rank}"])
+    }
+    wanted = {rank: f"{rank} of {len(places)}" for rank in range(len(places))}
+    if places == wanted and len(places) < size:
+        return _GO
+    found = ", ".join(f"rank {rank} was {place}" for rank, place in places.items())
+    return (
+        f"{name} can't grow ({found}): all ranks of the group that grows name it by "
+        "NcclOptions(grow_from=...), keep their numbers, and new ranks follow them"
+    )

@@ -10,17 +10,19 @@ A single thread at a time may be in NCCL with a communicator: every call holds i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import in_seconds
-from nc10d.errors import CollectiveTimeout, GroupClosed, NCCLError
+from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, UnsupportedPlatform
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
 UNTIL_ABORT_ANYWAY = 1.0
@@ -55,6 +57,56 @@ class Communicator:
         config: NCCLConfig | None = None,
     ) -> Communicator:
         """Make rank `rank` of `size`; blocks until all ranks call, or raises CollectiveTimeout."""
+        given = UniqueId.from_buffer_copy(unique_id)
+
+        def make(made: Any, how: Any) -> None:
+            library.call("ncclCommInitRankConfig", made, size, given, rank, how)
+
+        return cls._made(library, size, make, deadline, enter, config)
+
+    @classmethod
+    def grown(
+        cls,
+        library: Library,
+        unique_id: bytes,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        enter: OnDevice,
+        config: NCCLConfig | None,
+        parent: Communicator | None,
+    ) -> Communicator:
+        """Make rank `rank` of a communicator with new ranks beside those of `parent` (2.29.2).
+
+        Rank 0 has made the id by its parent's `growth_id`. The parent's ranks keep their numbers;
+        a new rank has no parent. Nothing is in flight on the parent, which can be closed then.
+        """
+        given = UniqueId.from_buffer_copy(unique_id)
+        shown = None if parent is not None and rank else ctypes.byref(given)
+
+        def make(made: Any, how: Any) -> None:
+            with parent.lock if parent is not None else contextlib.nullcontext():
+                old = (parent.handle, size, shown, -1) if parent else (None, size, shown, rank)
+                library.call("ncclCommGrow", *old, made, how)
+
+        return cls._made(library, size, make, deadline, enter, config)
+
+    def growth_id(self) -> bytes:
+        """Return the id by which new ranks join; one rank calls, once for each growth."""
+        made = UniqueId()
+        self.call("ncclCommGetUniqueId", ctypes.byref(made))
+        return bytes(made)
+
+    @classmethod
+    def _made(
+        cls,
+        library: Library,
+        size: int,
+        make: Callable[[Any, Any], None],
+        deadline: Deadline,
+        enter: OnDevice,
+        config: NCCLConfig | None,
+    ) -> Communicator:
         config = config or NCCLConfig()
         blocking = config.blocking is None or bool(config.blocking)
         struct = as_struct(config, library)
@@ -62,9 +114,7 @@ class Communicator:
 
         def begin() -> None:
             with enter():
-                given = UniqueId.from_buffer_copy(unique_id)
-                made, how = ctypes.byref(comm), ctypes.byref(struct)
-                library.call("ncclCommInitRankConfig", made, size, given, rank, how)
+                make(ctypes.byref(comm), ctypes.byref(struct))
 
         call_name = f"making a communicator of {size} ranks"
         if blocking:
@@ -74,6 +124,18 @@ class Communicator:
         made = cls(library, int(comm.value or 0), enter, blocking)
         made.settle(deadline, call_name)
         return made
+
+    def call_with_all(self, name: str, deadline: Deadline, *arguments: Any) -> None:
+        """Make a call that waits for the same call of all ranks, who have met for it before.
+
+        CollectiveTimeout at the deadline.
+        """
+        with self.lock if not self.blocking else contextlib.nullcontext():
+            if self.blocking:
+                _within(deadline, name, lambda: self.call(name, *arguments))
+            else:
+                self.call(name, *arguments)
+            self.settle(deadline, name)
 
     @property
     def handle(self) -> int:
@@ -87,14 +149,15 @@ class Communicator:
         """Whether it has not ended yet."""
         return self._handle is not None
 
-    def _call(self, name: str, *arguments: Any) -> int:
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call a function whose first argument is the communicator."""
         with self.lock, self.enter():
             return self.library.call(name, self.handle, *arguments)
 
     def async_error(self) -> int:
         """Return the ncclResult_t of asynchronous work: SUCCESS, IN_PROGRESS, or an error."""
         state = ctypes.c_int()
-        self._call("ncclCommGetAsyncError", ctypes.byref(state))
+        self.call("ncclCommGetAsyncError", ctypes.byref(state))
         return state.value
 
     def settle(self, deadline: Deadline, call_name: str) -> None:
@@ -132,8 +195,30 @@ class Communicator:
     def register(self, address: int, nbytes: int) -> Registration:
         """Register memory for zero-copy operations (NCCL 2.19); close it before memory is freed."""
         made = ctypes.c_void_p()
-        self._call("ncclCommRegister", address, nbytes, ctypes.byref(made))
+        self.call("ncclCommRegister", address, nbytes, ctypes.byref(made))
         return Registration(self, int(made.value or 0))
+
+    def window(self, address: int, nbytes: int, deadline: Deadline) -> Registration:
+        """Register memory as a window of all ranks, who have met for it (NCCL 2.27).
+
+        UnsupportedPlatform on all ranks if the machine has no symmetric memory.
+        """
+        made = ctypes.c_void_p()
+        symmetric = CONSTANTS["NCCL_WIN_COLL_SYMMETRIC"]
+        place = ctypes.byref(made)
+        self.call_with_all("ncclCommWindowRegister", deadline, address, nbytes, place, symmetric)
+        if not made.value:  # NCCL's answer where a communicator lacks it
+            raise UnsupportedPlatform(
+                "NCCL has no symmetric memory between these ranks: it needs devices that reach "
+                "each other's memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE"
+            )
+        return Registration(self, made.value, "ncclCommWindowDeregister")
+
+    def memory_stat(self, which: str) -> int:
+        """Return a statistic, a name of ncclCommMemStat_t, in bytes (NCCL 2.29.7)."""
+        value = ctypes.c_uint64()
+        self.call("ncclCommMemStats", ENUMS["ncclCommMemStat_t"][which], ctypes.byref(value))
+        return value.value
 
     def close(self) -> None:
         """Destroy it after its operations have ended; idempotent. Other ranks need not call."""
@@ -161,15 +246,18 @@ class Communicator:
 class Registration:
     """Memory that is registered with a communicator, until `close`."""
 
-    def __init__(self, communicator: Communicator, handle: int) -> None:
+    def __init__(
+        self, communicator: Communicator, handle: int, undo: str = "ncclCommDeregister"
+    ) -> None:
         self._communicator = communicator
+        self._undo = undo
         self.handle: int | None = handle
 
     def close(self) -> None:
         """Deregister; idempotent. The end of the communicator has deregistered it too."""
         handle, self.handle = self.handle, None
         if handle is not None and self._communicator.alive:
-            self._communicator._call("ncclCommDeregister", handle)
+            self._communicator.call(self._undo, handle)
 
 
 def mem_alloc(library: Library, nbytes: int) -> int:
@@ -184,14 +272,14 @@ def mem_free(library: Library, address: int) -> None:
     library.call("ncclMemFree", address)
 
 
-def _within(deadline: Deadline, call_name: str, function: Callable[[], None]) -> None:
+def _within(deadline: Deadline, call_name: str, function: Callable[[], object]) -> None:
     """Run a function that blocks in NCCL on a thread that is abandoned at the deadline."""
-    failures: list[BaseException] = []
+    failures: list[DistError] = []
 
     def run() -> None:
         try:
             function()
-        except NCCLError as error:
+        except DistError as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="nc10d-nccl-init", daemon=True)

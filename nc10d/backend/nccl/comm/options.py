@@ -26,8 +26,8 @@ NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
 class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
-    A field that is newer than the loaded release raises UnsupportedPlatform when a communicator is
-    made with it. NCCL's documentation of ncclConfig_t explains each field.
+    A group with a field that is newer than the loaded release is refused (UnsupportedPlatform), and
+    so is a value of another type (TypeError). NCCL's documentation of ncclConfig_t explains each.
     """
 
     blocking: int | None = None
@@ -73,6 +73,11 @@ def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
         value = getattr(config, option.name)
         if value is not None:
             library.require(_SINCE[name], f"NCCLConfig.{option.name}")
+            kind = str if name.endswith("Name") else int
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"NCCLConfig.{option.name}: expected {kind.__name__}, got {value!r}"
+                )
             setattr(struct, name, value.encode() if isinstance(value, str) else int(value))
         elif hasattr(struct, name) and not name.endswith("Name"):
             setattr(struct, name, UNDEFINED)
@@ -86,11 +91,17 @@ class NcclOptions:
     `config` applies to every communicator of the group. With `high_priority`, operations run on
     streams of the device's highest priority. With `timing`, `Work.duration` is the time on the
     device, in seconds.
+
+    With `grow_from`, a group whose ranks are the first ranks of the new one, the new group's
+    communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks of that group give
+    it, and new ranks do not. It has been used, has nothing in flight (ValueError), and is of no use
+    afterwards but to be destroyed.
     """
 
     config: NCCLConfig = field(default_factory=NCCLConfig)
     high_priority: bool = False
     timing: bool = False
+    grow_from: Any = None
 
 
 def read_options(given: Any) -> NcclOptions:

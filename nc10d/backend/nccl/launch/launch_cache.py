@@ -44,12 +44,13 @@ class CachedLaunch:
     """A launch's communicators, and its table of calls once they are formed."""
 
     # `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it
-    # has a barrier, for which the host waits too. `default_stream` is the current stream for its
+    # has a barrier, for which the host waits too. `messages` are peer and tag of its sends, and of
+    # its receives; None without any. `default_stream` is the current stream for its
     # first array unless the user chooses a stream; None: it has to be looked up.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
-        *("blocks", "default_stream", "comm_streams", "table", "receives"),
+        *("blocks", "default_stream", "comm_streams", "messages", "table", "receives"),
     )
 
     def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
@@ -58,6 +59,9 @@ class CachedLaunch:
         self.default_stream = default_stream_of(first_array(batch))
         self.receives = not uniform and any(type(op) is ops.Recv for op in batch)
         self.blocks = not uniform and any(type(op) is ops.Barrier for op in batch)
+        sends = () if uniform else [(op.peer, op.tag) for op in batch if type(op) is ops.Send]
+        takes = () if uniform else [_sender(op) for op in batch if type(op) is ops.Recv]
+        self.messages = (sends, takes) if sends or takes else None
         self.table: LaunchTable | None = None
         self._freed: list[object] = []
         self._ids = array("q")
@@ -89,6 +93,11 @@ class CachedLaunch:
 
     def _unchanged(self) -> bool:
         return all(_description(ref()) == spot for ref, spot in self._descriptions)
+
+
+def _sender(op: ops.Recv) -> tuple[int, int]:
+    assert op.peer is not None, "a receive from any rank has found its sender, or was refused"
+    return op.peer, op.tag
 
 
 Description = tuple[Any, ...]

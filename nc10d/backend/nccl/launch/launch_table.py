@@ -1,6 +1,6 @@
 """A launch as a table of C calls: events, group, operations, events. Built once, run often.
 
-    write the launch record                    peers read it if this rank dies
+    enter: number and log the call             and compare it with those of peers
     record `before` on the current stream      the work queued there comes first
     wait for it on each communicator's stream
     group start, the operations' calls, group end
@@ -19,16 +19,18 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from nc10d.arrays.access import first_array, touched
+from nc10d.arrays.access import touched
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.intervals import disjoint
-from nc10d.backend.cpu.native.offsets import RECORD_BYTES, TEXT_BYTES
+from nc10d.backend.nccl.bindings.entering import nc10d_nccl_enter
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, PLAIN, SCALE, WORDS, nc10d_nccl_record
+from nc10d.backend.nccl.bindings.native import ENDS, GROUPED, NO_CONTEXT, PLAIN, SCALE, WORDS
 from nc10d.backend.nccl.comm.comm_streams import CommStream
+from nc10d.backend.nccl.launch.call_board import Caller
+from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
-from nc10d.ops import OP_NAMES, AllReduces, Op
+from nc10d.ops import Op
 
 _PAD = (0,) * 8
 AFTER_EVENT = 2
@@ -58,10 +60,13 @@ class LaunchTable:
     """The rows of one launch, at `address`; run under the locks of its communicators."""
 
     # Row `ended` records the event by which the launch ends. The last row, after it, makes the
-    # current stream wait for that event. A deferred launch has its launch record and its event
-    # `before` already, and runs from row AFTER_EVENT.
+    # current stream wait for that event. A deferred launch has been entered by its `caller` and has
+    # its event `before`: it runs from row AFTER_EVENT.
 
-    __slots__ = ("_keep", "_rows", "address", "begun", "comm_streams", "ended", "lock", "places")
+    __slots__ = (
+        *("_keep", "_rows", "address", "begun", "caller"),
+        *("comm_streams", "ended", "lock", "places"),
+    )
 
     def __init__(
         self,
@@ -69,20 +74,21 @@ class LaunchTable:
         events: Events,
         body: Body,
         rows: TableRows,
-        launch_record: LaunchRecord,
-        keep: tuple[LaunchText, object],
+        caller: Caller,
+        keep: tuple[CallText, object],
     ) -> None:
         """Lay out the rows of `body`, and those around them, for formed `comm_streams`.
 
-        `keep` is the memory that its calls use: the text of the launch record, and more.
+        `keep` is the memory that its calls use: the text of the call, and more.
         """
         self._keep = keep
+        self.caller = caller
         self.comm_streams = comm_streams
         locks = [comm_stream.formed.lock for comm_stream in comm_streams]
         self.lock = locks[0] if len(locks) == 1 else _Locks(locks)
         self.begun = events.begun
         record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
-        rows.add(nc10d_nccl_record.address, launch_record.address, keep[0].address)
+        rows.add(nc10d_nccl_enter.address, caller.address, keep[0].address)
         rows.add(record, events.before, 0)
         for comm_stream in comm_streams:
             rows.add(wait, comm_stream.stream, events.before, 0)
@@ -101,62 +107,20 @@ class LaunchTable:
         self._rows = rows.words
         self.address = self._rows.buffer_info()[0]
 
+    def entering(self, answer: int) -> int:
+        """Return the answer of the row that enters the launch, 0 if a later row has failed."""
+        number, code = divmod(answer, SCALE)
+        return code if number == 1 else 0
+
     def culprit(self, answer: int) -> tuple[int, int | None, bool]:
         """Return a failed run's code, its operation's place or None, and whether CUDA failed."""
         number, code = divmod(answer, SCALE)
         row = number - 1
+        if number == NO_CONTEXT:
+            return code, None, True
         by_cuda = self._rows[row * WORDS] in map(address, _CUDA_FUNCTIONS)
         spans = (places[row - at : row - at + 1] for at, places in self.places if row >= at)
         return code, next((place for span in spans for place in span), None), by_cuda
-
-
-class LaunchText:
-    """The text of a launch, in memory at `address` as long as this object lives."""
-
-    __slots__ = ("_bytes", "address")
-
-    def __init__(self, ops: Sequence[Op]) -> None:
-        text = _text_of_launch(ops).encode()[: TEXT_BYTES - 1]
-        self._bytes = array("B", text.ljust(TEXT_BYTES, b"\0"))
-        self.address = self._bytes.buffer_info()[0]
-
-
-class LaunchRecord:
-    """A rank's latest launch, which peers read for their errors if the rank dies."""
-
-    # The record at `address` is in memory that the group's failure detector shares with all ranks
-    # of the host (`OtherBackends.record_address`); without a detector it is private. The compiled
-    # loop writes number and text of each launch on the communicator of the collectives.
-
-    def __init__(self, address: int = 0) -> None:
-        self._own = array("B", bytes(RECORD_BYTES))
-        self.address = address or self._own.buffer_info()[0]
-
-    def write(self, text: LaunchText) -> None:
-        """Count a launch and record its text, as the compiled loop does."""
-        nc10d_nccl_record.ctypes(self.address, text.address)
-
-
-def _text_of_launch(ops: Sequence[Op]) -> str:
-    """Return a launch's text, in the form that the errors of all backends have."""
-    if isinstance(ops, AllReduces):  # without making its operations
-        x = as_buffer(ops.arrays[0])
-        first = f"all_reduce(dtype={x.dtype.label}, count={x.count}, op={ops.op.name})"
-    else:
-        first = _text_of_op(ops[0])
-    return first if len(ops) == 1 else f"coalesced({first} and {len(ops) - 1} more)"
-
-
-def _text_of_op(op: Op) -> str:
-    parts = []
-    x = first_array((op,))
-    if x is not None:
-        found = as_buffer(x)
-        parts = [f"dtype={found.dtype.label}", f"count={found.count}"]
-    how, root = getattr(op, "op", None), getattr(op, "root", None)
-    parts += [f"op={how.name}"] if how is not None else []
-    parts += [f"root={root}"] if root is not None else []
-    return f"{OP_NAMES[type(op)]}({', '.join(parts)})"
 
 
 class DeviceContext:

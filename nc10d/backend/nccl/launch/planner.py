@@ -18,15 +18,15 @@ from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import datatypes
+from nc10d.backend.nccl.launch.call_board import CallBoard, Caller
+from nc10d.backend.nccl.launch.compared_call import CallText, call_of, text_of_all_reduces
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch.launch_table import (
     Body,
     Events,
     Grouped,
-    LaunchRecord,
     LaunchTable,
-    LaunchText,
     Placed,
     TableRows,
     grouped,
@@ -56,7 +56,7 @@ class LaunchPlanner:
         self._pool = pool
         self._comm_streams = comm_streams
         self._cache = LaunchCache()
-        self._record, self._unread_record = LaunchRecord(group.record_address()), LaunchRecord()
+        self.board = CallBoard(group)
         self._before = pool.take()
         self._joint = Stream(self.device, group.options.high_priority)
         self._scratch = to_device(np.ones(1, np.int32), self.device)
@@ -85,21 +85,35 @@ class LaunchPlanner:
         if rows is None:
             return None
         cached = CachedLaunch((main,), ops)
+        dtype = as_buffer(ops.arrays[0]).dtype
+        elements = datatypes.reduction(dtype, ops.op).elements
+        counts = tuple([count // elements for count in rows[5 :: native.WORDS]])
+        text = text_of_all_reduces(dtype.label, ops.op.name, counts)
         cached.table = self._table_of(
-            ops, cached.comm_streams, self._before, lambda table: table.block(rows)
+            text, cached.comm_streams, self._before, lambda table: table.block(rows)
         )
         self._cache.keep(key, ops, cached)
         return cached
+
+    def checked_calls(self, ops: Sequence[Op]) -> list[list[Call]]:
+        """Check operations as a launch does; return the calls of each, for formed communicators."""
+        self._check_all(ops)
+        return self._calls(
+            ContiguousCopies(ops, self._group.rank, self.device).ops, self._premul_op
+        )
+
+    def _check_all(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            validate(op, self._group.rank, self._group.size)
+            if getattr(op, "peer", 0) is None:
+                raise ValueError("recv: src can't be None in a block: NCCL must know from whom")
+            self._check_device(op)
 
     def _checked_launch(
         self, ops: Sequence[Op], key: Key | None, deadline: Deadline
     ) -> CachedLaunch:
         """Check the caller's operations, and make their launch."""
-        for op in ops:
-            validate(op, self._group.rank, self._group.size)
-            if getattr(op, "peer", 0) is None:
-                raise ValueError("recv: nccl must know from whom: src can't be None")
-            self._check_device(op)
+        self._check_all(ops)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops, lambda *_: 0)
         comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
@@ -140,10 +154,10 @@ class LaunchPlanner:
         calls = self._calls(copies.ops, self._premul_op)
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
-    def record_of(self, comm_streams: tuple[CommStream, ...]) -> LaunchRecord:
-        """Return the record of a launch; launches of messages only are not published."""
-        published = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
-        return self._record if published else self._unread_record
+    def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
+        """Return the caller of a launch: peers compare launches with a collective."""
+        compared = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
+        return self.board.collectives if compared else self.board.messages
 
     def _table_for(
         self,
@@ -165,11 +179,12 @@ class LaunchPlanner:
             if placed:
                 around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
                 groups.append(Grouped(placed, *around))
-        return self._table_of(ops, comm_streams, before, grouped(groups, comm_streams), copies.kept)
+        body = grouped(groups, comm_streams)
+        return self._table_of(CallText(call_of(ops)), comm_streams, before, body, copies.kept)
 
     def _table_of(
         self,
-        ops: Sequence[Op],
+        text: CallText,
         comm_streams: tuple[CommStream, ...],
         before: int,
         body: Body,
@@ -177,9 +192,9 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        record_address, text = self.record_of(comm_streams), LaunchText(ops)
+        caller = self.caller_of(comm_streams)
         return LaunchTable(
-            comm_streams, events, body, TableRows(self._library), record_address, (text, kept)
+            comm_streams, events, body, TableRows(self._library), caller, (text, kept)
         )
 
     def _premul_op(self, factor: float, datatype: int, dtype: DType) -> int:

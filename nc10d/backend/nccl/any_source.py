@@ -1,0 +1,205 @@
+"""Receives from any rank: NCCL needs to know from whom, so the sender is found first.
+
+A rank that receives from any rank says so once for each tag, by a text to all ranks. From then on
+every rank tells it how many messages with that tag it has launched to this rank. The receiver knows
+how many of them it has received: where there are more, a message waits. Programs without such
+receives send no text.
+
+A receive takes its sender when a thread waits for it or tests it, as on the CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from nc10d.arrays.validate import validate
+from nc10d.backend.device_work import DeviceWork
+from nc10d.backend.nccl.works import NcclWork
+from nc10d.backend.shared_board import GroupMessages
+from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.promise import FAILED, PENDING
+from nc10d.errors import CollectiveTimeout, DistError
+from nc10d.ops import Recv
+
+_ANY, _SENT = "device/any", "device/sent"
+_SLICE = 0.05
+Place = tuple[int, int]
+"""A rank and a tag."""
+
+
+class Senders:
+    """The counts of a group's messages on this rank; any thread may call."""
+
+    def __init__(self, rank: int, size: int, messages: GroupMessages | None) -> None:
+        self.rank, self._size = rank, size
+        self.messages = messages
+        self._sent: Counter[Place] = Counter()
+        self._received: Counter[Place] = Counter()
+        self._wanted: set[Place] = set()
+        self._asked: set[int] = set()
+        self._lock = threading.RLock()
+        if messages is not None:
+            messages.on_value = self._heard
+
+    def sent(self, places: Iterable[Place]) -> None:
+        """Count messages that have been launched to ranks, with tags."""
+        with self._lock:
+            for place in places:
+                if place not in self._sent and self._asks(place):  # it asked before this backend
+                    self._wanted.add(place)
+                self._sent[place] += 1
+                if place in self._wanted:
+                    self._tell(place)
+
+    def received(self, places: Iterable[Place]) -> None:
+        """Count receives that have been launched from ranks, with tags."""
+        with self._lock:
+            self._received.update(places)
+
+    def ask(self, tag: int) -> None:
+        """Have all ranks tell this rank of messages with a tag."""
+        assert self.messages is not None, "refused without a failure detector"
+        with self._lock:
+            if tag not in self._asked:
+                self._asked.add(tag)
+                self.messages.set(f"{_ANY}/{self.rank}/{tag}", "")
+
+    def find(self, tag: int) -> int | None:
+        """Return a rank from which a message with a tag waits, None if there is none."""
+        assert self.messages is not None, "refused without a failure detector"
+        for rank in range(self._size):
+            told = self.messages.value(f"{_SENT}/{rank}/{self.rank}/{tag}")
+            if told is not None and int(told) > self._received[rank, tag]:
+                return rank
+        return None
+
+    def _asks(self, place: Place) -> bool:
+        rank, tag = place
+        return self.messages is not None and self.messages.value(f"{_ANY}/{rank}/{tag}") is not None
+
+    def _heard(self, rank: int, key: str, _value: str) -> None:
+        if not key.startswith(f"{_ANY}/"):
+            return
+        place = rank, int(key.rpartition("/")[2])
+        with self._lock:
+            self._wanted.add(place)
+            if self._sent[place]:
+                self._tell(place)
+
+    def _tell(self, place: Place) -> None:
+        assert self.messages is not None, "a rank has asked by them"
+        rank, tag = place
+        self.messages.set(f"{_SENT}/{self.rank}/{rank}/{tag}", str(self._sent[place]), (rank,))
+
+
+class AnySourceWork(DeviceWork):
+    """A receive from any rank: once its sender is known, the Work of the receive from that rank."""
+
+    __slots__ = ("_check", "_inner", "_launch", "_matching", "_senders", "blocks", "deadline")
+
+    def __init__(
+        self,
+        op: Recv,
+        timeout: float,
+        senders: Senders,
+        launch: Callable[[Recv, float], NcclWork],
+        check: Callable[[], None],
+    ) -> None:
+        """`launch` launches a receive with a sender; `check` raises the group's failure."""
+        super().__init__((op,))
+        self.blocks = False
+        self.deadline = Deadline.after(timeout)
+        self._senders, self._launch, self._check = senders, launch, check
+        self._inner: NcclWork | None = None
+        self._matching = threading.RLock()
+        senders.ask(op.tag)
+
+    @property
+    def _op(self) -> Recv:
+        (op,) = self.ops
+        assert isinstance(op, Recv)
+        return op
+
+    def _match(self) -> bool:
+        """Launch the receive if its sender is known; return whether it is, or has failed."""
+        with self._matching:
+            if self._inner is not None or self._state != PENDING:
+                return True
+            try:
+                self._check()
+                source = self._senders.find(self._op.tag)
+                if source is None:
+                    return False
+                op = Recv(self._op.x, source, self._op.tag)
+                self._inner = self._launch(op, self.deadline.remaining())
+                self._result = source  # also while the message is still on its way
+            except DistError as error:
+                self._finish(error)
+            return True
+
+    def _matched(self, until: Deadline) -> bool:
+        """Block until the receive is launched, has failed, or `until`; return whether it is."""
+        messages = self._senders.messages
+        assert messages is not None, "refused without a failure detector"
+        while not self._match():
+            if self.deadline.expired():
+                self._finish(
+                    CollectiveTimeout(
+                        f"rank {self._senders.rank}: no rank has sent a message with tag "
+                        f"{self._op.tag} within the timeout of a receive from any rank",
+                        op="recv",
+                    )
+                )
+                return True
+            if until.expired():
+                return False
+            # It launches nothing under the lock of the texts, which a thread that launches needs.
+            messages.until(self._is_known, until.slice(self.deadline.slice(_SLICE)))
+        return True
+
+    def _is_known(self) -> bool:
+        return self._senders.find(self._op.tag) is not None
+
+    def _follow(self) -> None:
+        inner = self._inner
+        if inner is not None and inner._state != PENDING and self._state == PENDING:
+            self._finish(inner._exception, inner._result)
+
+    def _await_queued(self) -> None:
+        self._matched(NEVER)
+        if self._inner is not None:
+            self._inner._await_queued()
+            if self._inner._state == FAILED:
+                self._follow()
+
+    def block_stream(self, stream: int) -> None:
+        """Make a stream wait for the message, unless it has come."""
+        if self._inner is not None:
+            self._inner.block_stream(stream)
+
+    def _poll(self) -> None:
+        if self._match() and self._inner is not None:
+            self._inner._poll()
+            self._follow()
+
+    def _block(self, deadline: Deadline) -> None:
+        if self._matched(deadline) and self._inner is not None:
+            self._inner._block(deadline)
+            self._follow()
+
+    def _watch(self) -> None:
+        # A thread of its own: the sender is found only where a thread waits.
+        wait = partial(self._block, NEVER)
+        threading.Thread(target=wait, name="nc10d-nccl-any-source", daemon=True).start()
+
+
+def checked(op: Recv, rank: int, size: int, senders: Senders) -> None:
+    """Raise ValueError or TypeError for a receive from any rank that can't be made."""
+    validate(op, rank, size)
+    if senders.messages is None:
+        raise ValueError(
+            "recv: src can't be None in a group without the CPU backend, which finds the sender"
+        )

@@ -1,0 +1,110 @@
+"""Entering a launch: compiled code numbers and logs the call, and compares it with those of peers.
+
+A rank first puts the call onto its board (backend.shared_board), then looks at the boards of its
+local peers. So of two ranks that make different calls under a number, the later one sees it, and it
+has not entered the communicator yet. A rank that is CALLS or more launches ahead of another is not
+compared with it meanwhile. A slot of a board has the number and the chain of the call, a hash of
+this call and all calls before.
+"""
+
+from __future__ import annotations
+
+from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.atomics import (
+    exchange,
+    load,
+    load_acquire,
+    move,
+    nc10d_now,
+    store,
+    store_release,
+)
+from nc10d.backend.cpu.native.sites import nc10d_site
+from nc10d.kernels.cache import compiled_callback
+
+CALLS, RECORDS = 512, 64
+"""How many of a rank's latest calls its peers compare, and how many they find as text."""
+BOARD_NUMBER, BOARD_CALLS = 0, 64  # the number of the latest call; the calls
+BOARD_RECORDS = BOARD_CALLS + 16 * CALLS
+BOARD_BYTES = BOARD_RECORDS + at.RECORD_BYTES * RECORDS
+NEW_SITE, DIFFERS = 99, 100
+"""Answers: 0, NEW_SITE (nothing has happened), or DIFFERS + the index of a peer. None is a code of
+NCCL, and all are less than native.SCALE."""
+
+# A caller: a rank's launches of collectives, or of messages. The word of the table of sites lies
+# where `nc10d_site` expects it in a channel.
+CALLER_SITES = at.C_SITES
+(
+    CALLER_NOTE,  # address of the record of the latest call
+    CALLER_BOARD,  # address of this rank's board, 0 without peers to compare with
+    CALLER_LOG,  # address of the log
+    CALLER_NEXT,  # address of the number of the log's entries so far
+    CALLER_LABEL,  # the label of its entries
+    CALLER_NUMBER,  # launches so far
+    CALLER_CHAIN,
+    CALLER_STAMP,  # the stamp of the latest entry
+    CALLER_PEERS,
+    CALLER_PEER,  # for each peer: address of the word with its board's place, base of its arena
+) = range(CALLER_SITES + 8, CALLER_SITES + 11 * 8, 8)
+
+# A call: its fingerprint, then its text.
+CALL_TEXT = 8
+
+
+@compiled_callback("int64(int64, int64)")
+def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
+    """Number, record and log a call, and compare it with those of peers; see NEW_SITE."""
+    site = nc10d_site(caller)
+    if site == at.NEW_SITE:
+        return NEW_SITE
+    number, now = load(caller + CALLER_NUMBER) + 1, nc10d_now()
+    store(caller + CALLER_NUMBER, number)
+
+    note = load(caller + CALLER_NOTE)
+    store(note, number)
+    store(note + 8, now)
+    move(note + at.RECORD_TEXT, call + CALL_TEXT, at.TEXT_BYTES)
+
+    place = load(load(caller + CALLER_NEXT))
+    store(load(caller + CALLER_NEXT), place + 1)
+    entry = load(caller + CALLER_LOG) + at.LOG_BYTES * (place & (at.LOG_SLOTS - 1))
+    store_release(entry + at.E_STAMP, 0)  # a reader that catches it half written discards it
+    store(entry + at.E_LABEL, load(caller + CALLER_LABEL))
+    store(entry + at.E_SEQ, number)
+    store(entry + at.E_BEGUN, now)
+    store(entry + at.E_ENDED, 0)
+    store(entry + at.E_SITE, site)
+    move(entry + at.E_TEXT, call + CALL_TEXT, at.TEXT_BYTES)
+    store_release(entry + at.E_STAMP, place + 1)
+    store(caller + CALLER_STAMP, place + 1)
+
+    board = load(caller + CALLER_BOARD)
+    if board == 0:
+        return 0
+    # The golden ratio's 64 bits: an odd factor that mixes well (Knuth, TAOCP 3, section 6.4).
+    chain = load(caller + CALLER_CHAIN) * -7046029254386353131 + load(call)
+    store(caller + CALLER_CHAIN, chain)
+    record = board + BOARD_RECORDS + at.RECORD_BYTES * (number & (RECORDS - 1))
+    store_release(record, 0)
+    store_release(record + 8, now)
+    move(record + at.RECORD_TEXT, call + CALL_TEXT, at.TEXT_BYTES)
+    if site != 0:
+        move(record + at.RECORD_SITE, site, at.SITE_BYTES)
+    else:
+        store(record + at.RECORD_SITE, 0)
+    store_release(record, number)
+    store_release(board + BOARD_NUMBER, number)
+    slot = BOARD_CALLS + 16 * (number & (CALLS - 1))
+    store_release(board + slot, 0)
+    store_release(board + slot + 8, chain)
+    exchange(board + slot, number)  # a full fence: mine is there before I look at theirs
+    for peer in range(load(caller + CALLER_PEERS)):
+        row = caller + CALLER_PEER + 16 * peer
+        offset = load_acquire(load(row))
+        if offset != 0:
+            theirs = load(row + 8) + offset - 1 + slot
+            same = load_acquire(theirs) == number
+            other = load_acquire(theirs + 8) != chain
+            if same and other and load_acquire(theirs) == number:
+                return DIFFERS + peer
+    return 0

@@ -1,0 +1,189 @@
+"""The UCC backend: hands validated collectives to a UccGroup, and messages to a CPU backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nc10d.arrays.access import arrays_of
+from nc10d.arrays.buffer import device_type
+from nc10d.arrays.validate import validate
+from nc10d.backend.base import Backend, BackendSetup, FailureDetector, cause_of
+from nc10d.backend.polled.progress_thread import progress_thread
+from nc10d.backend.registry import find_backend, load_factory
+from nc10d.backend.ucc.library import library
+from nc10d.backend.ucc.team import UccContext, UccTeam
+from nc10d.backend.ucc.ucc_collectives import check_devices
+from nc10d.backend.ucc.ucc_group import UccGroup
+from nc10d.base.deadline import Deadline
+from nc10d.base.promise import copy_to_raise
+from nc10d.errors import Aborted, DistError
+from nc10d.ops import MessageInfo, Op, Recv, Send
+from nc10d.store.base import Store
+from nc10d.store.prefix import PrefixStore
+from nc10d.work import Work
+
+engine = progress_thread("nc10d-ucc")
+"""Advances this process's groups on UCC."""
+
+
+@dataclass(frozen=True, slots=True)
+class UccOptions:
+    """`pg_options` of a group on UCC.
+
+    With `any_order`, UCC's own algorithms may choose the order in which floats are summed. Results
+    are then equal on all ranks only if UCC makes them so, and may differ from those of other
+    backends in the last bits. For many ranks on a fast network it is faster.
+    """
+
+    any_order: bool = False
+
+
+def make(setup: BackendSetup) -> UccBackend:
+    """Make the backend of a job's first group; blocks until all of its ranks have arrived.
+
+    UnsupportedPlatform if there is no libucc, or the CPU backend can't work here.
+    """
+    options, found = _checked(setup.options), library()
+    # A group has a backend for host arrays and another for device arrays, made in this order.
+    store = PrefixStore("ucc", setup.store)
+    store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
+    place = setup.group_name, setup.rank, setup.size
+    # The CPU backend comes first: it reports a rank that does not come, or dies meanwhile.
+    inner = load_factory(find_backend("cpu"))(
+        BackendSetup(*place, PrefixStore("cpu", store), setup.deadline)
+    )
+    try:
+        shared = PrefixStore("context", store)
+        check = _checker(inner)
+        context = UccContext(found, shared, setup.rank, setup.size, setup.deadline, check)
+        return UccBackend(setup.group_name, context, inner, store, setup.deadline, options)
+    except BaseException as error:
+        _give_up(inner, error)
+        raise
+
+
+def _give_up(inner: Backend, error: BaseException) -> None:
+    """Close the CPU backend of a group that UCC could not form; its other ranks get the error."""
+    if inner.failure_detector is not None:
+        inner.failure_detector.abort(error)
+    inner.close()
+
+
+def _checked(options: Any) -> UccOptions:
+    if options is None:
+        return UccOptions()
+    if not isinstance(options, UccOptions):
+        raise TypeError(f"pg_options of the ucc backend must be UccOptions, got {options!r}")
+    return options
+
+
+def _checker(inner: Backend) -> Callable[[], None]:
+    """Return a function that raises the error of the CPU backend, if it has failed."""
+
+    def check() -> None:
+        detector = inner.failure_detector
+        found = None if detector is None else cause_of(detector)
+        if found is not None:
+            raise copy_to_raise(found)
+
+    return check
+
+
+class UccBackend(Backend):
+    """A group's operations by UCC; a method's docstring states if it blocks."""
+
+    name = "ucc"
+    device_type = "any"
+
+    def __init__(
+        self,
+        group_name: str,
+        context: UccContext,
+        inner: Backend,
+        store: Store,
+        deadline: Deadline,
+        options: UccOptions,
+    ) -> None:
+        """Make a group's team; blocks until all ranks do. The group owns `inner` from now on."""
+        self.rank, self.size = inner.rank, inner.size
+        self._name, self._inner = group_name, inner
+        place = PrefixStore("team", store), self.rank, self.size
+        team = UccTeam(context, *place, deadline, _checker(inner), engine.lock)
+        self._group = UccGroup(group_name, team, inner, options.any_order, engine)
+
+    def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
+        """Run `ops`; see Backend. Operations that UCC can't run raise before anything is sent."""
+        ops = [validate(op, self.rank, self.size) for op in ops]
+        check_devices(ops, self.size)
+        only_messages = all(isinstance(op, (Send, Recv)) for op in ops)
+        if only_messages and not self._group.holds_messages_back():
+            return self._inner.launch(ops, timeout, async_op)
+        _await_streams(ops)
+        work = self._group.launch(ops, Deadline.after(timeout))
+        if async_op:
+            engine.need_thread()
+            return work
+        try:
+            work.wait()
+        except BaseException:
+            if not work.is_completed():
+                self.abort(self._interrupted(work))
+            raise
+        return None
+
+    def _interrupted(self, work: Work) -> Aborted:
+        """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""
+        name = work._describe()
+        text = f"rank {self.rank} was interrupted in {name}"
+        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._name, op=name)
+
+    def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
+        """Return the next message; see Backend."""
+        return self._inner.probe(peer, tag, deadline)
+
+    @property
+    def failure_detector(self) -> FailureDetector | None:
+        """The CPU backend, which detects dead ranks."""
+        return self._inner.failure_detector
+
+    def split(
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
+    ) -> UccBackend:
+        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        checked = _checked(options)
+        self._group.check()
+        store = PrefixStore("ucc", store)
+        inner = self._inner.split(ranks, name, PrefixStore("cpu", store), deadline)
+        try:
+            context = self._group.team.context
+            return UccBackend(name, context, inner, store, deadline, checked)
+        except BaseException as error:
+            _give_up(inner, error)
+            raise
+
+    def abort(self, reason: BaseException) -> None:
+        """Fail the group with `reason` here and on every peer; the first reason wins."""
+        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        with engine.lock:
+            self._group.fail(error)
+        engine.finish_ended()
+
+    def close(self) -> None:
+        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
+        self._group.close()
+
+
+def _await_streams(ops: Sequence[Op]) -> None:
+    """Block until the work on the streams of device arrays is done: UCC knows no streams."""
+    devices = [x for op in ops for x in arrays_of(op) if device_type(x) != "cpu"]
+    if devices:
+        from nc10d.cuda.driver import call, on_device  # imported late: most jobs have no device
+        from nc10d.cuda.memory import device_of
+        from nc10d.cuda.streams import stream_of
+
+        for device, stream in {(device_of(x), stream_of(x)) for x in devices}:
+            with on_device(device):
+                call("cuStreamSynchronize", stream)

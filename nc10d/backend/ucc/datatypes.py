@@ -1,0 +1,97 @@
+"""nc10d's element types and reductions as UCC's.
+
+Data is moved as unsigned ints of its width. On the host UCC reduces where it does so by the same
+rules, and nc10d's kernels do the rest. On a device UCC reduces, or the call is refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
+from nc10d.backend.ucc.ucc_table import ENUMS
+from nc10d.kernels.combine import canonical
+from nc10d.ops import RedOp, ReduceOp
+
+_DT = ENUMS["ucc_datatype_t"]
+_OP = ENUMS["ucc_reduction_op_t"]
+_MOVED = {
+    1: _DT["UCC_DT_UINT8"],
+    2: _DT["UCC_DT_UINT16"],
+    4: _DT["UCC_DT_UINT32"],
+    8: _DT["UCC_DT_UINT64"],
+    16: _DT["UCC_DT_UINT128"],
+}
+_OPS = {
+    RedOp.SUM: _OP["UCC_OP_SUM"],
+    RedOp.AVG: _OP["UCC_OP_AVG"],
+    RedOp.PRODUCT: _OP["UCC_OP_PROD"],
+    RedOp.MIN: _OP["UCC_OP_MIN"],
+    RedOp.MAX: _OP["UCC_OP_MAX"],
+    RedOp.BAND: _OP["UCC_OP_BAND"],
+    RedOp.BOR: _OP["UCC_OP_BOR"],
+    RedOp.BXOR: _OP["UCC_OP_BXOR"],
+}
+_NUMBERS = {
+    DType.UINT8: _DT["UCC_DT_UINT8"],
+    DType.INT8: _DT["UCC_DT_INT8"],
+    DType.UINT16: _DT["UCC_DT_UINT16"],
+    DType.INT16: _DT["UCC_DT_INT16"],
+    DType.UINT32: _DT["UCC_DT_UINT32"],
+    DType.INT32: _DT["UCC_DT_INT32"],
+    DType.UINT64: _DT["UCC_DT_UINT64"],
+    DType.INT64: _DT["UCC_DT_INT64"],
+    DType.FLOAT16: _DT["UCC_DT_FLOAT16"],
+    DType.BFLOAT16: _DT["UCC_DT_BFLOAT16"],
+    DType.FLOAT32: _DT["UCC_DT_FLOAT32"],
+    DType.FLOAT64: _DT["UCC_DT_FLOAT64"],
+    DType.COMPLEX64: _DT["UCC_DT_FLOAT32_COMPLEX"],
+    DType.COMPLEX128: _DT["UCC_DT_FLOAT64_COMPLEX"],
+}
+_EXACT = frozenset({DType.FLOAT32, DType.FLOAT64})
+_NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_ARITHMETIC = (RedOp.SUM, RedOp.PRODUCT)
+
+
+class UccReduction(NamedTuple):
+    """A reduction in UCC's terms: `datatype`, `width` of them an element, and `op`."""
+
+    datatype: int
+    width: int
+    op: int
+
+
+def carrier(dtype: DType) -> int:
+    """Return the UCC datatype that carries elements of `dtype` unread."""
+    return _MOVED[dtype.itemsize]
+
+
+def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduction | None:
+    """Return UCC's own reduction of x over `size` ranks; None if nc10d's kernels must reduce it.
+
+    On the host AVG is a sum, and PREMUL_SUM a sum of scaled operands. TypeError for a reduction of
+    device arrays that UCC lacks.
+    """
+    if x.device != "cpu":
+        return _on_device(op, x.dtype)
+    if order_matters(op.kind, x.dtype, size) and not any_order:
+        return None
+    kind, stored = canonical(op.kind, x.dtype)
+    if kind in _ARITHMETIC and any_order and stored in _NARROW:
+        return UccReduction(_NUMBERS[stored], 1, _OPS[kind])
+    # UCC's minimum ignores NaN on some ranks, its narrow floats round at other places.
+    is_int = stored.family in (ElementKind.INT, ElementKind.UINT)
+    if not is_int and (stored not in _EXACT or kind not in _ARITHMETIC):
+        return None
+    return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, _OPS[kind])
+
+
+def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
+    kind, number = _OPS.get(op.kind), _NUMBERS.get(dtype)
+    if kind is None or number is None:
+        raise TypeError(
+            f"UCC has no {op.name} of {dtype.label} on a device: copy the array to the host, or "
+            "convert it"
+        )
+    return UccReduction(number, 1, kind)

@@ -1,0 +1,1 @@
+"""Ranks that a launcher starts, and ranks on several hosts: network namespaces."""

@@ -1,0 +1,45 @@
+"""Operations of simulated ranks: how they match, and their texts in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nc10d import ops as O
+from nc10d.arrays.buffer import as_buffer
+from nc10d.testing.local_backend import _PostedOp
+
+
+def copied(send: _PostedOp) -> _PostedOp:
+    """Return a message as it is now: its sender may change its array when the call has ended."""
+    op = send.op
+    return send._replace(op=O.Send(np.array(op.x), op.peer, op.tag))
+
+
+def fits(send: _PostedOp, receive: _PostedOp) -> bool:
+    """Return whether a receive may take a message."""
+    named = receive.op.peer in (None, send.rank) and send.op.peer == receive.rank
+    return bool(named and send.op.tag == receive.op.tag)
+
+
+def fingerprint(op: Any) -> str:
+    """Return a call's name and the arguments that all ranks must give alike."""
+    words = [f"{name}={getattr(op, name)}" for name in ("root", "op") if hasattr(op, name)]
+    words = [word.replace("ReduceOp(", "").removesuffix(")") for word in words]
+    if type(op) in (O.AllReduce, O.Reduce, O.Broadcast):
+        buffer = as_buffer(op.x)
+        words = [f"dtype={buffer.dtype.label}", f"count={buffer.count}", *words]
+    return f"{O.OP_NAMES[type(op)]}({', '.join(words)})"
+
+
+def calls_text(ops: Sequence[Any]) -> str:
+    """Return "recv from 1", or "a batch of 3"."""
+    names = [
+        f"{O.OP_NAMES[type(op)]} {'to' if isinstance(op, O.Send) else 'from'} {op.peer}"
+        if isinstance(op, (O.Send, O.Recv))
+        else O.OP_NAMES[type(op)]
+        for op in ops
+    ]
+    return names[0] if len(names) == 1 else f"a batch of {len(names)}"
