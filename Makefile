@@ -11,7 +11,7 @@ CODE := nc10d pytest_nc10d.py benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch dist docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -28,6 +28,16 @@ test: lint typecheck warm unit
 # The site, in build/site. Its tools have a venv of their own and read the code without importing it.
 docs: .venv-docs/docs.stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+# Wheel and sdist, in dist: what an index would get, checked.
+dist: .venv-docs/dist.stamp
+	rm -rf dist
+	.venv-docs/bin/python -m build -q
+	.venv-docs/bin/twine check --strict dist/*
+
+.venv-docs/dist.stamp: .venv-docs/docs.stamp
+	.venv-docs/bin/python -m pip install -q build twine
+	@touch $@
 
 EXTRA = import sys, tomllib; \
   print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])
@@ -95,7 +105,8 @@ simulate: .venv/test.stamp
 	} 2>&1 | tee -a docs/logs/simulation-$$(date +%Y-%m-%d).log
 
 # torch's own tests of torch.distributed, with nc10d in gloo's place (docs/torch.md). Another torch
-# has a venv of its own: `make test-torch TORCH=2.14.1`.
+# has a venv of its own, and runs nc10d's own tests of torch's groups, too, which `make test` runs on
+# torch 2.13: `make test-torch TORCH=2.14.1`.
 TORCH ?= 2.13.0
 TORCH_VENV := $(if $(filter 2.13.0,$(TORCH)),.venv,.venv-torch$(TORCH))
 LEAST := $(if $(filter 2.13.0,$(TORCH)),99 126,98 125)
@@ -103,11 +114,12 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least $(word 1,$(LEAST))
 	$(SUITE) --ranks 4 --more --least $(word 2,$(LEAST))
-	$(SUITE) --ranks 2 --ddp ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(SUITE) --ranks 2 --ddp --least 12 ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest tests/torch/backend)
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q -e ".[testing]" torch==$* expecttest
+	$(@D)/bin/python -m pip install -q -e ".[testing]" torch==$* expecttest pytest-timeout
 	@touch $@
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:

@@ -135,6 +135,11 @@ if TYPE_CHECKING:
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
     from nc10d.group import flight_recorder as observe  # noqa: F401
     from nc10d.group.coalescing import CoalescingManager as CoalescingManager
+    from nc10d.group.direct_groups import ProcessGroupCPU as ProcessGroupCPU
+    from nc10d.group.direct_groups import ProcessGroupGloo as ProcessGroupGloo
+    from nc10d.group.direct_groups import ProcessGroupMPI as ProcessGroupMPI
+    from nc10d.group.direct_groups import ProcessGroupNCCL as ProcessGroupNCCL
+    from nc10d.group.direct_groups import ProcessGroupUCC as ProcessGroupUCC
     from nc10d.group.new_group import new_group as new_group
     from nc10d.group.new_group import new_subgroups as new_subgroups
     from nc10d.group.new_group import new_subgroups_by_enumeration as new_subgroups_by_enumeration
@@ -198,6 +203,8 @@ _NAMES = {
         ForkedGroupError GroupClosed NCCLError NotANumberError PeerLost QueueEmptyError
         RendezvousError StoreError StoreTimeout UCCError UnsupportedPlatform""",
     "group.coalescing": "CoalescingManager",
+    "group.direct_groups": """ProcessGroupCPU ProcessGroupGloo ProcessGroupMPI ProcessGroupNCCL
+        ProcessGroupUCC""",
     "group.process_group": "ProcessGroup",
     "api.join": "Join JoinHook Joinable",
     "api.mesh": "DeviceMesh init_device_mesh",

@@ -34,6 +34,8 @@ def test_a_page_without_a_place_is_found(tmp_path: Path) -> None:
         (tmp_path / name).write_text("# Title: more\n")
     assert unplaced("nav:\n  - A: placed.md\n", tmp_path) == ["start/lost.md"]
     assert titled("see [a.md](placed.md#b).", tmp_path) == "see [Title](placed.md#b)."
+    (tmp_path / "quoted.md").write_text("> A page\n\n# Title\n")
+    assert titled("see [q.md](quoted.md).", tmp_path) == "see [q.md](quoted.md)."
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

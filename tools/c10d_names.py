@@ -28,7 +28,6 @@ _ABSENT = {
         Work.boxed Work.get_future_result Work.unbox""",
     "the hooks of nc10d.reducer.hooks take its place": "BuiltinCommHookType",
     "the type of a group's name: a str": "GroupName",
-    'a backend as a class; here backends have names: "gloo"': "ProcessGroupGloo",
     "torch's own hooks run on nc10d's DistributedDataParallel ([training.md](training.md))": (
         "algorithms"
     ),
@@ -43,7 +42,20 @@ _ABSENT = {
         ProcessGroup.allreduce ProcessGroup.allreduce_coalesced ProcessGroup.alltoall
         ProcessGroup.alltoall_base ProcessGroup.recv_anysource
         ProcessGroup.reduce_scatter_single_coalesced
-        ProcessGroup.reduce_scatter_tensor_coalesced""",
+        ProcessGroup.reduce_scatter_tensor_coalesced ProcessGroupGloo.allgather_coalesced
+        ProcessGroupGloo.allreduce_coalesced ProcessGroupGloo.alltoall
+        ProcessGroupGloo.alltoall_base ProcessGroupGloo.recv_anysource""",
+    "its only option is `timeout`": "ProcessGroupGloo.Options",
+    "`NC10D_SOCKET_IFNAME` names the interface ([environment.md](environment.md))": """
+        ProcessGroupGloo.Device ProcessGroupGloo.create_default_device
+        ProcessGroupGloo.create_device""",
+    "`nc10d.shrink_group`": "ProcessGroupGloo.shrink",
+    "torch's own questions to a group of C++": """ProcessGroupGloo.allocate_tensor
+        ProcessGroupGloo.eager_connect_single_device ProcessGroupGloo.mem_allocator
+        ProcessGroupGloo.memory_stats ProcessGroupGloo.resume ProcessGroupGloo.suspend
+        ProcessGroupGloo.setUsePgForSymmMemRendezvous ProcessGroupGloo.supports_coalescing
+        ProcessGroupGloo.supports_shrinking ProcessGroupGloo.supports_splitting
+        ProcessGroupGloo.supports_tensor_alloc ProcessGroupGloo.supports_time_estimate""",
     "names of Backend": """ProcessGroup.BackendType ProcessGroup.CUSTOM ProcessGroup.GLOO
         ProcessGroup.MPI ProcessGroup.NCCL ProcessGroup.UCC ProcessGroup.UNDEFINED
         ProcessGroup.XCCL""",
@@ -51,7 +63,8 @@ _ABSENT = {
     "a backend's type is its name": "Backend.backend_type_map",
     "`nc10d.register_backend`, whose backends derive from nc10d's": "Backend.register_backend",
     "groups are made of their parent's ranks": "ProcessGroup.merge_remote_group",
-    "`nc10d.monitored_barrier(group)`": "ProcessGroup.monitored_barrier",
+    "`nc10d.monitored_barrier(group)`": """ProcessGroup.monitored_barrier
+        ProcessGroupGloo.monitored_barrier""",
     "`result()` of a receive is the sender's rank": "Work.source_rank",
     "`begin`": "Reducer.prepare_for_backward",
     "the logger reads a pass when it is over": """Logger.set_construction_data_and_log

@@ -74,8 +74,9 @@ class Costs:
         self._nothing = cfunc("int32()")(lambda: 0)
         where = self._nothing.address
         vars(launch_table)["address"] = lambda _: where
-        self._device_group._library.address = lambda _: where
-        self._device_group._planner._cache._by_key.clear()
+        planner = self._device_group._planner
+        planner._library.address = lambda _: where
+        planner._cache._known.clear()
 
     def sweep(self) -> None:
         """Complete the pending launches."""

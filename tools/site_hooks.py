@@ -18,11 +18,14 @@ _NAMED = re.compile(r"\[[\w./-]+\.md\](\(([\w./-]+\.md)(?:#[\w-]+)?\))")
 
 
 def titled(text: str, folder: Path) -> str:
-    """Return a page of `folder` with titles in place of file names as the texts of links."""
+    """Return a page of `folder` with titles in place of file names as the texts of links.
+
+    The name of a page that does not begin with its title stays.
+    """
 
     def title(link: re.Match[str]) -> str:
         head = (folder / link[2]).read_text().partition("\n")[0]
-        return f"[{head.removeprefix('# ').partition(':')[0]}]{link[1]}"
+        return f"[{head[2:].partition(':')[0]}]{link[1]}" if head.startswith("# ") else link[0]
 
     return _NAMED.sub(title, text)
 

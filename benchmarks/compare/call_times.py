@@ -22,9 +22,11 @@ from benchmarks.libraries.tcp import Tcp
 ROUNDS = 5
 WARM_UP = 10
 """Calls before the first that counts: code that is loaded on first use is loaded by then."""
-WHOLE = {"all_reduce", "broadcast", "reduce", "ping_pong", "exchange", "window"}
+WINDOWS = {"window", "message_window"}
+"""Asynchronous calls on WINDOW pieces of the arrays, which are then waited for."""
+WHOLE = {"all_reduce", "broadcast", "reduce", "ping_pong", "exchange"} | WINDOWS
 """Collectives whose arrays all have the whole size; in others a chunk is 1/size of it."""
-MESSAGES = {"ping_pong", "exchange"}
+MESSAGES = {"ping_pong", "exchange", "message_window"}
 IN_PLACE = {"all_reduce", "broadcast", "reduce", "window"}
 FROM_CHUNK = {"all_gather", "gather"}
 """Collectives whose input is a rank's chunk."""
@@ -73,6 +75,7 @@ EXPECTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
     "all_to_all": lambda chunks, rank: np.concatenate([own[rank] for own in chunks]),
     "ping_pong": lambda chunks, rank: chunks[rank ^ 1][0],
     "exchange": lambda chunks, rank: chunks[rank ^ 1][0],
+    "message_window": lambda chunks, rank: chunks[rank ^ 1][0],
     "window": lambda chunks, _: _total([own[0] for own in chunks]),
 }
 """The output of a rank, given every rank's chunks."""
@@ -97,7 +100,7 @@ def prepare(library: Library, collective: str, nbytes: int) -> tuple[Call, Call,
     if name in MESSAGES and rank ^ 1 >= size:  # the last of an odd number has no neighbour
         return nothing, nothing, lambda: 0
     count = max(1, nbytes // 4 // (1 if name in WHOLE else size))
-    if collective == "window":  # equal pieces
+    if collective in WINDOWS:  # equal pieces
         count = -(-count // WINDOW) * WINDOW if count > WINDOW else count
     whole = count * (1 if name in WHOLE else size)
     inputs = [pattern(r, whole) for r in range(size)]

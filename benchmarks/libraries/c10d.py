@@ -172,6 +172,7 @@ def list_calls(dist: Any, rank: int, size: int, out: Any, x: Any) -> dict[str, C
         "scatter_list": partial(dist.scatter, out, given, 0),
         "all_to_all_list": partial(dist.all_to_all, outs, parts),
         "window": partial(window, dist, out),
+        "message_window": partial(message_window, dist, rank ^ 1, out, x),
     }
 
 
@@ -236,5 +237,14 @@ def pieces(array: Any, size: int) -> list[Any]:
 def window(dist: Any, out: Any) -> None:
     """Launch all_reduces of WINDOW pieces of an array, and then wait for all."""
     works = [dist.all_reduce(piece, async_op=True) for piece in pieces(out, min(WINDOW, len(out)))]
+    for work in works:
+        work.wait()
+
+
+def message_window(dist: Any, peer: int, out: Any, x: Any) -> None:
+    """Receive WINDOW pieces from `peer`, and send it as many; then wait for all."""
+    count = min(WINDOW, len(out))
+    works = [dist.irecv(piece, peer) for piece in pieces(out, count)]
+    works += [dist.isend(piece, peer) for piece in pieces(x, count)]
     for work in works:
         work.wait()

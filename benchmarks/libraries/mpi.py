@@ -66,6 +66,7 @@ class Mpi(Library):
             "reduce_scatter_list": partial(comm.Reduce_scatter, source, into),
             "all_to_all_list": partial(comm.Alltoallv, all_from, all_into),
             "window": partial(self._window, out),
+            "message_window": partial(self._message_window, out, x),
         }
 
     def _uneven(self, out: Array, x: Array) -> dict[str, Call]:
@@ -107,6 +108,12 @@ class Mpi(Library):
         self.mpi.Request.Waitall(
             [self.comm.Iallreduce(self.mpi.IN_PLACE, piece) for piece in pieces]
         )
+
+    def _message_window(self, out: Array, x: Array) -> None:
+        comm, peer, kind, count = self.comm, self.rank ^ 1, self.mpi.FLOAT, min(WINDOW, out.size)
+        calls = [comm.Irecv([piece, kind], peer) for piece in np.split(out, count)]
+        calls += [comm.Isend([piece, kind], peer) for piece in np.split(x, count)]
+        self.mpi.Request.Waitall(calls)
 
     def close(self) -> None:
         """Do nothing: MPI finalizes at exit."""

@@ -66,6 +66,10 @@ class Runner:
         # keys, and has checked a tag.
         return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
+    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
+        """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
+        return self._run(PARTS[kind].make(extra, x, y), x, True, timeout)
+
     def in_batch(self) -> bool:
         """Return whether a coalescing block of this thread is open on the group."""
         return get_ident() in self._batches

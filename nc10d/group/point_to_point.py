@@ -73,7 +73,7 @@ class PointToPoint(Runner):
     def isend(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> Work | None:
         """Start to send `tensor` to rank `dst`; return a Work."""
         if type(dst) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
-            return self._call(Send, dst, tensor, tag, True, timeout)
+            return self._start(Send, dst, tensor, tag, timeout)
         return self._run(send_op(tensor, dst, tag), tensor, True, timeout)
 
     def recv(
@@ -104,7 +104,7 @@ class PointToPoint(Runner):
     ) -> Work | None:
         """Start to receive into `tensor` from rank `src` (None: any); return a Work."""
         if type(src) is int and type(tag) is int and 0 <= tag <= LARGEST_TAG:
-            return self._call(Recv, src, tensor, tag, True, timeout)
+            return self._start(Recv, src, tensor, tag, timeout)
         return self._run(recv_op(tensor, src, tag), tensor, True, timeout)
 
     def sendrecv(

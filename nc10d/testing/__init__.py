@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nc10d.testing.checks.store_laws import check_store as check_store
     from nc10d.testing.checks.work_laws import check_work as check_work
     from nc10d.testing.conformance import check_backend as check_backend
-    from nc10d.testing.external_ranks import Launcher as Launcher
+    from nc10d.testing.hosts.external_ranks import Launcher as Launcher
     from nc10d.testing.hosts.host_ranks import HostRanks as HostRanks
     from nc10d.testing.local_backend import run_local as run_local
     from nc10d.testing.pair_cover import pairwise as pairwise
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _MODULES = ("conformance", "layouts", "reference", "strategies")
 _HOME = {
     "HostRanks": "hosts.host_ranks",
-    "Launcher": "external_ranks",
+    "Launcher": "hosts.external_ranks",
     "Ranks": "ranks",
     "assert_gathered": "asserts",
     "assert_partition": "asserts",

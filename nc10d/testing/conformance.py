@@ -29,7 +29,7 @@ from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, CollectiveCase, allowed, cover, reduction
-from nc10d.testing.external_ranks import Launcher, rank_of
+from nc10d.testing.hosts.external_ranks import Launcher, rank_of
 from nc10d.testing.layouts import intact
 from nc10d.testing.modes import perform
 from nc10d.testing.ranks import Kind, Ranks

@@ -226,8 +226,11 @@ def _watch(questions: Connection) -> None:
 
 
 def _process_main(pipe: Connection, questions: Connection, join: Callable[[], None]) -> None:
+    from nc10d.testing.rank_debugger import serve_breakpoints
+
     _leave_foreground()
     _watch(questions)
+    serve_breakpoints()
     serve(join, pipe.recv, partial(send_outcome, pipe))
 
 

@@ -136,6 +136,6 @@ def test_a_rank_that_fails_is_reported() -> None:
 
 
 def test_cases_are_reported_with_their_medians() -> None:
-    figures = [{"seconds": s, "rss": 30.0, "pss": 20.0} for s in (1.0, 5.0, 2.0)]
+    figures = [{"seconds": s, "cpu": 4.0, "rss": 30.0, "pss": 20.0} for s in (1.0, 5.0, 2.0)]
     _, line = first_use.report({"gloo": figures})
-    assert line.split() == ["gloo", "2.00", "30.0", "20.0"]
+    assert line.split() == ["gloo", "2.00", "4.00", "30.0", "20.0"]

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from at_terminal import AtTerminal
 
+import nc10d.testing.plugin.failure_text
+import nc10d.testing.plugin.items  # noqa: F401  (see `imported`)
 from nc10d.kernels import cache_dir
 from nc10d.testing import run_ranks
 
@@ -146,6 +147,33 @@ def test_a_failure_tells_what_each_rank_was_doing(run: Run, kind: str) -> None:
     assert re.search(r"ranks 0, 2: were waiting at test_it.py:\d+ in body: dist.barrier\(\)", text)
 
 
+SAME_ON_ALL = """
+@pytest.mark.ranks(3)
+def test_same(world):
+    assert np.zeros(3).any()
+
+@pytest.mark.ranks(2)
+def test_dropped(world):
+    works = [dist.all_reduce(x, async_op=True) for x in np.ones((3, 2))]
+    works[0].wait()
+    works[2].wait()
+
+@pytest.mark.ranks(2, kind="simulated")
+def test_close(world):
+    np.testing.assert_allclose(np.ones(1), 2.0)
+"""
+
+
+def test_an_error_of_all_ranks_is_shown_once_and_a_dropped_call_by_its_place(run: Run) -> None:
+    result = run(SAME_ON_ALL)
+    text = text_of(result)
+    assert text.count("ranks 0, 1, 2: AssertionError") == 1
+    assert text.count("assert np.False_") == 1
+    assert re.search(r"all_reduce at test_it.py:\d+ \(call 2 of 3 there\) was never", text)
+    assert text.count("works = [dist.all_reduce") == 1, "a comprehension is not another line"
+    assert re.search(r"test_close.*: Not equal", "\n".join(result.outlines)), "of the summary"
+
+
 ONE_RETURNS = """
 @pytest.mark.ranks(2)
 def test_early(world):
@@ -252,27 +280,3 @@ def test_a_run_without_ranks_imports_no_nc10d(pytester: pytest.Pytester) -> None
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", "test_it.py"]
     subprocess.run(command, cwd=pytester.path, env=environment, check=True)
-
-
-BREAKPOINT = """
-@pytest.mark.ranks(2, kind="processes", timeout=60)
-def test_it(world):
-    if world.rank == 1:
-        breakpoint()
-    dist.barrier()
-"""
-
-
-def test_a_breakpoint_of_a_rank_that_is_a_process_asks_on_the_terminal(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(test_it=HEAD + BREAKPOINT)
-    pytester.makeini("[pytest]")
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", str(pytester.path)]
-    environment = os.environ | {"NC10D_CACHE_DIR": str(CACHE)}
-    with AtTerminal(command, environment) as terminal:
-        terminal.read_until("(rank 1) ")
-        terminal.press(b"p 'the rank is', world.rank + 40\n")
-        terminal.read_until("('the rank is', 41)")
-        terminal.press(b"c\n")
-        terminal.read_until("1 passed")

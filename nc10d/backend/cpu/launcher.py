@@ -29,7 +29,7 @@ from nc10d.backend.cpu.lowering.prepared import (
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
 from nc10d.backend.cpu.lowering.strided import make_contiguous, operands
 from nc10d.backend.cpu.membership.group import Group
-from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_exchange
+from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
@@ -328,9 +328,7 @@ class OpLauncher:
 def _blank_part(message: Any, x: Any) -> Part:
     """Return a prepared message as a submission in flight, which the engine fills in."""
     channel = message.channel
-    submission = Submission.__new__(Submission)  # `__init__` would fill it in Python
-    submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + 1, np.int64)
-    submission.address = address = prepared_calls.address(words)
+    submission = channel.blank(1)
     submission.keep = message, x
-    channel.in_flight[address] = submission
+    channel.in_flight[submission.address] = submission
     return channel, submission

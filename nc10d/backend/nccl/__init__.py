@@ -5,8 +5,10 @@ the bottom, each importing only those before it:
 
 - `bindings`: NCCL's header as data, NCCL's functions as Python, and the compiled loop of C calls.
 - `comm`: communicators, and their streams.
-- `launch`: an operation as NCCL calls, a launch as a table of calls, and the cache of launches.
-- this package: works, pending works, the watchdog, a group on its device, and the backend.
+- `launch`: an operation as NCCL calls, a launch as a table of calls, the cache of launches, and the
+  calls as peers compare them.
+- this package: works, pending works, the watchdog, receives from any rank, a group on its device,
+  and the backend.
 
 NCCL makes this backend different from others:
 
@@ -19,6 +21,9 @@ NCCL makes this backend different from others:
   need thousands of them are refused. c10d sends permuted arrays without gaps as they lie in
   memory, which is wrong if ranks' strides differ, and refuses all others.
 - All arrays of a group must be on the same device.
-- A receive must name its sender (ValueError), as in c10d's NCCL.
-- Ranks that make different calls run into their timeout; nothing detects the mismatch earlier.
+- A receive from any rank has to be launched by itself (ValueError in a block), and needs the CPU
+  backend in the group, or as its failure detector. Its timeout fails this receive alone.
+- Ranks that make different calls raise CollectiveMismatch, but what the arrays of the earlier ranks
+  hold then is undefined. Sizes of messages, and of exchanges where ranks have sizes of their own,
+  are not compared.
 """

@@ -17,8 +17,9 @@ from typing import Any
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
 from nc10d.backend.nccl.any_source import AnySourceWork, checked
+from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import RESULT, Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, meet
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
@@ -79,14 +80,13 @@ class NcclBackend(Backend):
             self._others.record_address,
             self._others.share_board,
             self._others.messages,
+            None if options.grow_from is None else _parent_of(options.grow_from),
         )
         self._store: Store | None = None
         self._device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._records = NcclRecords(setup.rank, setup.size)
         self._failure: DistError | None = None
-        self._refusal: str | None = None
-        self._meetings = 0
         self._cause_agreed = threading.Event()
         self._ended = threading.Event()
 
@@ -102,50 +102,6 @@ class NcclBackend(Backend):
         assert main is not None
         return main.formed
 
-    def meet(self, what: str, deadline: Deadline) -> None:
-        """Wait until all ranks have come to a call of NCCL that waits for all of them.
-
-        The ranks make such calls in the same order. RendezvousError names the missing ranks.
-        """
-        with self._binding:
-            self._meetings += 1
-            number = self._meetings
-        group, store = self._group, self._group.store.clone()
-        try:
-            keys = PrefixStore(f"{what} {number}", store)
-            name = f"group {group.name!r}, {what}"
-            meet(keys, name, group.rank, group.size, deadline, self._check_failure)
-        finally:
-            store.close()
-
-    def formed(self, name: str, deadline: Deadline) -> Communicator:
-        """Return a communicator of all ranks by name; blocks until all have come to it."""
-        device_group = self.started
-        with device_group.pending.lock:
-            found = device_group.comm_streams.get(name, self.rank, self.size, deadline)
-        found.settled.wait()  # forming ends by the deadline
-        if found.comm is None:
-            self._check_failure()
-        return found.formed
-
-    def refuse(self, text: str) -> None:
-        """Refuse launches by a ValueError with `text`, until `accept`."""
-        with self.started.pending.lock:
-            self._check()
-            self._refusal = text
-            self.started.failed = True
-
-    def accept(self) -> None:
-        """Take launches again, unless the group has failed."""
-        with self.started.pending.lock:
-            self._refusal = None
-            self.started.failed = self._failure is not None
-            self.started.pump()  # launches that were deferred meanwhile
-
-    def check(self) -> None:
-        """Raise what a launch would: the group's failure, or why it refuses launches."""
-        self._check()
-
     @property
     def group_name(self) -> str:
         """The group's name, for errors."""
@@ -160,11 +116,6 @@ class NcclBackend(Backend):
     def nonblocking(self) -> bool:
         """Whether the group's communicators are nonblocking."""
         return self._group.options.config.blocking == 0
-
-    @property
-    def refusal(self) -> str | None:
-        """Why launches are refused, None if they are not."""
-        return self._refusal
 
     @property
     def started(self) -> DeviceGroup:
@@ -230,12 +181,7 @@ class NcclBackend(Backend):
             return self._device_group
 
     def _check(self) -> None:
-        """Raise the group's failure, on which all ranks agree, or why launches are refused."""
-        self._check_failure()
-        if self._refusal is not None:
-            raise ValueError(self._refusal)
-
-    def _check_failure(self) -> None:
+        """Raise the group's failure, if it has failed; waits until the ranks have agreed on it."""
         if self._failure is not None:
             self._cause_agreed.wait()
             raise copy_to_raise(self._failure)
@@ -385,6 +331,15 @@ class NcclBackend(Backend):
         device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
         self._ended.set()
+
+
+def _parent_of(group: Any) -> Parent:
+    """Return the communicator of a group that grows; TypeError or ValueError if it can't."""
+    backend = group.backend("cuda")
+    if not isinstance(backend, NcclBackend):
+        raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
+    backend.library.require(FUNCTIONS["ncclCommGrow"].since, "grow_from")
+    return backend.started.as_parent()
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> None:

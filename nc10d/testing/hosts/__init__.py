@@ -1,1 +1,1 @@
-"""Ranks on several hosts of one machine: network namespaces, for those who may make them."""
+"""Ranks that a launcher starts, and ranks on several hosts: network namespaces."""

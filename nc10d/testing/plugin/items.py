@@ -20,7 +20,6 @@ from nc10d.errors import DistError, UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.hosts.host_ranks import HostRanks
 from nc10d.testing.outcomes import REMARKS, is_shown
-from nc10d.testing.plugin.debugger import serve_breakpoints
 from nc10d.testing.plugin.strict import watching
 from nc10d.testing.ranks import Ranks
 from nc10d.testing.simulated.explore import ExploringRanks
@@ -182,7 +181,6 @@ def call_body(
     group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
 ) -> None:
     """Call a test's body on a rank."""
-    serve_breakpoints(group.rank)
     values = {name: own_arrays(value) for name, value in values.items()}
     if "world" in values:
         values = values | {"world": group}

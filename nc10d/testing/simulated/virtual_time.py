@@ -17,14 +17,18 @@ While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import heapq
 import itertools
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
+
+from nc10d.base.call_site import frames_of_threads
 
 Label = Hashable
 """Names a step that can come next: ("rank", 2), or a message on its way."""
@@ -110,12 +114,18 @@ class Scheduler:
             self._pass_on(None)
             picked = self.now, self.running()
             while not self._done.acquire(timeout=PATIENCE):
-                if picked == (self.now, self.running()):
+                if picked == (self.now, self.running()) and not self._is_debugged():
                     raise TimeoutError(f"task {picked[1]} has not given way for {PATIENCE:g} s")
                 picked = self.now, self.running()
         for task in self.tasks:
             assert task.thread is not None, "all have been started"
             task.thread.join()
+
+    def _is_debugged(self) -> bool:
+        """Return whether the running task is in a debugger."""
+        thread = self.tasks[self.running()].thread
+        frame = frames_of_threads().get((thread and thread.ident) or 0)
+        return any(f.f_code.co_filename == bdb.__file__ for f, _ in traceback.walk_stack(frame))
 
     def running(self) -> int:
         """Return the number of the task that has the baton; -1 if none has."""
@@ -160,9 +170,8 @@ class Scheduler:
             left = [task for task in self.tasks if not task.ended]
             if not left:
                 return None
-            error = self.stuck()
-            for task in left:
-                task.error = error
+            for task, error in [(task, self.stuck()) for task in left]:
+                task.error = error  # of its own: each raise adds to an error's traceback
                 self.wake(task)
 
     def _pick(self) -> RankTask | None:

@@ -226,12 +226,12 @@ class TorchCalls(TorchLauncher):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
         """Start to send a tensor to a rank."""
-        (x,) = _single(tensors)
+        (x,) = tensors if type(tensors) is list else _single(tensors)
         return self._message(ops.Send, dst, x, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
         """Start to receive a tensor from a rank."""
-        (x,) = _single(tensors)
+        (x,) = tensors if type(tensors) is list else _single(tensors)
         return self._message(ops.Recv, src, x, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:

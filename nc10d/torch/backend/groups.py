@@ -21,7 +21,6 @@ def calls_of(group: Any) -> TorchCalls | None:
         return None
     for device in group._device_types:
         backend = group._get_backend(device)
-        backend = getattr(backend, "wrapped_pg", backend)  # at debug level DETAIL
         if isinstance(backend, TorchCalls):
             return backend
     return None

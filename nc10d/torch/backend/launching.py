@@ -13,6 +13,7 @@ from torch.autograd import profiler
 
 from nc10d import ops
 from nc10d.backend.base import NOTHING
+from nc10d.base.promise import PENDING
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
@@ -135,7 +136,10 @@ class TorchLauncher:
         else:
             kept = profiling.ProfiledWork(work, outputs, event)
         works = self._works
-        while works and works[0].is_completed():
+        while works:
+            inner = works[0].work
+            if inner is not None and inner._state == PENDING and not inner._look():
+                break
             ended = works.popleft()
             if getrefcount(ended) <= _HELD_HERE:
                 ended.slim()

@@ -21,7 +21,7 @@ c10d: Any = torch._C._distributed_c10d
 SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python."""
 
-# The wrapper of debug level DETAIL keeps the C++ part alone, whose methods are the base's.
+# torch's C++ code may keep the C++ part alone, whose methods are the base's.
 _alive: set[PythonBackend] = set()
 
 

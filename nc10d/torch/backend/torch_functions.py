@@ -1,7 +1,7 @@
-"""Functions of torch.distributed that refuse every backend but gloo and NCCL by name.
+"""Functions of torch.distributed that a backend cannot override, and their wrappers.
 
-torch calls no method of a backend there, so a wrapper passes calls on groups of nc10d on, and all
-others to torch's function. `install` is called when the first group of nc10d is made.
+Some refuse every backend but gloo and NCCL by name. A wrapper passes calls on groups of nc10d on,
+and all others to torch's function. `install` is called when the first group of nc10d is made.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def install() -> None:
         theirs = getattr(Group, name)
         if not hasattr(theirs, "nc10d"):
             setattr(Group, name, _marked(made(name, theirs), theirs))
-    for own in (_monitored_barrier, _set_pg_timeout, _split_group, _shrink_group):
-        name = own.__name__.removeprefix("_") if own is not _set_pg_timeout else own.__name__
+    for name, own in _FUNCTIONS.items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
             wrapper = _marked(_passing_on(own, theirs), theirs)
@@ -104,6 +103,11 @@ def _monitored_barrier(
     return calls.monitored_barrier(limit, wait_all_ranks)
 
 
+def _without_wrapper(wrapped_pg: Any, *_: Any, **__: Any) -> Any:
+    """Return a backend of nc10d itself at debug level DETAIL: it checks calls at every level."""
+    return wrapped_pg if isinstance(wrapped_pg, PythonBackend) else NotImplemented
+
+
 def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:
     calls = calls_of(group or dist.group.WORLD)
     return NotImplemented if calls is None else calls.set_timeout(timeout)
@@ -159,3 +163,12 @@ def _shrink_group(
         world.default = world.default if default is old else default
     dist.destroy_process_group(None if whole else group)
     return on_default(new) if whole else on_members(new)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "monitored_barrier": _monitored_barrier,
+    "split_group": _split_group,
+    "shrink_group": _shrink_group,
+    "_set_pg_timeout": _set_pg_timeout,
+    "_create_process_group_wrapper": _without_wrapper,
+}

@@ -291,9 +291,10 @@ def test_a_receive_from_any_source_leaves_other_threads_messages_alone() -> None
 
 def test_no_thread_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_message() -> None:
     def receive(group: Any) -> list[bool]:
-        x = np.full(3, float(group.rank))
+        x, long = np.full(3, float(group.rank)), np.zeros(1000)  # longer than a cell
         if group.rank == 1:
-            for work in [group.isend(x, 0, tag) for tag in (0, 1, 0, 0)]:
+            messages = [(x, 0), (long, 1), (x, 0), (x, 0)]
+            for work in [group.isend(each, 0, tag) for each, tag in messages]:
                 work.wait()
             group.barrier()
             return []
@@ -302,7 +303,7 @@ def test_no_thread_receives_past_the_ring_while_the_inbox_is_held_or_keeps_a_mes
         group.recv(x, 1)  # the message with the other tag is kept for later
         inbox = backend.group.links.inbox(1)
         found = [runs_prepared(group, Recv, x)]
-        group.recv(x, 1, 1)
+        group.recv(long, 1, 1)
         group.barrier()
         with inbox.lock, inbox:
             found.append(runs_prepared(group, Recv, x))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nc10d.testing.external_ranks import Launcher
+from nc10d.testing.hosts.external_ranks import Launcher
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent.parent

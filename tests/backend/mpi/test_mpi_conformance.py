@@ -7,7 +7,7 @@ from mpi_launchers import LIBRARIES
 
 from nc10d.arrays.dtypes import DType
 from nc10d.testing import check_backend
-from nc10d.testing.external_ranks import Launcher
+from nc10d.testing.hosts.external_ranks import Launcher
 
 # A dtype for each way to reduce: by MPI, by nc10d's op, in rank order, and wrapping around.
 FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mpi_launchers import LIBRARIES, MPICH, run_script
 
-from nc10d.testing.external_ranks import Launcher
+from nc10d.testing.hosts.external_ranks import Launcher
 
 HEAD = """
 import numpy as np, nc10d as dist

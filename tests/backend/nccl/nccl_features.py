@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_ranks import device, full, ones, value
+from device_ranks import after, device, full, once, ones, value
 
 import nc10d as dist
 from nc10d import cuda, nccl
@@ -66,14 +66,17 @@ def suspending_waits_for_work_in_flight(group: ProcessGroup) -> None:
 
 def a_rank_that_does_not_suspend_is_named(group: ProcessGroup) -> None:
     x = ones(group)
-    mine = dist.new_group(range(group.size), timeout=1.0)
-    assert isinstance(mine, ProcessGroup)
-    mine.all_reduce(x)
+    group.all_reduce(x)
+    limit = group.timeout
     if group.rank == 0:
+        dist.set_timeout(0.5, group)
         with pytest.raises(RendezvousError, match=r"rank 1 did not come to .*suspending"):
-            nccl.suspend(mine)
-    group.barrier()
-    mine.all_reduce(x)  # rank 0 goes on
+            nccl.suspend(group)
+        dist.set_timeout(limit, group)
+        once(group, "gave up")
+    else:
+        after(group, "gave up")
+    group.all_reduce(x)  # rank 0 goes on
     assert value(x) == group.size**2
 
 
@@ -202,6 +205,22 @@ def _grouped(group: ProcessGroup, options: nccl.NcclOptions) -> ProcessGroup:
     return made
 
 
+def a_group_that_not_all_ranks_grow_is_refused_on_all(group: ProcessGroup) -> None:
+    """Rank 0 alone names the group of both ranks, which has no new rank either."""
+    x = ones(group)
+    group.all_reduce(x)
+    cuda.synchronize(device(group))
+    for options in (nccl.NcclOptions(grow_from=group), None):
+        given = options if group.rank == 0 or options is None else None
+        made = dist.new_group(range(group.size), backend="nccl", pg_options=given)
+        if options is not None:
+            with pytest.raises(RendezvousError, match=r"can't grow \(rank 0 was 0 of 2\)"):
+                made.all_reduce(x)
+        else:
+            made.all_reduce(x)
+    assert value(x) == group.size**2
+
+
 def nonblocking_groups_have_no_estimate(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match="needs blocking communicators"):
         nccl.time_estimate(group)
@@ -235,7 +254,7 @@ CALLS: dict[tuple[int, int, int], tuple[str, Callable[[ProcessGroup], Any]]] = {
     (2, 29, 2): ("one-sided communication needs NCCL >= 2.29.2", _window),
     (2, 29, 7): ("ncclCommSuspend needs NCCL >= 2.29.7", nccl.suspend),
 }
-FIRST_RELEASES = ["21903", "22203", "22707", "22809", "22902", "22907"]
+RELEASES = ["21903", "22809", "22902"]
 
 
 def functions_of_later_releases_are_refused(group: ProcessGroup) -> None:
@@ -253,6 +272,25 @@ def functions_of_later_releases_are_refused(group: ProcessGroup) -> None:
             call_it(group)
     group.all_reduce(x)
     assert value(x) == 1.0
+
+
+def a_group_grows(group: ProcessGroup) -> None:
+    """All ranks but the last are a group, out of which the whole group's communicator grows."""
+    old = dist.new_group(range(group.size - 1), backend="nccl")
+    member = isinstance(old, ProcessGroup)
+    options = nccl.NcclOptions(grow_from=old) if member else None
+    if member:
+        x = ones(group)
+        old.all_reduce(x)
+        assert value(x) == old.size
+    whole = dist.new_group(range(group.size), backend="nccl", pg_options=options)
+    y = ones(group)
+    whole.all_reduce(y)
+    assert value(y) == group.size
+    if member:
+        dist.destroy_process_group(old)
+    whole.all_reduce(y)
+    assert value(y) == group.size**2
 
 
 FEATURES = [

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,3 +182,44 @@ def afresh(group: ProcessGroup, law: Callable[..., None]) -> None:
     assert isinstance(mine, ProcessGroup)
     law(mine)
     dist.destroy_process_group(mine)
+
+
+ACROSS_HOSTS = """
+import sys
+import numpy as np
+import nc10d as dist
+from nc10d import cuda
+
+rank = int(sys.argv[1])
+dist.init_process_group("cpu:cpu,cuda:nccl", init_method=sys.argv[2], rank=rank, world_size=2)
+x = cuda.to_device(np.ones(8, np.float32), rank)
+dist.all_reduce(x)
+for _ in range(2 + rank):  # rank 1 makes its third call with other elements
+    work = dist.all_reduce(x, async_op=True)
+try:
+    work = dist.all_reduce(cuda.to_device(np.ones(9, np.float32), rank), async_op=True)
+    work.wait_blocking()
+    work = dist.all_reduce(x, async_op=True)
+    work.wait_blocking()
+except dist.CollectiveMismatch as error:
+    print(error)
+"""
+
+
+def test_hosts_compare_their_calls_while_operations_are_pending(tmp_path: Path) -> None:
+    """The emulator hangs, as NCCL does, where it would refuse calls that differ."""
+    with emulators(NC10D_EMULATED_FAULTS="ncclAllReduce@4=hang"):
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", ACROSS_HOSTS, str(rank), f"file://{tmp_path}/store"],
+                env={**os.environ, "NC10D_HOST_ID": host},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate("ab")
+        ]
+    texts = [process.communicate(timeout=100)[0] for process in started]
+    assert texts[0] == texts[1]
+    assert "ranks disagree on operation #4 on devices of group" in texts[0]
+    assert "count=8" in texts[0]
+    assert "count=9" in texts[0]

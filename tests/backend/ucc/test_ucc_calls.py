@@ -324,3 +324,15 @@ def test_a_missing_library_is_named_with_what_to_do() -> None:
     assert "the backend 'ucc' can't work on this machine" in done.stderr
     assert "/nowhere/libucc.so.1" in done.stderr
     assert "NC10D_UCC_LIBRARY" in done.stderr
+
+
+def alone_on_ucc(group: ProcessGroup) -> None:
+    own = dist.ProcessGroupUCC(group.store, group.rank, SIZE, 20, UccOptions(any_order=True))
+    x = np.full(3, group.rank + 1)
+    own.all_reduce(x)
+    assert (x == 6).all()
+    dist.destroy_process_group(own)
+
+
+def test_a_group_is_made_by_its_class(ranks: Ranks) -> None:
+    ranks.run(alone_on_ucc)

@@ -35,13 +35,14 @@ from nc10d.backend.cpu.memory.peer_access import withdraw
 from nc10d.backend.cpu.native import entry_points, interpreter, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.backend.cpu.native.progress import CENTURIES
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.base.deadline import Deadline
 
 Words = npt.NDArray[np.int64]
-CENTURIES = 9e9
-"""Seconds whose nanoseconds are an int64."""
 _HEAD, _TAIL = at.C_HEAD // 8, at.C_TAIL // 8
+BLANKS = 16
+"""Descriptors of a block."""
 SCANNED_PER_CALL = 4
 """Receives in flight that `reap` looks at for each call, on average."""
 
@@ -112,6 +113,7 @@ class Channel:
         # submissions in flight alive, also when the user has dropped the Work.
         self.in_flight: dict[int, Submission] = {}
         self._scan_credit = 0
+        self._blanks: dict[int, list[tuple[int, Words]]] = {}
         self._rings: dict[int, Words] = {}
         self._fill(spec, rank_block, bell_bit, waiting)
 
@@ -197,10 +199,18 @@ class Channel:
 
     def blank(self, arrays: int) -> Submission:
         """Return a submission with room for `arrays` addresses, which the engine fills in."""
-        # Not by __init__, whose work compiled code does faster for a prepared call.
+        # Not by __init__, whose work compiled code does faster for a prepared call. Descriptors are
+        # rows of a block: an array for each would cost a small call a tenth of its time.
+        rows = self._blanks.setdefault(arrays, [])
         submission = Submission.__new__(Submission)
-        submission.words = words = np.zeros(at.DESCRIPTOR_WORDS + arrays, np.int64)
-        submission.address = plain.address(words)
+        try:
+            submission.address, submission.words = rows.pop()
+        except IndexError:
+            block: Words = np.zeros((BLANKS, at.DESCRIPTOR_WORDS + arrays), np.int64)
+            start = plain.address(block)
+            fresh = [(start + n * block.strides[0], row) for n, row in enumerate(block)]
+            submission.address, submission.words = fresh.pop()
+            rows += fresh
         submission.keep = None
         return submission
 
@@ -215,8 +225,15 @@ class Channel:
         if len(self.in_flight) <= self._view[_TAIL] - self._view[_HEAD]:  # none has ended
             return
         # Collectives and sends end in the order of the ring, so the first are enough.
-        while (first := self._first_in_flight()) is not None and first.finished():
-            self.drop(first)
+        load_word, values = entry_points.load_word, self.in_flight.values()
+        while True:
+            try:
+                first = next(iter(values), None)
+            except RuntimeError:  # another thread has just changed the dict
+                continue
+            if first is None or not load_word(first.address) & at.FINISHED:
+                break
+            self.in_flight.pop(first.address, None)
         # Receives end in any order. A scan of all waits until there have been enough calls, so that
         # it costs each of them a few looks.
         self._scan_credit += SCANNED_PER_CALL
@@ -225,14 +242,6 @@ class Channel:
             for submission in list(self.in_flight.values()):
                 if submission.finished():
                     self.drop(submission)
-
-    def _first_in_flight(self) -> Submission | None:
-        """Return the submission that was submitted first of those not dropped yet."""
-        while True:
-            try:
-                return next(iter(self.in_flight.values()), None)
-            except RuntimeError:  # another thread has just changed the dict
-                continue
 
     def first_descriptor(self) -> int:
         """Return the address of the descriptor at the ring's head."""

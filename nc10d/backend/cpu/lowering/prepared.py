@@ -23,14 +23,15 @@ import numpy as np
 
 from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
-from nc10d.backend.cpu.engine.channel import CENTURIES, Channel, Submission, Words, deadline_ns
+from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.offsets import BUSY, FINISHED, NEW_SITE
 from nc10d.backend.cpu.native.progress import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
-from nc10d.backend.cpu.works import CompletedCall, CpuWork, PartWaiter, PreparedWork
+from nc10d.backend.cpu.works import CpuWork, PartWaiter, PreparedWork, completed_call
 from nc10d.base.deadline import Deadline
 from nc10d.kernels.cache import EntryPoint
 from nc10d.ops import AllGather, AllToAll, Gather, Op, Recv, ReduceScatter, Scatter, Send
@@ -38,6 +39,7 @@ from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
 """How long the start of a short message may wait for its peer: not at all, or for a spin."""
+_NOT_IN_FLIGHT = FINISHED, BUSY
 _WORD = 8
 _OF_PIECE_AND_WHOLE = {AllGather, ReduceScatter, Gather, Scatter}
 """Kinds whose x may be this rank's piece of y, as arrays.validate says."""
@@ -103,33 +105,35 @@ class Prepared:
         may be views; `given` are then the caller's own arrays, and what keeps their memory.
         """
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
-        began, channel = perf_counter(), self.channel
+        in_flight, spare = self.in_flight, self._spare
         try:
-            submission = self._spare.pop()
+            submission = spare.pop()
         except IndexError:
-            submission = channel.blank(self.arrays)
+            submission = self.channel.blank(self.arrays)
         words, address = submission.words, submission.address
-        limit = 0 if timeout > CENTURIES else int((began + timeout) * 1e9)  # as deadline_ns
         # In flight before the engine has the address: the worker may begin at once.
-        submission.keep, channel.in_flight[address] = (self, x, y, given), submission
-        while (answer := submit(words, self.address, limit, x, y, here)) == at.NEW_SITE:
-            channel.learn(submission)
+        submission.keep, in_flight[address] = (self, x, y, given), submission
+        while (answer := submit(words, self.address, timeout, x, y, here)) == NEW_SITE:
+            self.channel.learn(submission)
         if given is not None:
             x, y, *_ = given
-        if answer in (at.FINISHED, at.BUSY):
+        if answer in _NOT_IN_FLIGHT:
             # No other thread has its address any more: the next call may use it.
-            channel.in_flight.pop(address, None)
+            in_flight.pop(address, None)
             submission.keep = None
-            self._spare[:] = (submission,)
-            if self.in_flight:
-                channel.reap()
-            return CompletedCall(self, x, y, self.sender) if answer == at.FINISHED else None
+            if not spare:
+                spare.append(submission)
+            if in_flight:
+                self.channel.reap()
+            return completed_call(self, x, y, self.sender) if answer == FINISHED else None
+        channel = self.channel
         if not here:
             waiter.need_worker()
         if answer < 0 and answer != at.ABORTED:
             waiter.health.engine_failed(channel, answer)
         channel.reap()
-        return PreparedWork(waiter, self, x, y, (channel, submission), began, timeout, self.sender)
+        part = channel, submission
+        return PreparedWork(waiter, self, x, y, part, perf_counter(), timeout, self.sender)
 
     start = submit
     """Start the call, and return its Work, as `submit`."""
@@ -304,7 +308,7 @@ class PreparedMessage(Prepared):
             return None
         if self.in_flight:
             self.channel.reap()
-        return CompletedCall(self, x if given is None else given[0], tag, self.sender)
+        return completed_call(self, x if given is None else given[0], tag, self.sender)
 
 
 class PreparedProgram(Prepared):

@@ -191,9 +191,31 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
 
 
 @njit(nogil=True)
+def nc10d_pass_received(channel: int, number: int) -> int:
+    """Leave the rounds after `number` whose messages have been received; return the last of them.
+
+    The caller then leaves that round.
+    """
+    received, mask = load(channel + at.C_RECEIVED), load(channel + at.C_CELL_MASK)
+    first = number
+    while received & (1 << ((number + 1) & mask)) != 0:
+        number += 1
+        received &= ~(1 << (number & mask))
+    if number != first:
+        ticks = load(channel + at.C_TICKS) + at.LINK_TICKS * (number - first)
+        store(channel + at.C_TICKS, ticks)
+        store(channel + at.C_RECEIVED, received)
+        # The sender may use the cells again.
+        nc10d_post(channel, load(channel + at.C_SELF), ticks + at.LINK_TICKS)
+    return number
+
+
+@njit(nogil=True)
 def nc10d_end_round(channel: int, step: int) -> None:
     """Spend the round's ticks and turn to the other slot."""
     number = load(channel + at.C_ROUND)
+    if load(channel + at.C_RECEIVED) != 0:
+        number = nc10d_pass_received(channel, number)
     seq = load(channel + at.C_TICKS)
     # The next round that uses this slot waits (FREE) until all peers have left this one.
     store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))

@@ -128,9 +128,10 @@ LINK_TICKS = 8
     C_CELL,  # a link's cell of this round
     C_CELLS,  # a link's first cell, 0 for the channel of a group's collectives
     C_CELL_MASK,  # the number of cells - 1
-) = range(0, 60 * 8, 8)
+    C_RECEIVED,  # cells (bits) behind this round's whose messages have been received already
+) = range(0, 61 * 8, 8)
 RING_SLOTS = 512  # at first
-C_TABLES = 60 * 8
+C_TABLES = 61 * 8
 # Rows of a word per rank: staging buffers and inline slots (on a link, the data of the sender's
 # cell) of even rounds; the same of odd rounds;
 # staging buffers of even rounds again, so that the other slot is two rows on in any round;

@@ -14,6 +14,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
 from nc10d.backend.cpu.native.progress import (
     LOOKS,
+    nc10d_deadline,
     nc10d_run_taken,
     nc10d_submit,
     nc10d_submit_here,
@@ -150,11 +151,11 @@ def _run_prepared(words: object, x: object, y: object) -> int:
     return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
 
 
-@on_demand(types.int64(any_object, _WORD, _WORD, any_object, any_object, _WORD))
+@on_demand(types.int64(any_object, _WORD, types.float64, any_object, any_object, _WORD))
 def _submit_prepared(
-    words: object, prepared: int, deadline: int, x: object, y: object, here: int
+    words: object, prepared: int, timeout: float, x: object, y: object, here: int
 ) -> int:
-    """Fill in a descriptor and submit it; `deadline` is in ns.
+    """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor and all addresses, zeros or those of a call that has
     ended; `prepared` is the address of the block that `run_prepared` gets as an array. This thread
@@ -171,7 +172,7 @@ def _submit_prepared(
     channel = load(prepared + at.K_CHANNEL)
     store(descriptor + at.D_PROGRAM, load(prepared + at.K_PROGRAM))
     store(descriptor + at.D_USERS, users)
-    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_DEADLINE, nc10d_deadline(timeout))
     store(descriptor + at.D_STATUS, 0)
     if here != 0 or load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_here(channel, descriptor, LOOKS)

@@ -105,6 +105,38 @@ def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> boo
 
 
 @njit(nogil=True)
+def nc10d_receive_later(channel: int, descriptor: int, x: int, tag: int, site: int) -> int:
+    """Receive a small message from a cell behind the head's, whose tag is another; DONE or BUSY."""
+    if load(channel + at.C_STREAMS) != 0 or load(descriptor + at.D_BYTES) > at.CELL_DATA_BYTES:
+        return at.BUSY
+    number, mask = load(channel + at.C_ROUND), load(channel + at.C_CELL_MASK)
+    # A message of several rounds ends the search: their number is not known here.
+    sent = load_acquire(load(load(channel + at.C_COUNTERS)))
+    there = (sent - load(channel + at.C_TICKS)) // at.LINK_TICKS
+    received = load(channel + at.C_RECEIVED)
+    for later in range(number, number + min(there, mask + 1)):
+        place = later & mask
+        cell = load(channel + at.C_CELLS) + at.CELL_BYTES * place
+        header = cell + at.CELL_HEADER
+        if load(header + 8) > at.CELL_DATA_BYTES:
+            return at.BUSY
+        if load(header) != tag or received & (1 << place) != 0:
+            continue
+        # The head's cell is received in the ordinary way, and so is an error reported.
+        fits = load(header + 8) == load(descriptor + at.D_BYTES)
+        if later == number or not fits or load(header + 16) != load(descriptor + at.D_DTYPE):
+            return at.BUSY
+        store(descriptor + at.D_TAG, tag)
+        store(channel + at.C_MESSAGE, descriptor)
+        store(channel + at.C_SITE, site)
+        store(channel + at.C_BEGUN, 0)
+        atomics.move(x, cell + at.CELL_DATA, load(header + 8))
+        store(channel + at.C_RECEIVED, received | (1 << place))
+        return at.DONE
+    return at.BUSY
+
+
+@njit(nogil=True)
 def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
@@ -116,7 +148,7 @@ def nc10d_move_message(
         return at.BUSY
     if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_awaited(channel, descriptor, tag, how_soon):
-            return at.BUSY
+            return nc10d_receive_later(channel, descriptor, x, tag, site)
         # A receive asks for it now: Python must not move it to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 0)
     store(descriptor + at.D_TAG, tag)
@@ -143,6 +175,10 @@ def nc10d_move_message(
 def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     """Send or receive in this thread; see `run_message`."""
     channel = load(descriptor + at.D_CHANNEL)
+    # Messages of a link keep their order. Looked at before the lock is taken, too: letting go of a
+    # lock wakes the worker if the ring holds messages.
+    if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
+        return at.BUSY
     if not nc10d_carries(channel, descriptor, array):
         return at.BUSY
     site = nc10d_site(channel)
@@ -194,11 +230,11 @@ def nc10d_may_post(channel: int) -> bool:
     return False
 
 
-@on_demand(types.int64(atomics.any_object, _WORD, _WORD, atomics.any_object, _WORD, _WORD))
+@on_demand(types.int64(atomics.any_object, _WORD, types.float64, atomics.any_object, _WORD, _WORD))
 def _submit_message(
-    words: object, model: int, deadline: int, x: object, tag: int, here: int
+    words: object, model: int, timeout: float, x: object, tag: int, here: int
 ) -> int:
-    """Fill in a descriptor and submit it; `deadline` is in ns.
+    """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor, copied from that at `model`, and for an address. This
     thread first advances the channel, as often as the model says for a thread that waits `here` or
@@ -212,7 +248,7 @@ def _submit_message(
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
     store(descriptor + at.D_USERS, users)
-    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_DEADLINE, progress.nc10d_deadline(timeout))
     store(descriptor + at.D_STATUS, 0)
     store(descriptor + at.D_TAG, tag)
     store(descriptor + at.D_BYTES, load(model + at.D_BYTES))

@@ -34,6 +34,8 @@ from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
 from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_match, nc10d_ring_word
 from nc10d.backend.cpu.native.sites import nc10d_site
 
+CENTURIES = 9e9
+"""Seconds whose nanoseconds are an int64."""
 # How often a launching thread advances the channel again before it leaves the rest to the worker.
 LOOKS = 4
 
@@ -235,6 +237,12 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_deadline(timeout: float) -> int:
+    """Return the time `timeout` seconds from now in ns, as a descriptor has it: 0 for never."""
+    return 0 if timeout > CENTURIES else atomics.nc10d_now() + int(timeout * 1e9)
+
+
+@njit(nogil=True)
 def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     """Advance one channel without waiting for long.
 
@@ -304,7 +312,10 @@ def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
     answer = nc10d_append(channel, descriptor)
     if answer != at.DONE:
         return answer
-    answer = nc10d_attend(channel, True, spins)
+    # Behind other receives a spin is in vain: the thread that posted the first of them has spun.
+    posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
+    behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
+    answer = nc10d_attend(channel, True, 0 if behind else spins)
     tries = 1
     while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)

@@ -34,14 +34,23 @@ COLLECTIVES = "all"
 """The name of the communicator of a group's collectives."""
 WINDOWS = "windows"
 """The name of the communicator of a group's one-sided operations, which wait for peers' signals."""
+_OLD = "old"  # in the store: a communicator grows, and which ranks it has
 _GO = "go"
+
+
+class Parent(NamedTuple):
+    """The communicator that a group grows from, and this rank's place there."""
+
+    communicator: Communicator
+    rank: int
+    size: int
 
 
 class NcclGroup(NamedTuple):
     """A group as the parts of the backend know it."""
 
-    # `fail` fails the group with an error, and `check` raises its failure. The last three are those
-    # of OtherBackends.
+    # `fail` fails the group with an error, and `check` raises its failure. The next three are those
+    # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None.
 
     name: str
     rank: int
@@ -54,6 +63,7 @@ class NcclGroup(NamedTuple):
     record_address: Callable[[], int]
     share_board: Callable[[int], SharedBoard | None]
     messages: Callable[[], GroupMessages | None]
+    parent: Parent | None = None
 
 
 class CommStream:
@@ -161,12 +171,21 @@ class CommStreams:
             name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"
             keys = PrefixStore(comm_stream.name, store)
             rank, size, library = comm_stream.rank, comm_stream.size, self._group.library
-            unique = wait_for_ranks(keys, library, name, rank, size, deadline, self._group.check)
+            parent = self._group.parent if comm_stream.name == COLLECTIVES else None
+            check = self._group.check
+            if parent is not None:
+                keys.set(f"{_OLD}/{rank}", f"{parent.rank} of {parent.size}")
+                keys.set(_OLD, "")
+            unique = wait_for_ranks(keys, library, name, rank, size, deadline, check, parent)
+            grows = comm_stream.name == COLLECTIVES and keys.check([_OLD])
         finally:
             store.close()
         config, device = self._group.options.config, self._pool.device
         enter = functools.partial(on_device, device)
-        return Communicator.create(library, unique, rank, size, deadline, enter, config)
+        place = library, unique, rank, size, deadline, enter, config
+        if not grows:
+            return Communicator.create(*place)
+        return Communicator.grown(*place, parent.communicator if parent is not None else None)
 
     def abort(self) -> None:
         """Abort all communicators and the operations on them; blocks until NCCL has done so."""
@@ -234,9 +253,30 @@ def wait_for_ranks(
     size: int,
     deadline: Deadline,
     check: Callable[[], None],
+    parent: Parent | None = None,
 ) -> bytes:
     """Meet all ranks of a new communicator; return its unique id. See `meet`."""
     if rank == 0:
-        store.set("id", library.unique_id())
-    meet(store, name, rank, size, deadline, check)
+        made = library.unique_id() if parent is None else parent.communicator.growth_id()
+        store.set("id", made)
+    meet(store, name, rank, size, deadline, check, lambda: _conclusion(store, name, size))
     return store.get("id")
+
+
+def _conclusion(store: Store, name: str, size: int) -> str:
+    """Return the permission to go on, or why a communicator can't grow to these ranks."""
+    if not store.check([_OLD]):
+        return _GO
+    places = {
+        rank: store.get(f"{_OLD}/{rank}").decode()
+        for rank in range(size)
+        if store.check([f"{_OLD}/{rank}"])
+    }
+    wanted = {rank: f"{rank} of {len(places)}" for rank in range(len(places))}
+    if places == wanted and len(places) < size:
+        return _GO
+    found = ", ".join(f"rank {rank} was {place}" for rank, place in places.items())
+    return (
+        f"{name} can't grow ({found}): all ranks of the group that grows name it by "
+        "NcclOptions(grow_from=...), keep their numbers, and new ranks follow them"
+    )

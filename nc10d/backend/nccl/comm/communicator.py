@@ -57,6 +57,56 @@ class Communicator:
         config: NCCLConfig | None = None,
     ) -> Communicator:
         """Make rank `rank` of `size`; blocks until all ranks call, or raises CollectiveTimeout."""
+        given = UniqueId.from_buffer_copy(unique_id)
+
+        def make(made: Any, how: Any) -> None:
+            library.call("ncclCommInitRankConfig", made, size, given, rank, how)
+
+        return cls._made(library, size, make, deadline, enter, config)
+
+    @classmethod
+    def grown(
+        cls,
+        library: Library,
+        unique_id: bytes,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        enter: OnDevice,
+        config: NCCLConfig | None,
+        parent: Communicator | None,
+    ) -> Communicator:
+        """Make rank `rank` of a communicator with new ranks beside those of `parent` (2.29.2).
+
+        Rank 0 has made the id by its parent's `growth_id`. The parent's ranks keep their numbers;
+        a new rank has no parent. Nothing is in flight on the parent, which can be closed then.
+        """
+        given = UniqueId.from_buffer_copy(unique_id)
+        shown = None if parent is not None and rank else ctypes.byref(given)
+
+        def make(made: Any, how: Any) -> None:
+            with parent.lock if parent is not None else contextlib.nullcontext():
+                old = (parent.handle, size, shown, -1) if parent else (None, size, shown, rank)
+                library.call("ncclCommGrow", *old, made, how)
+
+        return cls._made(library, size, make, deadline, enter, config)
+
+    def growth_id(self) -> bytes:
+        """Return the id by which new ranks join; one rank calls, once for each growth."""
+        made = UniqueId()
+        self.call("ncclCommGetUniqueId", ctypes.byref(made))
+        return bytes(made)
+
+    @classmethod
+    def _made(
+        cls,
+        library: Library,
+        size: int,
+        make: Callable[[Any, Any], None],
+        deadline: Deadline,
+        enter: OnDevice,
+        config: NCCLConfig | None,
+    ) -> Communicator:
         config = config or NCCLConfig()
         blocking = config.blocking is None or bool(config.blocking)
         struct = as_struct(config, library)
@@ -64,9 +114,7 @@ class Communicator:
 
         def begin() -> None:
             with enter():
-                given = UniqueId.from_buffer_copy(unique_id)
-                made, how = ctypes.byref(comm), ctypes.byref(struct)
-                library.call("ncclCommInitRankConfig", made, size, given, rank, how)
+                make(ctypes.byref(comm), ctypes.byref(struct))
 
         call_name = f"making a communicator of {size} ranks"
         if blocking:

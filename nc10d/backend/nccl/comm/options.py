@@ -91,11 +91,17 @@ class NcclOptions:
     `config` applies to every communicator of the group. With `high_priority`, operations run on
     streams of the device's highest priority. With `timing`, `Work.duration` is the time on the
     device, in seconds.
+
+    With `grow_from`, a group whose ranks are the first ranks of the new one, the new group's
+    communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks of that group give
+    it, and new ranks do not. It has been used, has nothing in flight (ValueError), and is of no use
+    afterwards but to be destroyed.
     """
 
     config: NCCLConfig = field(default_factory=NCCLConfig)
     high_priority: bool = False
     timing: bool = False
+    grow_from: Any = None
 
 
 def read_options(given: Any) -> NcclOptions:

@@ -25,7 +25,8 @@ from nc10d.errors import CollectiveMismatch
 COLLECTIVE, MESSAGE = 0, 1
 """Labels of the log's entries."""
 _KEY = "device"
-_STAMP = entering.CALLER_STAMP // 8
+STAMP = entering.CALLER_STAMP // 8
+"""The place in a Caller's words of the stamp of the latest entry in the log."""
 _ENDED, _WORDS, _MASK = at.E_ENDED // 8, at.LOG_BYTES // 8, at.LOG_SLOTS - 1
 
 
@@ -53,11 +54,6 @@ class Caller:
         for index, peer in enumerate(peers):
             row = entering.CALLER_PEER // 8 + 2 * index
             words[row], words[row + 1] = peer.word, peer.base
-
-    @property
-    def stamp(self) -> int:
-        """The stamp of the latest entry in the log."""
-        return self.words[_STAMP]
 
     @property
     def number(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -23,20 +24,21 @@ class CallText:
 
     __slots__ = ("_words", "address")
 
-    def __init__(self, batch: Sequence[ops.Op], counts: Sequence[int] | None = None) -> None:
-        """Describe a launch; `counts` are those of AllReduces' arrays, if they are known."""
-        call = call_of(batch, counts)
+    def __init__(self, call: CallInfo) -> None:
         text = call.describe().encode()[: TEXT_BYTES - 1].ljust(TEXT_BYTES, b"\0")
         self._words = array("q", [call.fingerprint()])
         self._words.frombytes(text)
         self.address = self._words.buffer_info()[0]
 
 
-def call_of(batch: Sequence[ops.Op], counts: Sequence[int] | None = None) -> CallInfo:
+@lru_cache(256)
+def text_of_all_reduces(dtype: str, op: str, counts: tuple[int, ...]) -> CallText:
+    """Return the text of a block of all_reduces by their counts, without its operations."""
+    return CallText(_coalesced([(CallInfo("all_reduce", dtype, counts[0], op), counts)]))
+
+
+def call_of(batch: Sequence[ops.Op]) -> CallInfo:
     """Return a launch as a call: its collectives, or its messages if it has no collective."""
-    if type(batch) is ops.AllReduces and counts is not None:  # without making its operations
-        first = CallInfo("all_reduce", as_buffer(batch.arrays[0]).dtype.label, counts[0])
-        return _coalesced([(replace(first, reduce=batch.op.name), counts)])
     compared = [op for op in batch if type(op) in _COMPARED]
     calls = [_COMPARED[type(op)](op) for op in compared] or [_message(op) for op in batch]
     runs: list[tuple[CallInfo, Sequence[int]]] = []

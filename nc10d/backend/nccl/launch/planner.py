@@ -19,7 +19,7 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import datatypes
 from nc10d.backend.nccl.launch.call_board import CallBoard, Caller
-from nc10d.backend.nccl.launch.compared_call import CallText
+from nc10d.backend.nccl.launch.compared_call import CallText, call_of, text_of_all_reduces
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch.launch_table import (
@@ -85,8 +85,10 @@ class LaunchPlanner:
         if rows is None:
             return None
         cached = CachedLaunch((main,), ops)
-        elements = datatypes.reduction(as_buffer(ops.arrays[0]).dtype, ops.op).elements
-        text = CallText(ops, [count // elements for count in rows[5 :: native.WORDS]])
+        dtype = as_buffer(ops.arrays[0]).dtype
+        elements = datatypes.reduction(dtype, ops.op).elements
+        counts = tuple([count // elements for count in rows[5 :: native.WORDS]])
+        text = text_of_all_reduces(dtype.label, ops.op.name, counts)
         cached.table = self._table_of(
             text, cached.comm_streams, self._before, lambda table: table.block(rows)
         )
@@ -178,7 +180,7 @@ class LaunchPlanner:
                 around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
                 groups.append(Grouped(placed, *around))
         body = grouped(groups, comm_streams)
-        return self._table_of(CallText(ops), comm_streams, before, body, copies.kept)
+        return self._table_of(CallText(call_of(ops)), comm_streams, before, body, copies.kept)
 
     def _table_of(
         self,

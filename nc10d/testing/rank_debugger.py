@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import pdb
 import signal
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
+
+from nc10d.group.world import current_world
 
 
 class RankDebugger(pdb.Pdb):
@@ -50,12 +51,11 @@ def _foreground(terminal: int) -> Iterator[None]:
         fcntl.flock(terminal, fcntl.LOCK_UN)
 
 
-def serve_breakpoints(rank: int) -> None:
-    """Let `breakpoint()` of this process ask on the terminal, if this is a rank's process."""
-    if multiprocessing.parent_process() is None:
-        return  # pytest's own hook serves threads
+def serve_breakpoints() -> None:
+    """Let `breakpoint()` of this rank's process ask on the terminal."""
 
     def ask(*_: Any, **__: Any) -> None:
-        RankDebugger(rank).set_trace(sys._getframe(1))
+        group = current_world().default
+        RankDebugger(-1 if group is None else group.rank()).set_trace(sys._getframe(1))
 
     sys.breakpointhook = ask
