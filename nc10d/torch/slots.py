@@ -85,8 +85,14 @@ class Cast(Dense):
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor) -> None:
         super().__init__(x, gradient, False)
-        self.divides = False
         self._target = target
+
+    def divide(self, x: torch.Tensor, divisor: int) -> bool:
+        """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
+        if self._target.grad is not None or not super().divide(x, divisor):
+            return False
+        x.grad = None
+        return True
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` to the bucket, with what has been accumulated before."""

@@ -206,6 +206,22 @@ def test_hooks_joins_and_copies_go_with_mixed_precision():
     assert all(map(torch.equal, first, second))
 
 
+def test_large_gradients_are_divided_by_their_copy_unless_they_accumulate():
+    def body(group):
+        layer = nn.Linear(512, 512, bias=False)
+        model = DistributedDataParallel(layer, mixed_precision=MixedPrecision(LOW))
+        assert all(slot.divides for slot in model._gradients._slots)
+        seen = []
+        for _ in range(3):
+            model(torch.full((1, 512), float(group.rank + 1))).sum().backward()
+            seen.append(layer.weight.grad.unique().tolist())
+        layer.weight.grad = None
+        model(torch.full((1, 512), float(group.rank + 1))).sum().backward()
+        return [*seen, layer.weight.grad.unique().tolist()]
+
+    assert run_local(body, SIZE) == [[[1.5], [3.0], [4.5], [1.5]]] * SIZE
+
+
 def copies_of(model):
     return [copy for _, copy in model._precision._copies.values()]
 
