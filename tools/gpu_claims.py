@@ -39,6 +39,10 @@ CLAIMS = (
     _claim("durations are measured on the device", "groups_have_options_of_their_own"),
     _claim("strided arrays go in C order", "strided_arrays"),
     _claim("a caller's mistake is refused before anything is sent", "mistakes_raise_before"),
+    _claim(
+        "calls that differ between ranks are an error on all", "calls_are_compared", "run_ahead"
+    ),
+    _claim("a receive from any rank", "messages_come_from_whoever_sends"),
     # Coalescing
     _claim("a block means its calls in order", "a_block_means_its_calls", "a_block_is_its_calls"),
     _claim("a block's messages and collectives do not race", "messages_and_collectives_of_a_block"),
@@ -72,7 +76,9 @@ CLAIMS = (
         "gradients_in_their_buckets",
     ),
     _claim("hooks cast in the launch that packs", "hooks_that_cast"),
-    _claim("hooks on device arrays", "hooks_work_on_devices"),
+    _claim("hooks on device arrays", "hooks_work_on_devices", "hooks_that_compute_give"),
+    _claim("unused parameters, told on the device", "used_parameters_are_those"),
+    _claim("sparse gradients on devices", "rows_on_a_device_are_averaged"),
     _claim("a bucket waits for every stream of its gradients", "a_bucket_leaves_behind"),
     _claim("packing near a copy's bandwidth", "nc10d, pack", "pack's share"),
     _claim("functional collectives on device arrays", "functional_calls_are"),

@@ -11,12 +11,15 @@ import device_ranks as on
 import lone_ranks
 import mirrored
 import test_nccl_conformance as conformance
+import test_nccl_mismatch as mismatch
+import test_nccl_only_reducer as only
 import through_device
 from captured_training import a_captured_training_step_reads_nothing
 from gpu_rows import NOT_HERE, Row, first_line
 from nccl_features import FEATURES, a_group_grows
 from test_device_functional import every_call_is_the_reference
 from test_nccl_alone import LONE
+from test_nccl_any_source import messages_come_from_whoever_sends
 from test_nccl_device import LAWS
 
 import nc10d as dist
@@ -63,10 +66,15 @@ def keep_laws(size: int, nonblocking: bool = False) -> list[Row]:
 
 def keep_features(size: int) -> list[Row]:
     """Run the laws of what NCCL has beyond collectives, and of device arrays elsewhere."""
-    more = [a_captured_training_step_reads_nothing]
-    if size > 1:
-        more += [functional_calls_are_the_reference, a_group_grows]
-    return kept_laws([*FEATURES, *more], size, False)
+    laws = [*FEATURES, a_captured_training_step_reads_nothing]
+    if size == 1:
+        return kept_laws(laws, size, False)
+    laws += [
+        *(functional_calls_are_the_reference, a_group_grows),
+        *(mismatch.the_first_calls_are_compared, only.used_parameters_are_those_of_all_ranks),
+        *(mismatch.calls_of_ranks_that_run_ahead_are_compared, only.rows_on_a_device_are_averaged),
+    ]
+    return kept_laws(laws, size, False) + kept_laws([messages_come_from_whoever_sends], 3, False)
 
 
 def functional_calls_are_the_reference(group: ProcessGroup) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives
+from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.work import Work
 
@@ -160,7 +161,8 @@ class Join:
             return None
         group = own_group(joinable.join_process_group)
         count = np.ones(1, np.int64)
-        work = group.all_reduce(count, async_op=True)
+        work = on_host(group).all_reduce(count, async_op=True)
+        assert work is not None, "the call was asynchronous"
         if config.throw_on_early_termination:
             work.wait()
             if count[0] < group.size():
@@ -173,7 +175,7 @@ class Join:
 def _having_batches(group: ProcessGroup) -> int:
     """Return how many ranks have a batch; this rank has none."""
     count = np.zeros(1, np.int64)
-    group.all_reduce(count)
+    on_host(group).all_reduce(count)
     return int(count[0])
 
 

@@ -109,6 +109,9 @@ class time_estimate(CoalescingManager):
     group with nonblocking communicators, where NCCL would launch.
     """
 
+    seconds = 0.0
+    """NCCL's estimate, in seconds; 0 for a block without calls."""
+
     def __init__(self, group: ProcessGroup | None = None) -> None:
         which = group_or_default(group)
         self._backend = nccl_backend(which)
@@ -134,9 +137,6 @@ class time_estimate(CoalescingManager):
                 raise ValueError(f"NCCL estimates device arrays, got arrays on {batch.device}")
             deadline = Deadline.after(batch.timeout)
             self.seconds = estimates.seconds_of(self._backend, ops, deadline)
-
-    seconds = 0.0
-    """NCCL's estimate, in seconds; 0 for a block without calls."""
 
 
 class _Simulated(Batch):

@@ -120,5 +120,5 @@ register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
     "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.forming:meet"
 )
-register_backend("ucc", "nc10d.backend.ucc.backend:make", ["cpu"])
+register_backend("ucc", "nc10d.backend.ucc.backend:make", ["cpu", "cuda"])
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")

@@ -28,9 +28,9 @@ def get_debug_level() -> DebugLevel:
 
     With DETAIL, checksums detect a write to an array of an unfinished asynchronous call; its wait
     raises ValueError. During the call NumPy arrays are read-only too, where NumPy can make them
-    writable again; tensors are not. (A view that is made meanwhile stays read-only.) DETAIL copies
-    every array. The level may differ between ranks. Ranks that disagree on a call raise an error at
-    any level.
+    writable again; tensors are not. (A view that is made meanwhile stays read-only.) For arrays on
+    a device, launches and waits block the host. DETAIL copies every array. The level may differ
+    between ranks. Ranks that disagree on a call raise an error at any level.
     """
     if _level is None:
         set_debug_level_from_env()

@@ -24,6 +24,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
+from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
 from nc10d.reducer.hooks import CommHook
@@ -219,8 +220,18 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         """
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
-        self._before(recording, reducing)
+        failure: DistError | None = None
+        try:
+            self._before(recording, reducing)
+        except DistError as error:
+            # In a Join block the cause may be another rank's exception. If this rank's module is
+            # about to raise one as well, its caller gets that, whichever rank was first.
+            if not self._join_config.enable:
+                raise
+            failure = error
         output = self._call_module(*self._placement.moved((inputs, kwargs)))
+        if failure is not None:
+            raise failure
         if self._buffer_hook is not None:
             self._run_buffer_hook(after=True)
         self.require_forward_param_sync = reducing

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -18,10 +18,12 @@ import torch
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.interop import map_to_numpy, numpy_view
+from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
+from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.slots import as_rows, as_sparse
 from nc10d.torch.tensors import as_numpy, as_tensor, like
 from nc10d.torch.torch_calls import LaunchedCall
@@ -30,6 +32,9 @@ from nc10d.work import Future, Work
 _KINDS = "cpu", "cuda"
 TORCHS_FUTURE: type = torch._C.Future
 """The base of torch.futures.Future: the type of the Futures of torch.distributed's Works."""
+_TORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_GROUPS = "process_group", "subgroup"
+"""Attributes of the states of torch's hooks."""
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
@@ -120,7 +125,7 @@ def on_tensors(hook: TensorHook) -> CommHook:
     context, restored = copy_context(), _thread_state()
 
     def in_state(state: Any, bucket: GradBucket) -> Any:
-        with restored():
+        with restored(), _own_groups(state):
             return hook(state, TensorBucket(bucket))
 
     @wraps(hook)
@@ -137,6 +142,27 @@ def on_tensors(hook: TensorHook) -> CommHook:
         return outcome  # for any other type the Reducer raises a TypeError
 
     return call
+
+
+@contextmanager
+def _own_groups(state: Any) -> Iterator[None]:
+    """Let the state of a hook of torch's have nc10d's groups, in place of torch's above them."""
+    # PowerSGD waits for a reduction in the callback of another. A Future of torch's ends on a
+    # thread that such a wait stops; a Future of nc10d ends in the wait itself, on all ranks in the
+    # same order.
+    taken: list[tuple[str, Any]] = []
+    if type(state).__module__.startswith(_TORCHS_HOOKS):
+        for name in filter(partial(hasattr, state), _GROUPS):
+            before = getattr(state, name)
+            calls = calls_of(before or torch.distributed.group.WORLD)
+            if calls is not None and not isinstance(before, Collectives):
+                taken.append((name, before))
+                setattr(state, name, calls.nc10d_group)
+    try:
+        yield
+    finally:
+        for name, before in taken:
+            setattr(state, name, before)
 
 
 def _thread_state() -> Callable[[], AbstractContextManager[None]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.join import Join, JoinHook
+from nc10d.group.host_calls import on_host
 from nc10d.ops import MAX
 from nc10d.torch.wrapped_module import same_everywhere
 from nc10d.work import Work
@@ -67,7 +68,9 @@ class UnevenInputs(JoinHook):
         self._states = np.zeros(1 + group.size(), np.int64)
         self._states[0] = state != JOINED
         self._states[1 + group.rank()] = state
-        self._agreed = group.all_reduce(self._states, async_op=True)
+        agreed = on_host(group).all_reduce(self._states, async_op=True)
+        assert agreed is not None, "the call was asynchronous"
+        self._agreed: Work = agreed
 
     def main_hook(self) -> None:
         """Make the collectives of an iteration of the ranks that have a batch."""
@@ -81,6 +84,6 @@ class UnevenInputs(JoinHook):
             self._notified.wait()
         group = self._ddp.process_group
         last = np.array([group.rank() if is_last_joiner else -1], np.int64)
-        group.all_reduce(last, MAX)
+        on_host(group).all_reduce(last, MAX)
         self._ddp._authoritative_rank = int(last[0])
         same_everywhere(group, self._ddp._contents.states(buffers=True), int(last[0]))

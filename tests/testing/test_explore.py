@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +51,26 @@ def some_came(group: Any) -> int:
     return -1 if first is None else first
 
 
+def called_back(group: Any) -> list[int]:
+    """The order of callbacks, while the rank waits for something else than a Work."""
+    if group.rank:
+        group.send(np.zeros(1), 0)
+        return []
+    order: list[int] = []
+    both = threading.Event()
+
+    def note(src: int) -> None:
+        order.append(src)
+        if len(order) == 2:
+            both.set()
+
+    for src in (1, 2):
+        work = group.irecv(np.zeros(1), src)
+        work.add_done_callback(lambda _, src=src: note(src))
+    both.wait()
+    return order
+
+
 def looked(group: Any) -> bool:
     work = dist.all_reduce(np.ones(1), async_op=True)
     assert work is not None
@@ -84,6 +106,7 @@ def winner(group: Any) -> str:
     [
         (first_come, 3, {"[1, 2]", "[2, 1]"}),
         (some_came, 3, {"0", "1"}),
+        (called_back, 3, {"[1, 2]", "[2, 1]"}),
         (looked, 2, {"True", "False"}),
         (saw, 2, {"True", "False"}),
         (probed, 3, {"1", "2"}),
@@ -114,10 +137,11 @@ def lost_update(group: Any) -> None:
 def test_the_choices_of_a_failure_run_it_again() -> None:
     with pytest.raises(AssertionError) as caught:
         explore(lost_update, 3)
-    note = caught.value.__notes__[-1]
+    note, steps = caught.value.__notes__[-2:]
     choices = [int(choice) for choice in note.partition("=[")[2].rstrip("]").split(",") if choice]
     with pytest.raises(AssertionError):
         explore(lost_update, 3, choices=choices)
+    assert re.search(r"rank \d goes on at .*test_explore.py:\d+", steps)
     assert explore(first_come, 3, choices=[1]) == Explored(1, False)
 
 
@@ -131,8 +155,9 @@ def takes_from_rank_1_last(group: Any) -> None:
 
 
 def test_a_receive_from_any_rank_can_take_the_wrong_message() -> None:
-    with pytest.raises(PeerLost, match="rank 0 waits in recv from 1"):
+    with pytest.raises(PeerLost, match="rank 0 waits in recv from 1") as caught:
         explore(takes_from_rank_1_last, 3)
+    assert "a message of rank 1 reaches rank 0" in caught.value.__notes__[-1]
 
 
 def starts_late(group: Any) -> None:
@@ -146,7 +171,7 @@ def starts_late(group: Any) -> None:
 def test_a_rank_can_run_far_ahead() -> None:
     with pytest.raises(AssertionError) as caught:
         explore(starts_late, 3, most=40)
-    assert int(caught.value.__notes__[-1].split()[1].rstrip(":")) > 20, "by priorities"
+    assert int(caught.value.__notes__[-2].split()[1].rstrip(":")) > 20, "by priorities"
 
 
 def test_a_bound_is_told_and_arrays_are_new_in_each_order() -> None:

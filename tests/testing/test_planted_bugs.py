@@ -41,12 +41,15 @@ def test_the_programs_are_right(run: Run) -> None:
     run(PROGRAMS).assert_outcomes(passed=6)
 
 
+@pytest.mark.parametrize("kind", ["threads", "simulated"])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_found_and_explained(run: Run, name: str) -> None:
+def test_a_mistake_is_found_and_explained(run: Run, name: str, kind: str) -> None:
     mistake = MISTAKES[name]
     assert PROGRAMS.count(mistake.right) == 1
-    result = run(PROGRAMS.replace(mistake.right, mistake.wrong), "-k", f"test_{mistake.test}")
+    source = PROGRAMS.replace(mistake.right, mistake.wrong)
+    result = run(source, "-k", f"test_{mistake.test}", "--nc10d-kind", kind)
     result.assert_outcomes(failed=1, deselected=5)
     text = re.sub(r"\s+", " ", "\n".join(result.outlines))
     missing = [words for words in mistake.words if words not in text]
     assert not missing, text
+    assert "timed out" not in text, "a mistake is found by itself, at once"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+import nc10d.testing.plugin.failure_text
+import nc10d.testing.plugin.items  # noqa: F401  (see `imported`)
 from nc10d.kernels import cache_dir
 from nc10d.testing import run_ranks
 
@@ -143,6 +145,33 @@ def test_a_failure_tells_what_each_rank_was_doing(run: Run, kind: str) -> None:
     assert "rank 1: AssertionError" in text
     assert re.search(r"E +assert 3 == 5", text), "pytest's own words"
     assert re.search(r"ranks 0, 2: were waiting at test_it.py:\d+ in body: dist.barrier\(\)", text)
+
+
+SAME_ON_ALL = """
+@pytest.mark.ranks(3)
+def test_same(world):
+    assert np.zeros(3).any()
+
+@pytest.mark.ranks(2)
+def test_dropped(world):
+    works = [dist.all_reduce(x, async_op=True) for x in np.ones((3, 2))]
+    works[0].wait()
+    works[2].wait()
+
+@pytest.mark.ranks(2, kind="simulated")
+def test_close(world):
+    np.testing.assert_allclose(np.ones(1), 2.0)
+"""
+
+
+def test_an_error_of_all_ranks_is_shown_once_and_a_dropped_call_by_its_place(run: Run) -> None:
+    result = run(SAME_ON_ALL)
+    text = text_of(result)
+    assert text.count("ranks 0, 1, 2: AssertionError") == 1
+    assert text.count("assert np.False_") == 1
+    assert re.search(r"all_reduce at test_it.py:\d+ \(call 2 of 3 there\) was never", text)
+    assert text.count("works = [dist.all_reduce") == 1, "a comprehension is not another line"
+    assert re.search(r"test_close.*: Not equal", "\n".join(result.outlines)), "of the summary"
 
 
 ONE_RETURNS = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import nc10d as dist
 from nc10d.errors import Aborted, DistError
 from nc10d.testing import Kill, Partition, Pause, draw_faults, run_ranks
+from nc10d.testing.simulated.survivors import Announcements, SimulatedControl
+from nc10d.testing.simulated.virtual_time import Scheduler
 
 STEPS = 20
 
@@ -64,3 +68,20 @@ def test_any_deaths_leave_a_group_that_agrees() -> None:
         assert len(sizes) == 1
         assert {step for step, _ in ends} == {STEPS}
         assert len(ends) <= sizes.pop() <= 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_of_several_proposals_is_decided(seed: int) -> None:
+    scheduler = Scheduler(lambda labels: 0)
+    draw = random.Random(seed).random
+    announcements = Announcements(scheduler, lambda src, dst: draw(), [])
+    announcements.members.update({0: 0, 1: 1, 2: 2})
+    decided = []
+
+    def propose(rank: int) -> None:
+        control = SimulatedControl(announcements, rank, 3)
+        decided.append(control.decide("topic", f"of rank {rank}"))
+
+    scheduler.run([partial(propose, rank) for rank in range(3)])
+    assert len(decided) == 3
+    assert len(set(decided)) == 1

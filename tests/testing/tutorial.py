@@ -163,7 +163,7 @@ MISTAKES = {
         "borders",
         "    else:\n        dist.recv(theirs, other)\n        dist.send(mine, other)\n",
         "    else:\n        dist.send(mine, other)\n        dist.recv(theirs, other)\n",
-        ("wait for each other in a circle", "waits in send #1", "let one of the ranks receive"),
+        ("waits in send", "test_it.py:45", "test_it.py:48", "let one of the ranks receive"),
     ),
     "other sizes": Mistake("save", "np.empty(8) for _", "np.empty(4) for _", ("rank 0", "gather")),
 }

@@ -219,6 +219,22 @@ def test_a_joined_rank_leaves_its_gradients_alone_and_a_failing_rank_ends_the_bl
     assert run_local(run, SIZE) == [(True, True)] * SIZE
 
 
+def test_a_module_that_raises_on_every_rank_gives_each_rank_its_own_exception():
+    class Failing(nn.Linear):
+        def forward(self, x):
+            raise KeyError(f"rank {x}")
+
+    def run(group):
+        model = DistributedDataParallel(Failing(2, 2))
+        if group.rank:  # it comes when rank 0 has ended the block
+            with pytest.raises(dist.Aborted):
+                group.barrier()
+        with pytest.raises(KeyError, match=f"rank {group.rank}"), model.join():
+            model(group.rank)
+
+    run_local(run, SIZE)
+
+
 @pytest.mark.parametrize("throw", [False, True])
 def test_a_module_whose_layers_communicate_needs_early_termination(throw):
     def run(group):

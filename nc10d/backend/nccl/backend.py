@@ -19,7 +19,7 @@ from nc10d.backend.base import Backend, BackendSetup, OtherBackends
 from nc10d.backend.nccl.any_source import AnySourceWork, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import RESULT, Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent, meet
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
@@ -87,8 +87,6 @@ class NcclBackend(Backend):
         self._binding = threading.RLock()
         self._records = NcclRecords(setup.rank, setup.size)
         self._failure: DistError | None = None
-        self._refusal: str | None = None
-        self._meetings = 0
         self._cause_agreed = threading.Event()
         self._ended = threading.Event()
 
@@ -104,50 +102,6 @@ class NcclBackend(Backend):
         assert main is not None
         return main.formed
 
-    def meet(self, what: str, deadline: Deadline) -> None:
-        """Wait until all ranks have come to a call of NCCL that waits for all of them.
-
-        The ranks make such calls in the same order. RendezvousError names the missing ranks.
-        """
-        with self._binding:
-            self._meetings += 1
-            number = self._meetings
-        group, store = self._group, self._group.store.clone()
-        try:
-            keys = PrefixStore(f"{what} {number}", store)
-            name = f"group {group.name!r}, {what}"
-            meet(keys, name, group.rank, group.size, deadline, self._check_failure)
-        finally:
-            store.close()
-
-    def formed(self, name: str, deadline: Deadline) -> Communicator:
-        """Return a communicator of all ranks by name; blocks until all have come to it."""
-        device_group = self.started
-        with device_group.pending.lock:
-            found = device_group.comm_streams.get(name, self.rank, self.size, deadline)
-        found.settled.wait()  # forming ends by the deadline
-        if found.comm is None:
-            self._check_failure()
-        return found.formed
-
-    def refuse(self, text: str) -> None:
-        """Refuse launches by a ValueError with `text`, until `accept`."""
-        with self.started.pending.lock:
-            self._check()
-            self._refusal = text
-            self.started.failed = True
-
-    def accept(self) -> None:
-        """Take launches again, unless the group has failed."""
-        with self.started.pending.lock:
-            self._refusal = None
-            self.started.failed = self._failure is not None
-            self.started.pump()  # launches that were deferred meanwhile
-
-    def check(self) -> None:
-        """Raise what a launch would: the group's failure, or why it refuses launches."""
-        self._check()
-
     @property
     def group_name(self) -> str:
         """The group's name, for errors."""
@@ -162,11 +116,6 @@ class NcclBackend(Backend):
     def nonblocking(self) -> bool:
         """Whether the group's communicators are nonblocking."""
         return self._group.options.config.blocking == 0
-
-    @property
-    def refusal(self) -> str | None:
-        """Why launches are refused, None if they are not."""
-        return self._refusal
 
     @property
     def started(self) -> DeviceGroup:
@@ -232,12 +181,7 @@ class NcclBackend(Backend):
             return self._device_group
 
     def _check(self) -> None:
-        """Raise the group's failure, on which all ranks agree, or why launches are refused."""
-        self._check_failure()
-        if self._refusal is not None:
-            raise ValueError(self._refusal)
-
-    def _check_failure(self) -> None:
+        """Raise the group's failure, if it has failed; waits until the ranks have agreed on it."""
         if self._failure is not None:
             self._cause_agreed.wait()
             raise copy_to_raise(self._failure)
@@ -395,13 +339,7 @@ def _parent_of(group: Any) -> Parent:
     if not isinstance(backend, NcclBackend):
         raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
     backend.library.require(FUNCTIONS["ncclCommGrow"].since, "grow_from")
-    main = backend.started.comm_streams.find(COLLECTIVES)
-    if main is None or main.comm is None:
-        raise ValueError(f"grow_from: group {backend.group_name!r} has no communicator yet")
-    backend.started.pending.sweep()
-    if backend.started.pending.busy:
-        raise ValueError(f"grow_from: group {backend.group_name!r} has operations in flight")
-    return Parent(main.comm, backend.rank, backend.size)
+    return backend.started.as_parent()
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> None:

@@ -11,7 +11,15 @@ from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.nccl.any_source import Senders
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.entering import NEW_SITE
-from nc10d.backend.nccl.comm.comm_streams import CommStream, CommStreams, NcclGroup
+from nc10d.backend.nccl.comm.comm_streams import (
+    COLLECTIVES,
+    CommStream,
+    CommStreams,
+    NcclGroup,
+    Parent,
+    meet,
+)
+from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.call_board import STAMP, Caller
 from nc10d.backend.nccl.launch.compared_call import CallText, call_of
@@ -19,12 +27,14 @@ from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
+from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import OP_NAMES, Op, RepeatedOps
+from nc10d.store.prefix import PrefixStore
 
 _run_rows = entry_point(native.nc10d_nccl_run)
 _NEW_SITE = native.SCALE + NEW_SITE
@@ -42,7 +52,8 @@ class DeferredLaunch(NamedTuple):
 class DeviceGroup:
     """A group's launches on its device. Any thread may call `launch`.
 
-    The backend sets `failed` to refuse launches; the group's `check` then raises the reason.
+    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. If it
+    has not failed, `refusal` is the reason.
     """
 
     def __init__(self, group: NcclGroup, device: int) -> None:
@@ -60,6 +71,8 @@ class DeviceGroup:
         self._timing = group.options.timing
         self._waiting = 0  # number of deferred launches
         self.failed = False
+        self.refusal: str | None = None
+        self._meetings = 0
         self._take = self._pool.take
 
     def launch(self, ops: Sequence[Op], timeout: float, join: bool) -> NcclWork:
@@ -71,7 +84,7 @@ class DeviceGroup:
         pending = self.pending
         with pending.lock:
             if self.failed:
-                self._group.check()
+                self.check()
             kept = ops.prepared if type(ops) is RepeatedOps else None
             if kept is not None and kept.is_valid():
                 cached: CachedLaunch = kept
@@ -106,11 +119,71 @@ class DeviceGroup:
                 self.senders.received(takes)
         return work
 
+    def check(self) -> None:
+        """Raise what a launch would: the group's failure, or why it refuses launches."""
+        if self.failed:
+            self._group.check()
+            raise ValueError(self.refusal)
+
+    def refuse(self, text: str) -> None:
+        """Refuse launches by a ValueError with `text`, until `accept`."""
+        with self.pending.lock:
+            self.check()
+            self.refusal = text
+            self.failed = True
+
+    def accept(self) -> None:
+        """Take launches again, unless the group has failed meanwhile."""
+        with self.pending.lock:
+            self.refusal = None
+            self.failed = False
+            try:
+                self._group.check()
+            except DistError:  # after the assignment: the failure makes its own at any time
+                self.failed = True
+            self.pump()  # launches that were deferred meanwhile
+
+    def meet(self, what: str, deadline: Deadline) -> None:
+        """Wait until all ranks have come to a call of NCCL that waits for all of them.
+
+        The ranks make such calls in the same order. RendezvousError names the missing ranks.
+        """
+        with self.pending.lock:
+            self._meetings += 1
+            number = self._meetings
+        group, store = self._group, self._group.store.clone()
+        try:
+            keys = PrefixStore(f"{what} {number}", store)
+            name = f"group {group.name!r}, {what}"
+            meet(keys, name, group.rank, group.size, deadline, group.check)
+        finally:
+            store.close()
+
+    def formed(self, name: str, deadline: Deadline) -> Communicator:
+        """Return a communicator of all ranks by name; blocks until all have come to it."""
+        group = self._group
+        with self.pending.lock:
+            found = self.comm_streams.get(name, group.rank, group.size, deadline)
+        found.settled.wait()  # forming ends by the deadline
+        if found.comm is None:
+            group.check()
+        return found.formed
+
+    def as_parent(self) -> Parent:
+        """Return the communicator out of which another group's grows; ValueError if it can't."""
+        main, group = self.comm_streams.find(COLLECTIVES), self._group
+        self.pending.sweep()
+        if main is None or main.comm is None:
+            raise ValueError(f"grow_from: group {group.name!r} has no communicator yet")
+        if self.pending.busy:
+            raise ValueError(f"grow_from: group {group.name!r} has operations in flight")
+        return Parent(main.comm, group.rank, group.size)
+
     def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
         with self.pending.lock:
             if self.failed:
-                self._group.check()
+                self.check()
             return self._planner.checked_calls(ops)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:

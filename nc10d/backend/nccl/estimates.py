@@ -38,8 +38,8 @@ def seconds_of(backend: NcclBackend, ops: Sequence[Op], deadline: Deadline) -> f
     this rank's alone. ValueError for messages, and operations that are made of messages.
     """
     check_estimates(backend)
-    backend.check()
-    comm = backend.formed(COLLECTIVES, deadline)
+    backend.started.check()
+    comm = backend.started.formed(COLLECTIVES, deadline)
     main = backend.started.comm_streams.find(COLLECTIVES)
     assert main is not None, "formed just now"
     library, microseconds = backend.library, 0.0

@@ -71,7 +71,7 @@ def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]
 
     def register(address: int, nbytes: int) -> Registration:
         deadline = Deadline.after(group.timeout)
-        backend.meet("symmetric memory", deadline)
+        backend.started.meet("symmetric memory", deadline)
         return comm.window(address, nbytes, deadline)
 
     return _arrays(_allocator(comm, backend.device, register), backend.device)

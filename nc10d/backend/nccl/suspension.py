@@ -34,16 +34,16 @@ class MemoryStats:
 def suspend(backend: NcclBackend, deadline: Deadline) -> None:
     """Wait for the operations in flight, then release what NCCL can; all ranks call."""
     _require(backend, _SUSPEND)
-    if backend.refusal is not None:
-        raise ValueError(backend.refusal)
-    backend.formed(COLLECTIVES, deadline)  # a group without operations has none yet
+    if backend.started.refusal is not None:
+        raise ValueError(backend.started.refusal)
+    backend.started.formed(COLLECTIVES, deadline)  # a group without operations has none yet
     backend.started.pending.drain(deadline)  # while deferred launches can still be submitted
-    backend.refuse(f"group {backend.group_name!r} is suspended: resume it first")
+    backend.started.refuse(f"group {backend.group_name!r} is suspended: resume it first")
     try:
         backend.started.pending.drain(deadline)
-        backend.meet("suspending", deadline)
+        backend.started.meet("suspending", deadline)
     except BaseException:
-        backend.accept()
+        backend.started.accept()
         raise
     _turn(backend, _SUSPEND, deadline, CONSTANTS["NCCL_SUSPEND_MEM"])
 
@@ -51,11 +51,11 @@ def suspend(backend: NcclBackend, deadline: Deadline) -> None:
 def resume(backend: NcclBackend, deadline: Deadline) -> None:
     """Take the memory of a suspended group again; all ranks call."""
     _require(backend, _RESUME)
-    if backend.refusal is None:
+    if backend.started.refusal is None:
         raise ValueError(f"group {backend.group_name!r} is not suspended")
-    backend.meet("resuming", deadline)
+    backend.started.meet("resuming", deadline)
     _turn(backend, _RESUME, deadline)
-    backend.accept()
+    backend.started.accept()
 
 
 def memory_stats(backend: NcclBackend) -> MemoryStats:

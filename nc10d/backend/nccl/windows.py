@@ -49,14 +49,14 @@ class Window:
         deadline = Deadline.after(timeout)
         self._backend = backend
         self._timeout = timeout
-        self._comm = backend.formed(WINDOWS, deadline)
+        self._comm = backend.started.formed(WINDOWS, deadline)
         self._registration = _windowed(backend, self._comm, count * kind.itemsize, deadline)
         address = self._registration[0]
         self.array = DeviceArray(address, (count,), kind, backend.device, self)
         fill(self.array, 0)
         with self._comm.enter():
             call("cuStreamSynchronize", stream_of(self.array))
-        backend.meet("a window of zeros", deadline)  # before a peer writes to it
+        backend.started.meet("a window of zeros", deadline)  # before a peer writes to it
 
     def put(self, source: Any, peer: int, at: int = 0) -> None:
         """Queue a write of `source` into rank `peer`'s array from element `at` on, and a signal.
@@ -103,7 +103,7 @@ class Window:
             return
         with self._comm.enter():
             call("cuCtxSynchronize")
-            self._backend.meet("closing a window", Deadline.after(self._timeout))
+            self._backend.started.meet("closing a window", Deadline.after(self._timeout))
             registration.close()
             mem_free(self._comm.library, address)
 
@@ -119,7 +119,7 @@ class Window:
         comm, backend = self._comm, self._backend
         if self._registration[1].handle is None:
             raise ValueError(f"{name}: the window has been closed")
-        backend.check()
+        backend.started.check()
         try:
             with comm.lock, comm.enter():
                 stream = stream_of(self.array) or LEGACY
@@ -136,7 +136,7 @@ def _windowed(
     with comm.enter():
         address = mem_alloc(comm.library, max(nbytes, 1))
         try:
-            backend.meet("a window", deadline)
+            backend.started.meet("a window", deadline)
             return address, comm.window(address, nbytes or 1, deadline)
         except DistError:
             mem_free(comm.library, address)

@@ -47,7 +47,9 @@ def make(setup: BackendSetup) -> UccBackend:
     UnsupportedPlatform if there is no libucc, or the CPU backend can't work here.
     """
     options, found = _checked(setup.options), library()
+    # A group has a backend for host arrays and another for device arrays, made in this order.
     store = PrefixStore("ucc", setup.store)
+    store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
     place = setup.group_name, setup.rank, setup.size
     # The CPU backend comes first: it reports a rank that does not come, or dies meanwhile.
     inner = load_factory(find_backend("cpu"))(
@@ -178,8 +180,10 @@ def _await_streams(ops: Sequence[Op]) -> None:
     """Block until the work on the streams of device arrays is done: UCC knows no streams."""
     devices = [x for op in ops for x in arrays_of(op) if device_type(x) != "cpu"]
     if devices:
-        from nc10d.cuda.driver import call  # imported late: most jobs have no device
+        from nc10d.cuda.driver import call, on_device  # imported late: most jobs have no device
+        from nc10d.cuda.memory import device_of
         from nc10d.cuda.streams import stream_of
 
-        for stream in {stream_of(x) for x in devices}:
-            call("cuStreamSynchronize", stream)
+        for device, stream in {(device_of(x), stream_of(x)) for x in devices}:
+            with on_device(device):
+                call("cuStreamSynchronize", stream)

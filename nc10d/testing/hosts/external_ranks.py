@@ -5,7 +5,7 @@
         sums = ranks.run(add_up, arrays)
 
 The launcher's processes must learn rank and size from their environment: they call
-init_process_group without them. They connect to a Unix socket of their owner, so all are on one
+init_process_group without them. They connect to a Unix socket of their owner, so all share a
 host, and then work like the ranks of `nc10d.testing.ranks`. Functions and arrays must pickle.
 """
 

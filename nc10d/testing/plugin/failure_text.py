@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from nc10d.base.text import ranks_text
-from nc10d.testing.outcomes import REPORT, RankEnd, RunReport
+from nc10d.testing.outcomes import REPORT, Frames, RankEnd, RunReport
 
 MOST_FRAMES = 4
 """Most lines of a traceback: the outermost, and the innermost."""
@@ -49,7 +50,8 @@ def failure(error: BaseException, item: pytest.Item) -> RankFailure | None:
     site = next((end.frames[-1].site for end in report.ends if end.frames), "")
     path, _, line = site.rpartition(":")
     who = next((line.partition(":")[0] for line in lines if line.startswith("rank")), "")
-    first = next(filter(lambda line: line.startswith("E"), lines), f"E   {error}")
+    errors = (line for line in lines if line.startswith("E") and line[1:].strip())
+    first = next(errors, f"E   {error}")
     crash = f"{who}: {first.removeprefix('E   ')}"
     return RankFailure(lines, ReprFileLocation(path, int(line.split()[0]) if line else 0, crash))
 
@@ -77,9 +79,13 @@ def _order(end: RankEnd) -> int:
     return [*_STATES].index(end.state) + (2 if end.secondary else 0)
 
 
+_COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+
+
 def _likeness(end: RankEnd) -> Any:
     if end.state == "raised" and not end.secondary:
-        return end.error, end.message
+        return end.error, _ADDRESS.sub("", end.message)
     return end.state, end.secondary, end.frames, end.remarks
 
 
@@ -111,6 +117,7 @@ def _tracebacks(ranks: Sequence[int], ends: Sequence[RankEnd]) -> Iterator[str]:
     for frames, those in places.items():
         if len(places) > 1:
             yield f"  {ranks_text(those)}:"
+        frames = _merged(frames)
         hidden = len(frames) - MOST_FRAMES
         shown = frames if hidden <= 0 else [frames[0], *frames[1 - MOST_FRAMES :]]
         for index, frame in enumerate(shown):
@@ -118,6 +125,16 @@ def _tracebacks(ranks: Sequence[int], ends: Sequence[RankEnd]) -> Iterator[str]:
                 yield f"    ... {hidden} more"
             yield f"  {frame.site} in {frame.function}"
             yield f"      {frame.text}"
+
+
+def _merged(frames: Frames) -> Frames:
+    """Leave out a comprehension in the line of the frame before."""
+    before = [None, *(frame.site for frame in frames)]
+    return tuple(
+        frame
+        for site, frame in zip(before, frames, strict=False)
+        if frame.function not in _COMPREHENSIONS or frame.site != site
+    )
 
 
 def _notes(error: BaseException, report: RunReport) -> Iterator[str]:

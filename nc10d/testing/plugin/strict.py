@@ -157,10 +157,12 @@ class Watch:
         if not missing:
             return
         first = missing[0]
-        more = f" (and {len(missing) - 1} more calls)" if missing[1:] else ""
+        there = [call for call in self.calls if str(call) == str(first)]
+        which = f" (call {there.index(first) + 1} of {len(there)} there)" if there[1:] else ""
+        more = f", nor were {len(missing) - 1} others" if missing[1:] else ""
         error = NotWaitedFor(
-            f"{first} was never waited for{more}: call wait() on the Work that it returns, else "
-            "its arrays may still be in use"
+            f"{first}{which} was never waited for{more}: call wait() on the Work that it returns, "
+            "else its arrays may still be in use"
         )
         setattr(error, FRAMES, first.frames)
         raise error
@@ -185,11 +187,13 @@ class Watch:
 
 _HOLDS = "holds NaN (integers: bytes 0xAA)"
 _HELD = _HOLDS.replace("holds", "held")
+_SEND = (
+    "in strict mode a send waits for its receiver, as a large message does anywhere: let one of "
+    "the ranks receive first, or use isend, or sendrecv"
+)
 _ADVICE = {
-    " waits in send #": (
-        "in strict mode a send waits for its receiver, as a large message does anywhere: let one "
-        "of the ranks receive first, or use isend, or sendrecv"
-    ),
+    " waits in send #": _SEND,
+    " waits in send to ": _SEND,
     "ranks disagree on operation": (
         "the ranks made different calls: a call stands under a condition, in another order, or "
         "with an argument that differs between ranks"

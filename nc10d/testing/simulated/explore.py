@@ -13,6 +13,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from nc10d.testing.simulated.orders import OrderedScheduler
+from nc10d.testing.simulated.simulated_network import SimulatedHub
 from nc10d.testing.simulated.simulated_ranks import SimulatedRanks, own_arrays
 from nc10d.testing.simulated.virtual_time import Choose, Label
 
@@ -20,6 +22,8 @@ CHANGES = 2
 """Changes of priorities in a run: bugs that need three steps in a certain order are found."""
 LONGEST = 10
 """The last change is before step 2**LONGEST; its exponent is uniform, as lengths differ."""
+MOST_STEPS = 8
+"""Most steps that the note of a failure lists: the last ones."""
 MOST_TURNS = 50
 """Times that a step comes before others in a row until it loses its priority."""
 
@@ -42,9 +46,10 @@ def explore(
     """Run function(group, *row) in every order of its steps that the program can see.
 
     At most `most` orders are run; where half of these are not all, the others have random
-    priorities. The first order that fails raises, with a note of its choices: with those, `choices`
-    runs that order alone. Ranks must share nothing but messages and the store; a function of two or
-    three ranks with up to ten messages or accesses to the store has few enough orders to run all.
+    priorities. The first order that fails raises, with notes of its choices and its last steps:
+    with the choices, `choices` runs that order alone. Ranks must share nothing but messages and the
+    store. A function of two or three ranks with up to ten messages or accesses to the store has few
+    enough orders to run all.
     """
     ranks = ExploringRanks(world_size, timeout, most=most, choices=choices)
     ranks.run(function, *columns)
@@ -67,6 +72,7 @@ class ExploringRanks(SimulatedRanks):
             raise ValueError(f"expected at least one order, got {most}")
         self._most, self._given = most, choices
         self.explored = Explored(0, False)
+        self._scheduler: OrderedScheduler | None = None
 
     def run(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Call function(group, *row) on every rank in every order; return the last results."""
@@ -98,7 +104,16 @@ class ExploringRanks(SimulatedRanks):
             while choose.taken and choose.taken[-1][0] == 0:
                 choose.taken.pop()
             error.add_note(f"{name}: choices={[place for place, _ in choose.taken]}")
+            steps = [] if self._scheduler is None else self._scheduler.story
+            left_out = [f"... {len(steps) - MOST_STEPS} steps"] if steps[MOST_STEPS:] else []
+            error.add_note("\n".join(["its order:", *left_out, *steps[-MOST_STEPS:]]))
             raise
+
+    def _new_hub(self) -> SimulatedHub:
+        hub = super()._new_hub()
+        assert isinstance(hub.scheduler, OrderedScheduler), "it has a function that chooses"
+        self._scheduler = hub.scheduler
+        return hub
 
 
 class Recorded:

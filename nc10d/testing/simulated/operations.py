@@ -27,6 +27,7 @@ def fits(send: _PostedOp, receive: _PostedOp) -> bool:
 def fingerprint(op: Any) -> str:
     """Return a call's name and the arguments that all ranks must give alike."""
     words = [f"{name}={getattr(op, name)}" for name in ("root", "op") if hasattr(op, name)]
+    words = [word.replace("ReduceOp(", "").removesuffix(")") for word in words]
     if type(op) in (O.AllReduce, O.Reduce, O.Broadcast):
         buffer = as_buffer(op.x)
         words = [f"dtype={buffer.dtype.label}", f"count={buffer.count}", *words]

@@ -24,6 +24,7 @@ from functools import partial
 from typing import NamedTuple
 
 from nc10d import ops as O
+from nc10d.base.call_site import here
 from nc10d.testing.local_backend import _PostedOp
 from nc10d.testing.simulated.operations import copied, fits
 from nc10d.testing.simulated.simulated_network import SimulatedExchange, SimulatedHub
@@ -35,6 +36,7 @@ Action = Callable[[], object]
 class NetworkStep(NamedTuple):
     """A step of the network; `rank` of the job can see it."""
 
+    text: str
     label: Label
     rank: int
     action: Action
@@ -46,13 +48,18 @@ class OrderedScheduler(Scheduler):
     def __init__(self, choose: Choose) -> None:
         super().__init__(choose)
         self.hub: OrderedHub | None = None
+        self.story: list[str] = []
+        """The steps so far whose order can be seen, in words."""
+        self._sites: dict[int, str] = {}
         self._last_run: dict[int, int] = {}
         self._turns = itertools.count()
         self._looked: set[int] = set()
         """Ranks that have looked in vain while something could come."""
 
     def give_way(self, at: str) -> None:
-        if at != "call":
+        task = self.current()
+        if at != "call" and task is not None:
+            self._sites[task.number] = here()
             super().give_way(at)
 
     def look(self) -> None:
@@ -61,7 +68,7 @@ class OrderedScheduler(Scheduler):
             self.nap(task)
         elif task is not None:
             self.now += POLL_SECONDS
-            super().give_way("look")
+            self.give_way("look")
 
     def _pick(self) -> RankTask | None:
         assert self.hub is not None, "the hub has been made with this scheduler"
@@ -87,10 +94,12 @@ class OrderedScheduler(Scheduler):
             place = self.choose(labels) if len(labels) > 1 else 0
             if place < len(steps):
                 self._looked.discard(steps[place].rank)
+                self.story.append(steps[place].text)
                 self.act(steps[place].action)
                 continue
             task = tasks[place - len(steps)]
             self._last_run[task.number] = next(self._turns)
+            self.story.append(f"rank {task.number} goes on at {self._sites[task.number]}")
             if task.number in seeing:
                 self._looked.add(task.number)
             return task
@@ -128,7 +137,8 @@ class OrderedHub(SimulatedHub):
             task = self.scheduler.tasks[rank]
             if task.waiting or task.at == "look":
                 for number in ends:
-                    yield NetworkStep(("end", rank, number), rank, partial(self._end, rank, number))
+                    text, end = f"a call of rank {rank} ends", partial(self._end, rank, number)
+                    yield NetworkStep(text, ("end", rank, number), rank, end)
         for name, exchange in self.exchanges.items():
             assert isinstance(exchange, OrderedExchange)
             yield from exchange.steps(name)
@@ -187,11 +197,14 @@ class OrderedExchange(SimulatedExchange):
         """Yield the steps of messages whose order is seen."""
         for send in self._heads():
             receive, dst = self._receive(send), send.op.peer
+            text = f"a message of rank {send.rank} reaches rank {dst}"
             label = "message", name, send.rank, dst
             if receive is not None:
-                yield NetworkStep(label, self.members[dst], partial(self._take, send, receive))
+                action = partial(self._take, send, receive)
+                yield NetworkStep(text, label, self.members[dst], action)
             elif self._looked_for(send):
-                yield NetworkStep(label, self.members[dst], partial(self._show, send))
+                action = partial(self._show, send)
+                yield NetworkStep(text, label, self.members[dst], action)
 
     def _looked_for(self, send: _PostedOp) -> bool:
         if send.op.peer not in self.probes:

@@ -170,9 +170,8 @@ class Scheduler:
             left = [task for task in self.tasks if not task.ended]
             if not left:
                 return None
-            error = self.stuck()
-            for task in left:
-                task.error = error
+            for task, error in [(task, self.stuck()) for task in left]:
+                task.error = error  # of its own: each raise adds to an error's traceback
                 self.wake(task)
 
     def _pick(self) -> RankTask | None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.torch.backend.groups import own_group
 
@@ -62,10 +63,10 @@ def load(
             problem = error
         size[0] = len(data)
     _agree(found, problem, f"read {where}")
-    found.broadcast(size, 0)
+    on_host(found).broadcast(size, 0)
     if found.rank:
         data = np.empty(int(size[0]), np.uint8)
-    found.broadcast(data, 0)
+    on_host(found).broadcast(data, 0)
     return torch.load(io.BytesIO(data.data), map_location=map_location, weights_only=weights_only)
 
 
@@ -73,12 +74,12 @@ def _agree(group: ProcessGroup, problem: Exception | None, what: str) -> None:
     """Raise rank 0's problem on every rank: the error itself there, an OSError elsewhere."""
     text = np.frombuffer(f"{type(problem).__name__}: {problem}".encode(), np.uint8).copy()
     size = np.array([0 if problem is None else len(text)], np.int64)
-    group.broadcast(size, 0)
+    on_host(group).broadcast(size, 0)
     if not size[0]:
         return
     if group.rank:
         text = np.empty(int(size[0]), np.uint8)
-    group.broadcast(text, 0)
+    on_host(group).broadcast(text, 0)
     if problem is not None:
         raise problem
     raise OSError(f"rank 0 could not {what}: {text.tobytes().decode()}")

@@ -12,6 +12,7 @@ from emulated import emulators, needs_emulators
 
 import nc10d as dist
 from nc10d import cuda
+from nc10d.api.join import Join, Joinable, JoinHook
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer import Reducer
 from nc10d.reducer.gradients import SparseGradient
@@ -77,7 +78,44 @@ def different_parameters_are_refused(group: ProcessGroup) -> None:
         group.all_reduce(np.zeros(3))
 
 
+class Batches(Joinable):
+    """Has as many batches as its rank, plus one."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__()
+        self._group = group
+        self.shadowed = 0
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        return self._group
+
+    @property
+    def join_device(self) -> str:
+        return "cuda"
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        return Shadow(self)
+
+
+class Shadow(JoinHook):
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def main_hook(self) -> None:
+        self._batches.shadowed += 1
+
+
+def uneven_batches_end_together(group: ProcessGroup) -> None:
+    batches = Batches(group)
+    with Join([batches]):
+        for _ in range(1 + group.rank):
+            Join.notify_join_context(batches)
+    assert batches.shadowed == group.size - 1 - group.rank
+
+
 LAWS = [
+    uneven_batches_end_together,
     used_parameters_are_those_of_all_ranks,
     rows_on_a_device_are_averaged,
     a_place_outside_is_refused,

@@ -225,3 +225,29 @@ def mismatch_in_backward(group):
 
 def test_a_mismatch_comes_out_of_backward_with_its_cause(ranks):
     assert ranks.run(mismatch_in_backward) == [CollectiveMismatch] * 2
+
+
+def with_torchs_power_sgd(group, name):
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+        PowerSGDState,
+        powerSGD_hook,
+    )
+
+    given = {"none": None, "world": dist.group.WORLD}[name]
+    state = PowerSGDState(given, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    net = nc10d.torch.DistributedDataParallel(torch.nn.Linear(1, 5))
+    net.register_comm_hook(state, powerSGD_hook)
+    found = []
+    for _ in range(4):
+        net.zero_grad()
+        net(torch.full((1,), float(group.rank()))).sum().backward()
+        found.append(net.module.weight.grad.flatten().tolist())
+    return found, state.process_group is given
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["none", "world"])
+def test_torchs_power_sgd_on_a_group_of_torchs_averages_in_nc10ds_module(ranks, name):
+    for found, same in ranks.run(with_torchs_power_sgd, [name] * 2):
+        assert same
+        assert found == [pytest.approx([0.5] * 5)] * 4
