@@ -126,7 +126,7 @@ class TorchLauncher:
             return traced
         try:
             if type(peer) is type(tag) is int and 0 <= tag <= LARGEST_TAG:
-                work = group._start(kind, peer, x, tag, None)  # as `start` does
+                work: Any = group._start(kind, peer, x, tag, None)  # as `start` does
             else:
                 work = start(x, peer, tag)
         except DistError as error:
