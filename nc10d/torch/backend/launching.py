@@ -21,7 +21,7 @@ from nc10d.group.world import World
 from nc10d.ops import OP_NAMES, Op
 from nc10d.torch.backend import profiling
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
-from nc10d.torch.backend.works import TorchWork
+from nc10d.torch.backend.works import FutureOrder, TorchWork
 from nc10d.work import Work
 
 UNSET = timedelta(milliseconds=-1)
@@ -41,6 +41,7 @@ class TorchLauncher:
         self._world = world
         # torch's C++ code may hold the C++ part of a Work alone, whose methods are the base's once
         # the Python part is gone. So the group keeps Works, without tensors once they have ended.
+        self._order = FutureOrder()
         self._works: deque[TorchWork] = deque()
         self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
 
@@ -136,9 +137,9 @@ class TorchLauncher:
     def _kept(self, work: Work, outputs: list[Tensor], event: Any = None) -> TorchWork:
         """Return a Work for torch, and keep it alive; an `event` ends with it."""
         if event is None:
-            kept = TorchWork(work, outputs)
+            kept = TorchWork(work, outputs, self._order)
         else:
-            kept = profiling.ProfiledWork(work, outputs, event)
+            kept = profiling.ProfiledWork(work, outputs, self._order, event)
         works = self._works
         while works:
             inner = works[0].work

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nc10d.torch.backend.works import NEVER, TorchWork
+from nc10d.torch.backend.works import NEVER, FutureOrder, TorchWork
 from nc10d.work import Work
 
 _enter = torch._C._autograd._record_function_with_args_enter
@@ -41,8 +41,10 @@ def _end(event: Any) -> None:
 class ProfiledWork(TorchWork):
     """A Work whose end is the end of an event; a wait for it returns after the event has ended."""
 
-    def __init__(self, work: Work, outputs: list[torch.Tensor], event: Any) -> None:
-        super().__init__(work, outputs)
+    def __init__(
+        self, work: Work, outputs: list[torch.Tensor], order: FutureOrder, event: Any
+    ) -> None:
+        super().__init__(work, outputs, order)
         self._event_ended = threading.Event()
 
         def finish(_: Work) -> None:

@@ -1,16 +1,20 @@
 """torch's Work and Future of an operation that nc10d has launched.
 
-A Work ends before its Future does, and no lock is held while the Future's callbacks run: autograd's
-thread may wait in any of them. Where a Future is made during a backward pass (torch's Reducer, and
-comm hooks, ask for it there), the pass itself waits for the operation at its end, before the
+A Work ends before its Future does. Where a Future is made during a backward pass (torch's Reducer,
+and comm hooks, ask for it there), the pass itself waits for the operation at its end, before the
 Reducer does. So an error of the operation comes out of `backward()` as it is, and the thread that
 waits makes the operation progress.
+
+A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
+does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
+A Future that is made in a callback is ended by the thread that waits for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -38,9 +42,10 @@ _begin = dist._Work.__init__
 class TorchWork(dist._Work):
     """A launched operation; `outputs` are the tensors that it writes."""
 
-    def __init__(self, work: Work, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, work: Work, outputs: list[torch.Tensor], order: FutureOrder) -> None:
         _begin(self)
         self.work: Work | None = work
+        self._order = order
         self._outputs = outputs
         self._future: Any = None
 
@@ -93,7 +98,7 @@ class TorchWork(dist._Work):
     def get_future(self) -> Any:
         """Return a torch.futures.Future of the list of outputs."""
         if self._future is None:
-            self._future = _LaunchedFuture(self._launched(), self._outputs)
+            self._future = _LaunchedFuture(self._launched(), self._outputs, self._order)
         return self._future.torch
 
     def get_future_result(self) -> Any:
@@ -105,25 +110,72 @@ class TorchWork(dist._Work):
         self.work, self._outputs, self._future = None, [], None
 
 
+class FutureOrder:
+    """Ends the Futures of a group in turn, in the order in which they are ready."""
+
+    def __init__(self) -> None:
+        self._ready: deque[_LaunchedFuture] = deque()
+        self._lock = threading.Lock()
+        self._thread = 0
+
+    def in_callback(self) -> bool:
+        """Return whether the calling thread runs a callback of a Future of the group."""
+        return self._thread == threading.get_ident()
+
+    def end(self, future: _LaunchedFuture, wait: bool) -> None:
+        """End a Future, or leave it to the thread that is ending others.
+
+        With `wait`, block until all earlier ones have ended.
+        """
+        self._ready.append(future)
+        while self._ready and not self.in_callback() and self._lock.acquire(wait):
+            self._thread = threading.get_ident()
+            try:
+                while self._ready:
+                    self._ready.popleft().end()
+            finally:
+                self._thread = 0
+                self._lock.release()
+
+
+class _NestedFuture(torch.futures.Future):
+    """A Future that is made in a callback of another: the thread that waits for it ends it."""
+
+    def __init__(self, launched: _LaunchedFuture) -> None:
+        super().__init__()
+        self._launched = launched
+
+    def wait(self) -> Any:
+        """Block until the operation has ended; return its outputs, or raise its error."""
+        self._launched.settle()
+        return super().wait()
+
+
 class _LaunchedFuture:
     """A Future of torch's that ends with an operation; `torch` is the Future."""
 
-    def __init__(self, work: Work, outputs: list[torch.Tensor]) -> None:
-        self._work, self._outputs = work, outputs
+    def __init__(self, work: Work, outputs: list[torch.Tensor], order: FutureOrder) -> None:
+        self._work, self._outputs, self._order = work, outputs, order
         self._ended, self._lock = False, threading.Lock()
         devices = sorted({x.device for x in outputs if x.is_cuda}, key=str)
         if devices:
             self.torch = self._ordered(devices)
             return
-        self._first: Any = torch.futures.Future()
-        if work.is_success():
+        success = work.is_success()
+        nested = order.in_callback() and not success
+        self._first: Any = _NestedFuture(self) if nested else torch.futures.Future()
+        if success:
             self.torch = self._first
             self._first.set_result(outputs)
+            return
+        if nested:
+            self.torch = self._first
+            work.add_done_callback(self._ready)
             return
         # Only the error of a callback is an error to torch's C++ code: the Reducer reads a Future
         # with an exception that Python has set as if it had a value.
         self.torch = self._first.then(self._check)
-        work.add_done_callback(self._end)
+        work.add_done_callback(self._ready)
         if torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
 
@@ -145,15 +197,32 @@ class _LaunchedFuture:
             raise error
         return self._outputs
 
-    def _end(self, _: Work) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, True
-        if not ended:
-            self._first.set_result(self._outputs)
+    def _ready(self, _: Work) -> None:
+        self._order.end(self, wait=False)
 
     def _wait(self) -> None:
+        self._work_ended()
+        self._order.end(self, wait=True)
+
+    def settle(self) -> None:
+        """Wait for the operation, and end the Future in this thread."""
+        self._work_ended()
+        self.end()
+
+    def _work_ended(self) -> None:
         try:
             self._work.wait()
         except DistError as error:
             raise torch_error(error) from error
-        self._end(self._work)
+
+    def end(self) -> None:
+        """End the Future, and run its callbacks, unless that has been done."""
+        with self._lock:
+            ended, self._ended = self._ended, True
+        if ended:
+            return
+        error = self._work.exception() if isinstance(self._first, _NestedFuture) else None
+        if error is None:
+            self._first.set_result(self._outputs)
+        else:
+            self._first.set_exception(torch_error(error) if isinstance(error, DistError) else error)

@@ -227,7 +227,7 @@ def test_a_mismatch_comes_out_of_backward_with_its_cause(ranks):
     assert ranks.run(mismatch_in_backward) == [CollectiveMismatch] * 2
 
 
-def with_torchs_power_sgd(group, name):
+def with_torchs_power_sgd(group, name, kind):
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
         PowerSGDState,
         powerSGD_hook,
@@ -235,7 +235,7 @@ def with_torchs_power_sgd(group, name):
 
     given = {"none": None, "world": dist.group.WORLD}[name]
     state = PowerSGDState(given, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    net = nc10d.torch.DistributedDataParallel(torch.nn.Linear(1, 5))
+    net = kind(torch.nn.Linear(1, 5))
     net.register_comm_hook(state, powerSGD_hook)
     found = []
     for _ in range(4):
@@ -246,8 +246,9 @@ def with_torchs_power_sgd(group, name):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [DistributedDataParallel, nc10d.torch.DistributedDataParallel])
 @pytest.mark.parametrize("name", ["none", "world"])
-def test_torchs_power_sgd_on_a_group_of_torchs_averages_in_nc10ds_module(ranks, name):
-    for found, same in ranks.run(with_torchs_power_sgd, [name] * 2):
+def test_torchs_power_sgd_on_a_group_of_torchs_averages(ranks, name, kind):
+    for found, same in ranks.run(with_torchs_power_sgd, [name] * 2, [kind] * 2):
         assert same
         assert found == [pytest.approx([0.5] * 5)] * 4
