@@ -222,14 +222,17 @@ class PreparedWork(_OfCall, CpuWork):
         if self._state == PENDING and timeout is None:
             # The common case in a single frame. Whatever else happens, CpuWork deals with it.
             ((channel, submission),) = self._parts
-            wait, address = entry_points.wait, submission.address
-            if wait(channel.address, address, entry_points.SLICE_NS) == at.FINISHED:
+            address = submission.address
+            answer = entry_points.wait(channel.address, address, entry_points.SLICE_NS)
+            if answer == at.FINISHED:
                 channel.in_flight.pop(address, None)
                 if channel.in_flight:
                     channel.reap()
                 self._finish_waiting(self._sender)
                 if self._state == DONE:
                     return True
+            elif answer < 0 and answer != at.ABORTED:  # told to a single thread: this one
+                self._waiter.health.engine_failed(channel, answer)
         return super().wait(timeout)
 
 

@@ -167,3 +167,13 @@ def test_arrays_of_calls_that_differ_are_untouched(names: str, examples: int) ->
 
     with ranks_on(names, timeout=20.0) as ranks:
         law()
+
+
+def test_a_waiting_rank_reports_the_difference_that_it_alone_finds() -> None:
+    """The others wait for more bytes than a barrier sends; the rank's waiting thread compares."""
+    reduce = Plan(O.Reduce, 2000, DType.FLOAT32, O.SUM, 2, True, True)
+    barrier = replace(reduce, kind=O.Barrier)
+    with ranks_on("aab", timeout=20.0) as ranks:
+        for _ in range(10):
+            rows = [[reduce] * 3, [barrier] * 3, [frozenset({2})] * 3, [True] * 3]
+            assert not any(ranks.run(play, *rows))
