@@ -29,8 +29,8 @@ _PREPARED = ("prepared_calls", "prepared_messages", "prepared_exchange")
 _PARTS = ("entry_points", "ring", *_PREPARED, "tcp_streams", "sockets")
 ENGINE = (*(f"{NATIVE}.{name}" for name in _PARTS), "nc10d.codec.opcodes")
 """Modules with functions to compile; `tcp_streams` and `sockets` are for jobs of several hosts."""
-LOOP = "nc10d.backend.nccl.bindings.native"
-"""Compiles its one function when it is imported; that needs neither CUDA nor NCCL."""
+LOOPS = ("native", "entering")
+"""Modules that compile a function each when they are imported, without CUDA or NCCL."""
 LINES = 5
 """Lines that show the progress if there is no bar."""
 Task = tuple[str, Callable[[], object]]
@@ -174,7 +174,9 @@ def _tasks() -> list[Task]:
 
     carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copy.every_kernel()]
     kernels = [*reduce.every_kernel(), *carriers]
-    return [("engine", _warm_engine), *kernels, ("nccl", partial(importlib.import_module, LOOP))]
+    nccl = "nc10d.backend.nccl.bindings."
+    loops = [(f"nccl {name}", partial(importlib.import_module, nccl + name)) for name in LOOPS]
+    return [("engine", _warm_engine), *kernels, *loops]
 
 
 def _warm_engine() -> None:

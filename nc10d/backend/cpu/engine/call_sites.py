@@ -25,7 +25,7 @@ from nc10d.base.call_site import MOST_BYTES, is_users, text_at
 # Entries at most: look-ups stay short while most slots are free.
 LIMIT = at.SITE_SLOTS // 2
 _MOST_VAIN = 64
-"""Calls of `learn` that add nothing, after which the engine stops asking."""
+"""Calls of `learn` in a row that add nothing, after which the engine stops asking."""
 
 
 def text_in(address: int) -> str:
@@ -75,7 +75,7 @@ class CallSites:
                 self._enter(id(code) + self._offset + frame.f_lasti, text, code)
             # Another thread may have added the same at the same time. But a caller that the engine
             # never finds must not ask for ever.
-            self._vain += len(self._alive) == before
+            self._vain = self._vain + 1 if len(self._alive) == before else 0
             if self._vain > _MOST_VAIN or len(self._alive) >= LIMIT:
                 self._table[at.SITE_FULL // 8] = 1
 

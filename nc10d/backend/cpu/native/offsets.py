@@ -232,7 +232,7 @@ LOG_SLOTS = 2048
 
 # -- the table of call sites: a word that is 1 if it is full, then pairs of key and text address --
 SITE_FULL, SITE_KEYS = 0, 16
-SITE_SLOTS = 4096
+SITE_SLOTS = 16384
 SITE_OURS = 1
 
 TRACE_BYTES = 32  # time in ns, channel, event, descriptor (0: the caller's program)
