@@ -7,7 +7,7 @@ waits makes the operation progress.
 
 A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
 does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
-A Future that is made in a callback is ended by the thread that waits for it.
+A Future that is asked for in a callback has ended: its operation is waited for there.
 """
 
 from __future__ import annotations
@@ -138,19 +138,6 @@ class FutureOrder:
                 self._lock.release()
 
 
-class _NestedFuture(torch.futures.Future):
-    """A Future that is made in a callback of another: the thread that waits for it ends it."""
-
-    def __init__(self, launched: _LaunchedFuture) -> None:
-        super().__init__()
-        self._launched = launched
-
-    def wait(self) -> Any:
-        """Block until the operation has ended; return its outputs, or raise its error."""
-        self._launched.settle()
-        return super().wait()
-
-
 class _LaunchedFuture:
     """A Future of torch's that ends with an operation; `torch` is the Future."""
 
@@ -161,16 +148,12 @@ class _LaunchedFuture:
         if devices:
             self.torch = self._ordered(devices)
             return
-        success = work.is_success()
-        nested = order.in_callback() and not success
-        self._first: Any = _NestedFuture(self) if nested else torch.futures.Future()
-        if success:
+        self._first: Any = torch.futures.Future()
+        if order.in_callback():  # this is the thread that would end it
+            self._work_ended()
+        if work.is_success():
             self.torch = self._first
             self._first.set_result(outputs)
-            return
-        if nested:
-            self.torch = self._first
-            work.add_done_callback(self._ready)
             return
         # Only the error of a callback is an error to torch's C++ code: the Reducer reads a Future
         # with an exception that Python has set as if it had a value.
@@ -204,11 +187,6 @@ class _LaunchedFuture:
         self._work_ended()
         self._order.end(self, wait=True)
 
-    def settle(self) -> None:
-        """Wait for the operation, and end the Future in this thread."""
-        self._work_ended()
-        self.end()
-
     def _work_ended(self) -> None:
         try:
             self._work.wait()
@@ -219,10 +197,5 @@ class _LaunchedFuture:
         """End the Future, and run its callbacks, unless that has been done."""
         with self._lock:
             ended, self._ended = self._ended, True
-        if ended:
-            return
-        error = self._work.exception() if isinstance(self._first, _NestedFuture) else None
-        if error is None:
+        if not ended:
             self._first.set_result(self._outputs)
-        else:
-            self._first.set_exception(torch_error(error) if isinstance(error, DistError) else error)
