@@ -39,6 +39,9 @@ def hear():
 """
 
 
+PRIVATE_FUTEX = 128  # FUTEX_PRIVATE_FLAG of linux/futex.h
+
+
 class Rank:
     """A process: its output is read line by line, and its input is written line by line."""
 
@@ -96,13 +99,22 @@ class Rank:
         return code
 
     def asleep(self, name: str = "futex", timeout: float = 60.0) -> bool:
-        """Wait until its main thread sleeps in a system call of that name (see wchan)."""
+        """Wait until its main thread sleeps in a system call of that name (see wchan).
+
+        A "shared futex" is the engine's: the GIL's is private, as those of Python's locks.
+        """
+        shared, name = name.startswith("shared "), name.removeprefix("shared ")
         limit = time.monotonic() + timeout
         while time.monotonic() < limit:
             with open(f"/proc/{self.pid}/wchan") as file:
-                if name in file.read():
+                if name in file.read() and (not shared or self._shares_futex()):
                     return True
         return False
+
+    def _shares_futex(self) -> bool:
+        with open(f"/proc/{self.pid}/syscall") as file:
+            words = file.read().split()
+        return len(words) > 2 and not int(words[2], 16) & PRIVATE_FUTEX
 
 
 class Job:

@@ -156,7 +156,7 @@ def peer_says(pair: list[Rank]) -> str:
 def interrupted_asleep(pair: list[Rank], name: str) -> tuple[float, str]:
     """Interrupt rank 0 in a call; return how long its end or its closing took, and the failure."""
     begin(pair, name, 0)
-    assert pair[0].asleep()
+    assert pair[0].asleep("futex" if name == "future" else "shared futex")
     sent = time.monotonic()
     pair[0].kill(signal.SIGINT)
     ended, closing, _, failure = pair[0].line().split(" ", 3)
