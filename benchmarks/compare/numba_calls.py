@@ -33,78 +33,78 @@ Loop = Callable[[int], None]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def nc10d_loops(out: Array, x: Array, rank: int) -> dict[str, Callable[[int], None]]:
-    """Return a compiled loop for each call of nc10d.numba."""
+def nc10d_calls() -> dict[str, Any]:
+    """Return nc10d.numba's calls as compiled functions; `all_reduce` reduces `out` in place."""
     from numba import njit
 
     from nc10d import numba as nb
 
-    peer, biggest = rank ^ 1, nb.MAX
+    biggest = nb.MAX
 
     @njit(nogil=True)
-    def all_reduce(repeats, out):  # type: ignore[no-untyped-def]
-        for _ in range(repeats):
-            nb.all_reduce(out, biggest)
-
-    @njit(nogil=True)
-    def broadcast(repeats, out):  # type: ignore[no-untyped-def]
-        for _ in range(repeats):
-            nb.broadcast(out, 0)
-
-    @njit(nogil=True)
-    def ping_pong(repeats, out, x):  # type: ignore[no-untyped-def]
-        for _ in range(repeats):
-            if rank < peer:
-                nb.send(x, peer)
-                nb.recv(out, peer)
-            else:
-                nb.recv(out, peer)
-                nb.send(x, peer)
-
-    @njit(nogil=True)
-    def barrier(repeats):  # type: ignore[no-untyped-def]
-        for _ in range(repeats):
-            nb.barrier()
+    def all_reduce(out, _):  # type: ignore[no-untyped-def]
+        nb.all_reduce(out, biggest)
 
     return {
-        "all_reduce": lambda repeats: all_reduce(repeats, out),
-        "broadcast": lambda repeats: broadcast(repeats, out),
-        "ping_pong": lambda repeats: ping_pong(repeats, out, x),
-        "barrier": barrier,
+        "all_reduce": all_reduce,
+        "broadcast": nb.broadcast,
+        "send": nb.send,
+        "recv": nb.recv,
+        "barrier": nb.barrier,
     }
 
 
-def mpi_loops(out: Array, x: Array, rank: int) -> dict[str, Callable[[int], None]]:
-    """Return a compiled loop for each call of numba-mpi, which reduces into another array."""
+def mpi_calls() -> dict[str, Any]:
+    """Return numba-mpi's calls as compiled functions; `all_reduce` reduces `x` into `out`."""
     import numba_mpi
     from numba import njit
 
-    peer, biggest = rank ^ 1, numba_mpi.Operator.MAX
+    biggest = numba_mpi.Operator.MAX
+
+    @njit(nogil=True)
+    def all_reduce(out, x):  # type: ignore[no-untyped-def]
+        numba_mpi.allreduce(x, out, biggest)
+
+    return {
+        "all_reduce": all_reduce,
+        "broadcast": numba_mpi.bcast,
+        "send": numba_mpi.send,
+        "recv": numba_mpi.recv,
+        "barrier": numba_mpi.barrier,
+    }
+
+
+def loops(calls: dict[str, Any], out: Array, x: Array, rank: int) -> dict[str, Loop]:
+    """Return a compiled loop for each call."""
+    from numba import njit
+
+    reduce, spread, meet = calls["all_reduce"], calls["broadcast"], calls["barrier"]
+    send, recv, peer = calls["send"], calls["recv"], rank ^ 1
 
     @njit(nogil=True)
     def all_reduce(repeats, out, x):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            numba_mpi.allreduce(x, out, biggest)
+            reduce(out, x)
 
     @njit(nogil=True)
     def broadcast(repeats, out):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            numba_mpi.bcast(out, 0)
+            spread(out, 0)
 
     @njit(nogil=True)
     def ping_pong(repeats, out, x):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
             if rank < peer:
-                numba_mpi.send(x, peer)
-                numba_mpi.recv(out, peer)
+                send(x, peer)
+                recv(out, peer)
             else:
-                numba_mpi.recv(out, peer)
-                numba_mpi.send(x, peer)
+                recv(out, peer)
+                send(x, peer)
 
     @njit(nogil=True)
     def barrier(repeats):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            numba_mpi.barrier()
+            meet()
 
     return {
         "all_reduce": lambda repeats: all_reduce(repeats, out, x),
@@ -127,26 +127,22 @@ def slowest(library: Any, seconds: float) -> float:
 
 def rows(library: Any, sizes: Sequence[int], budget: float) -> list[list[Any]]:
     """Measure on one rank: a row of call, bytes, seconds of a call, and wrong elements."""
-    found = []
-    loops = nc10d_loops if library.name == "nc10d" else mpi_loops
+    calls = nc10d_calls() if library.name == "nc10d" else mpi_calls()
+    rank, found = library.rank, []
     for nbytes in sizes:
-        out, x = np.empty(nbytes // 8), np.full(nbytes // 8, float(library.rank))
-        for call, loop in loops(out, x, library.rank).items():
+        out, x = np.empty(nbytes // 8), np.full(nbytes // 8, float(rank))
+        timed_loops = loops(calls, out, x, rank)
+        barrier = timed_loops["barrier"]
+        expected = {"all_reduce": library.size - 1, "broadcast": 0, "ping_pong": rank ^ 1}
+        for call, loop in timed_loops.items():
             if call == "barrier" and nbytes != sizes[0]:
                 continue
-            out[:] = library.rank
-            barrier = loops(out, x, library.rank)["barrier"]
+            out[:] = rank
             loop(3)  # compiles, and prepares the call
             once = slowest(library, timed(barrier, loop, 10) / 10)
             repeats = max(10, min(20_000, int(budget / once)))
             cost = slowest(library, timed(barrier, loop, repeats) / repeats)
-            expected = {
-                "all_reduce": library.size - 1,
-                "broadcast": 0,
-                "ping_pong": library.rank ^ 1,
-                "barrier": library.rank,
-            }[call]
-            wrong = slowest(library, float(np.count_nonzero(out != expected)))
+            wrong = slowest(library, float(np.count_nonzero(out != expected.get(call, rank))))
             halves = 2 if call == "ping_pong" else 1
             found.append([call, 0 if call == "barrier" else nbytes, cost / halves, wrong])
     return found
