@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ from nc10d.ops import AVG, MAX, SUM, premul_sum
 from nc10d.store import PrefixStore
 
 LONG = 30.0
+
+
+def afresh(group: ProcessGroup, law: Callable[[ProcessGroup], None]) -> None:
+    """Run a law in a new group, which the law may fail."""
+    mine = dist.new_group(range(group.size))
+    assert isinstance(mine, ProcessGroup)
+    law(mine)
+    dist.destroy_process_group(mine)
 
 
 def device(group: ProcessGroup) -> int:

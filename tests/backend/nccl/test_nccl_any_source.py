@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from device_ranks import after, full, once, value
+from device_ranks import afresh, after, full, once, value
 from emulated import emulators, needs_emulators
 
-import nc10d as dist
 from nc10d.errors import Aborted, CollectiveTimeout
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
@@ -123,10 +122,3 @@ def three() -> Iterator[Ranks]:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_receives_from_any_rank(three: Ranks, law: Callable[..., None]) -> None:
     three.run(afresh, [law] * 3)
-
-
-def afresh(group: ProcessGroup, law: Callable[..., None]) -> None:
-    mine = dist.new_group(range(group.size))
-    assert isinstance(mine, ProcessGroup)
-    law(mine)
-    dist.destroy_process_group(mine)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from device_ranks import full, ones, value
+from device_ranks import afresh, full, ones, value
 from emulated import emulators, needs_emulators
 
-import nc10d as dist
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
@@ -64,10 +63,3 @@ def two() -> Iterator[Ranks]:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_device_arrays_in_flight_are_watched(two: Ranks, law: Callable[..., None]) -> None:
     two.run(afresh, [law] * 2)
-
-
-def afresh(group: ProcessGroup, law: Callable[..., None]) -> None:
-    mine = dist.new_group(range(group.size))
-    assert isinstance(mine, ProcessGroup)
-    law(mine)
-    dist.destroy_process_group(mine)

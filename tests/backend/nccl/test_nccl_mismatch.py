@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_ranks import after, device, full, once, ones, value
+from device_ranks import afresh, after, device, full, once, ones, value
 from emulated import emulators, needs_emulators
 
 import nc10d as dist
@@ -174,14 +174,6 @@ def the_first_calls_are_compared(group: ProcessGroup) -> None:
 )
 def test_calls_are_compared(two: Ranks, law: Callable[..., None]) -> None:
     two.run(afresh, [law] * 2)
-
-
-def afresh(group: ProcessGroup, law: Callable[..., None]) -> None:
-    """Run a law in a new group, which the law fails."""
-    mine = dist.new_group(range(group.size))
-    assert isinstance(mine, ProcessGroup)
-    law(mine)
-    dist.destroy_process_group(mine)
 
 
 ACROSS_HOSTS = """
