@@ -20,10 +20,11 @@ from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, M
 from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
-from nc10d.backend.mpi.tasks import MessageTask, MpiWork, Task
+from nc10d.backend.mpi.tasks import MessageTask, Task
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.call_text import describe
 from nc10d.backend.polled.flat_buffers import keep
+from nc10d.backend.polled.launches import PolledWork, side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
@@ -66,7 +67,7 @@ class MpiGroup:
         """Start validated operations; raises the group's failure if it has failed."""
         collectives = [n for n, op in enumerate(ops) if not isinstance(op, (Send, Recv))]
         messages = [n for n, op in enumerate(ops) if isinstance(op, (Send, Recv))]
-        work = MpiWork(ops, self._engine, len(messages) + bool(collectives))
+        work = PolledWork(ops, self._engine, len(messages) + bool(collectives))
         dependencies = dependencies_of(ops)
         with self._engine.lock:
             self._handle_notices()
@@ -98,7 +99,7 @@ class MpiGroup:
             return self._message_queue.probe(peer, tag)
 
     def _agreed_steps(
-        self, work: MpiWork, places: Sequence[int], dependencies: Dependencies, seq: int
+        self, work: PolledWork, places: Sequence[int], dependencies: Dependencies, seq: int
     ) -> Steps:
         """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
@@ -118,10 +119,10 @@ class MpiGroup:
         elif len(parts) == 1:
             yield from parts[0]
         else:
-            yield from tasks.side_by_side(parts)
+            yield from side_by_side(parts)
 
     def _launch_message(
-        self, work: MpiWork, place: int, earlier: frozenset[int], deadline: Deadline
+        self, work: PolledWork, place: int, earlier: frozenset[int], deadline: Deadline
     ) -> None:
         message = MessageTask(work, place, deadline)
         steps_of_task = self._message_queue.steps(message.op, message.status)
@@ -182,7 +183,7 @@ class MpiGroup:
         except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
             self.fail(DistError(f"{task.work._describe()}: {type(error).__name__}: {error}"))
             return False
-        if task.work.task_ended(task.places, task.result):
+        if task.work.part_ended(task.places, task.result):
             self._engine.end(task.work, None, task.work.outcome())
         return True
 

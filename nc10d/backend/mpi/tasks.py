@@ -1,50 +1,13 @@
-"""Operations in flight: steps that wait for MPI requests, and the Work that ends with them."""
+"""Operations in flight: steps that wait for MPI requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from nc10d.backend.mpi.library import MPI, Request, Steps
-from nc10d.backend.polled.progress_thread import ProgressThread
+from nc10d.backend.polled.launches import PolledWork, must_follow
 from nc10d.base.deadline import Deadline
-from nc10d.ops import Op, Recv, Send
-from nc10d.work import Work
-
-
-class MpiWork(Work):
-    """One launch; `ended` holds the places in the batch of the operations that have ended."""
-
-    __slots__ = ("_engine", "_results", "_tasks_left", "ended")
-
-    def __init__(self, ops: Sequence[Op], engine: ProgressThread, tasks: int) -> None:
-        super().__init__(ops)
-        self._engine = engine
-        self._tasks_left = tasks
-        self._results: list[int | None] = [None] * len(ops)
-        self.ended: set[int] = set()
-
-    def task_ended(self, places: Sequence[int], result: int | None) -> bool:
-        """Record that a task of the operations at `places` has ended; return if it was the last."""
-        self._results[places[0]] = result
-        self.ended.update(places)
-        self._tasks_left -= 1
-        return self._tasks_left == 0
-
-    def outcome(self) -> Any:
-        """Return the value of `result()`: the sender, a list of senders, or None."""
-        if len(self.ops) == 1:
-            return self._results[0]
-        return self._results if any(isinstance(op, Recv) for op in self.ops) else None
-
-    def _poll(self) -> None:
-        self._engine.advance()
-
-    def _block(self, deadline: Deadline) -> None:
-        self._engine.wait(self, deadline)
-
-    def _watch(self) -> None:
-        self._engine.watch(self)
+from nc10d.ops import Recv, Send
 
 
 class Task:
@@ -53,7 +16,7 @@ class Task:
     __slots__ = ("deadline", "places", "requests", "result", "seq", "steps", "work")
 
     def __init__(
-        self, work: MpiWork, places: Sequence[int], deadline: Deadline, seq: int = 0
+        self, work: PolledWork, places: Sequence[int], deadline: Deadline, seq: int = 0
     ) -> None:
         self.work = work
         self.places = places
@@ -91,7 +54,7 @@ class MessageTask(Task):
 
     __slots__ = ("op", "status")
 
-    def __init__(self, work: MpiWork, place: int, deadline: Deadline) -> None:
+    def __init__(self, work: PolledWork, place: int, deadline: Deadline) -> None:
         super().__init__(work, [place], deadline)
         op = work.ops[place]
         assert isinstance(op, (Send, Recv)), "other operations are called by all ranks"
@@ -106,10 +69,7 @@ class MessageTask(Task):
 
     def must_follow(self, other: MessageTask) -> bool:
         """Return whether this message, launched later than `other`, must begin after it."""
-        if other.requests or type(other.op) is not type(self.op):
-            return False
-        own_peer, other_peer = self.op.peer, other.op.peer
-        return own_peer == other_peer or own_peer is None or other_peer is None
+        return not other.requests and must_follow(self.op, other.op)
 
     def cancel(self) -> None:
         """Cancel a receive that has no message yet; the caller may reuse its array."""
@@ -123,12 +83,3 @@ def after(condition: Callable[[], bool], steps: Steps) -> Steps:
     while not condition():
         yield None
     return (yield from steps)
-
-
-def side_by_side(parts: Sequence[Steps]) -> Steps:
-    """Run operations concurrently: each step waits for the requests of all of them."""
-    running = list(parts)
-    while running:
-        started: list[tuple[Steps, Any]] = [(part, next(part, None)) for part in running]
-        running = [part for part, requests in started if requests]
-        yield [request for _, requests in started for request in requests or ()]

@@ -3,5 +3,6 @@
 - `flat_buffers`: an operation's arrays as contiguous memory, and nc10d's kernels on it;
 - `call_text`: the description of a call, which ranks compare before anything is sent;
 - `block_order`: the dependencies between the operations of a block;
+- `launches`: the Work of a launch, and what of it runs side by side or must follow;
 - `progress_thread`: polling, by waiting threads, and by a thread if none waits.
 """

@@ -20,16 +20,11 @@ from nc10d.backend.base import Backend, cause_of
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.call_text import describe
 from nc10d.backend.polled.flat_buffers import keep
+from nc10d.backend.polled.launches import side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.backend.ucc.team import UccTeam
 from nc10d.backend.ucc.ucc_collectives import Steps, steps
-from nc10d.backend.ucc.ucc_tasks import (
-    CollectivesTask,
-    HeldMessage,
-    InnerWork,
-    UccWork,
-    side_by_side,
-)
+from nc10d.backend.ucc.ucc_tasks import CollectivesTask, HeldMessage, InnerWork, UccWork
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
