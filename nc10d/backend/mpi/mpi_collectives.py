@@ -18,7 +18,7 @@ from nc10d import ops
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
-from nc10d.backend.polled.call_text import exchanges_sizes
+from nc10d.backend.polled.call_text import exchanges_sizes, raise_if_sizes_differ
 from nc10d.backend.polled.flat_buffers import (
     FlatBuffer,
     OpBuffers,
@@ -29,7 +29,6 @@ from nc10d.backend.polled.flat_buffers import (
     prepare,
     row_counts,
 )
-from nc10d.errors import CollectiveMismatch
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
 
@@ -187,11 +186,8 @@ def _announce(comm: Comm, op: ops.Op, sends: Sequence[int], takes: Sequence[int]
     yield [comm.Ialltoall(np.array(sends, np.int64), coming)]
     first = np.array([comm.size if coming.tolist() == list(takes) else comm.rank])
     yield [comm.Iallreduce(MPI.IN_PLACE, first, MPI.MIN)]
-    if first[0] < comm.size:
-        name, rank = ops.OP_NAMES[type(op)], int(first[0])
-        text = f"{name}: rank {rank} expects other sizes than its peers send"
-        detail = f" (it sends {list(sends)}, takes {list(takes)}, and is sent {coming.tolist()})"
-        raise CollectiveMismatch(text + detail * (rank == comm.rank), rank=rank, op=name)
+    sizes = sends, takes, coming.tolist()
+    raise_if_sizes_differ(op, int(first[0]), comm.rank, sizes, comm.size)
 
 
 _STEPS: dict[type[Any], Callable[[Comm, Any, OpBuffers, bool], Steps]] = {

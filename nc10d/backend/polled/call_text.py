@@ -7,6 +7,7 @@ from typing import Any
 
 from nc10d import ops
 from nc10d.arrays.buffer import as_buffer
+from nc10d.errors import CollectiveMismatch
 
 
 def describe(calls: Sequence[ops.Op]) -> str:
@@ -55,3 +56,18 @@ def exchanges_sizes(op: ops.Op) -> bool:
         splits = (op.in_splits, op.out_splits)
         return isinstance(op.inp, (list, tuple)) or splits != (None, None)
     return isinstance(op, (ops.Gather, ops.Scatter))
+
+
+def raise_if_sizes_differ(
+    op: ops.Op, first: int, rank: int, sizes: Sequence[Sequence[int]], size: int
+) -> None:
+    """Raise on all ranks if `first`, the lowest rank that expects other sizes, is one of the group.
+
+    `sizes` are those that this rank sends, takes, and is sent.
+    """
+    if first < size:
+        name = ops.OP_NAMES[type(op)]
+        text = f"{name}: rank {first} expects other sizes than its peers send"
+        sends, takes, coming = map(list, sizes)
+        detail = f" (it sends {sends}, takes {takes}, and is sent {coming})"
+        raise CollectiveMismatch(text + detail * (first == rank), rank=first, op=name)

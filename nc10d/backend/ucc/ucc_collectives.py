@@ -16,7 +16,7 @@ import numpy as np
 
 from nc10d import ops
 from nc10d.arrays.buffer import as_buffer
-from nc10d.backend.polled.call_text import exchanges_sizes
+from nc10d.backend.polled.call_text import exchanges_sizes, raise_if_sizes_differ
 from nc10d.backend.polled.flat_buffers import (
     FlatBuffer,
     OpBuffers,
@@ -29,7 +29,6 @@ from nc10d.backend.polled.flat_buffers import (
 from nc10d.backend.ucc import requests as ucc
 from nc10d.backend.ucc.datatypes import UccReduction, native
 from nc10d.backend.ucc.team import UccTeam
-from nc10d.errors import CollectiveMismatch
 from nc10d.ops import RedOp
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
@@ -223,11 +222,8 @@ def _announce(team: UccTeam, op: ops.Op, sends: Sequence[int], takes: Sequence[i
     least = native(ops.MIN, flat, team.size, False)
     assert least is not None, "UCC finds the minimum of ints"
     yield [ucc.all_reduce(team, flat, least)]
-    if first[0] < team.size:
-        name, rank = ops.OP_NAMES[type(op)], int(first[0])
-        text = f"{name}: rank {rank} expects other sizes than its peers send"
-        detail = f" (it sends {list(sends)}, takes {list(takes)}, and is sent {coming.tolist()})"
-        raise CollectiveMismatch(text + detail * (rank == team.rank), rank=rank, op=name)
+    sizes = sends, takes, coming.tolist()
+    raise_if_sizes_differ(op, int(first[0]), team.rank, sizes, team.size)
 
 
 def _flat(x: np.ndarray[Any, Any]) -> FlatBuffer:
