@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
+from nc10d.base.call_site import text_at
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
@@ -60,6 +61,12 @@ KINDS = (
     *(Aborted, KeyboardInterrupt, SystemExit),
 )
 Blocking = Callable[[], object]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> None:
+    """Import what a first group imports: Python's own import drops an OSError amid a search."""
+    init(HashStore(), 0, 1)
 
 
 @contextlib.contextmanager
@@ -157,9 +164,9 @@ def test_what_a_handler_raises_comes_out_of_every_wait_for_ranks_and_keys(
 
 
 GROUP_CALLS: dict[str, Callable[[], object]] = {
-    "new_group": lambda: dist.new_group([0, 1]),
-    "new_subgroups": lambda: dist.new_subgroups(2),
-    "split_group": lambda: dist.split_group(None, [[0, 1]]),
+    "new_group": partial(dist.new_group, [0, 1]),
+    "new_subgroups": partial(dist.new_subgroups, 2),
+    "split_group": partial(dist.split_group, None, [[0, 1]]),
 }
 
 
@@ -221,3 +228,25 @@ def test_only_a_handlers_errors_pass_a_clause_for_the_librarys_own(clause: str) 
         finally:
             signal.signal(signal.SIGUSR1, before)
     assert not from_handler(None)
+
+
+def test_an_error_of_a_handler_amid_the_text_of_a_line_comes_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = Broken("of the user")
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    def folder() -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return "/"
+
+    monkeypatch.setattr(os, "getcwd", folder)
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Broken) as caught:
+            text_at(__file__, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value is error

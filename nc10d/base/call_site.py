@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from nc10d.base.signal_errors import raised_here
+
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
 _NOT_USERS = tuple(
@@ -61,7 +63,7 @@ def here() -> str:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it has been deleted
+    except raised_here(OSError):  # it has been deleted
         return ""
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.stored import read_stored, whole
 from nc10d.base.text import digest
 from nc10d.errors import CollectiveMismatch, RendezvousError, StoreError
@@ -70,9 +71,9 @@ class GroupCalls:
         """Add to a RendezvousError of a local call the latest calls of the other `members`."""
         try:
             yield
-        except RendezvousError as error:
+        except raised_here(RendezvousError) as error:
             calls = [f"rank {self._rank} {call}"]
-            with contextlib.suppress(StoreError):  # the store may be the reason
+            with suppress_here(StoreError):  # the store may be the reason
                 calls += self._others(members)
             whole = copy_to_raise(error)
             whole.args = (f"{error}; latest calls: {', '.join(calls)}",)

@@ -12,7 +12,6 @@ late, missing or different.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def dump_automatically(
 def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
     try:
         recorder.write(folder, **why)
-    except OSError as error:  # the group's own error must still be raised
+    except raised_here(OSError) as error:  # the group's own error must still be raised
         _log.warning("cannot write a dump to %s: %s", folder, error)
 
 
@@ -268,7 +268,7 @@ def _dump_on_signal(name: str, folder: Path) -> None:
     def write_all(received: int, frame: FrameType | None) -> None:
         for group, devices in [*_recorded.items()]:
             for device in devices:
-                with contextlib.suppress(DistError):  # the group is closed, or the parent process's
+                with suppress_here(DistError):  # the group is closed, or the parent process's
                     _write(FlightRecorder(group, device), folder, why=f"signal {number.name}")
         if callable(before):
             before(received, frame)

@@ -25,6 +25,7 @@ from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import suppress_here
 from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
@@ -361,7 +362,7 @@ def _exit() -> None:
     """
     error = getattr(sys, "last_value", None) or SystemExit()
     for world in (*adapters_worlds, process_world):
-        with contextlib.suppress(DistError, OSError):
+        with suppress_here(DistError, OSError):
             try:
                 raise error
             except BaseException:  # noqa: BLE001  (Python has printed it)

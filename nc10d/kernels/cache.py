@@ -43,6 +43,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
     LOCK_SECONDS,
@@ -208,7 +209,7 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         try:
             limit = LOCK_SECONDS if _waits.get() else 0.0
             held.enter_context(exclusive(cache.path.with_suffix(".lock"), limit))
-        except BlockingIOError as error:
+        except raised_here(BlockingIOError) as error:
             raise Elsewhere(cache.name) from error
         if cache.path.exists():  # another process has made it meanwhile
             held.enter_context(_undisturbed())
@@ -266,7 +267,7 @@ class _OneFile:
         # functions.
         try:
             blob = self.path.read_bytes()
-        except FileNotFoundError:
+        except raised_here(FileNotFoundError):
             return None
         rtsys.initialize(target)
         checksum, data = blob[:32], blob[32:]
@@ -280,7 +281,7 @@ class _OneFile:
         assert not result.lifted, f"{self.name} can't be kept"
         assert not result.library.has_dynamic_globals, f"{self.name} holds a process's addresses"
         data = dumps((self._key, result._reduce()))
-        with contextlib.suppress(OSError):
+        with suppress_here(OSError):
             replace(self.path, hashlib.sha256(data).digest() + data)
 
 
@@ -288,7 +289,7 @@ class _OneFile:
 def _file_digest(name: str) -> str:
     try:
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except OSError:
+    except raised_here(OSError):
         return name
 
 

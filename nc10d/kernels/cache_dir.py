@@ -22,6 +22,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from nc10d.base.signal_errors import raised_here, suppress_here
+
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change the machine code of a kernel, and of all other code (which may contain
 # helpers of kernels): a change to the engine leaves the kernels compiled.
@@ -39,7 +41,7 @@ def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     """
     name = _digest(sources, parts)
     for root in _roots():
-        with contextlib.suppress(OSError):
+        with suppress_here(OSError):
             (root / name).mkdir(mode=0o700, exist_ok=True)
         if distrust(root / name) is None:
             return root / name
@@ -75,7 +77,7 @@ def _roots() -> tuple[Path, ...]:
     asked = os.environ.get("NC10D_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     wanted = [Path(asked) if asked else Path(home) / "nc10d"]
-    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files
+    with suppress_here(FileNotFoundError):  # no folder for temporary files
         wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
     problems = [make_folder(folder) or distrust(folder) for folder in wanted]
     if asked and problems[0]:
@@ -88,7 +90,7 @@ def _roots() -> tuple[Path, ...]:
 def _throw_away() -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix="nc10d-"))
-    except OSError:
+    except raised_here(OSError):
         return Path("/nonexistent")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -100,7 +102,7 @@ def make_folder(folder: Path) -> str | None:
         for path in [*reversed(folder.parents), folder]:
             if not path.exists():
                 path.mkdir(mode=0o700 if path == folder else 0o755, exist_ok=True)
-    except OSError as error:
+    except raised_here(OSError) as error:
         return f"{folder}: {error.strerror}"
     return None
 
@@ -111,7 +113,7 @@ def distrust(folder: Path) -> str | None:
     try:
         path = [*reversed(real.parents), real]
         return weakness([(str(part), part.lstat()) for part in path], os.geteuid())
-    except OSError as error:
+    except raised_here(OSError) as error:
         return f"{folder}: {error.strerror}"
 
 
@@ -139,7 +141,7 @@ def replace(path: Path, data: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
         os.replace(name, path)
-    except OSError:
+    except raised_here(OSError):
         os.unlink(name)
         raise
 
@@ -155,7 +157,7 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
+    except raised_here(OSError):
         yield False
         return
     waiter = _Waiter(fd)
@@ -171,10 +173,10 @@ def take_for_life(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except raised_here(BlockingIOError):
         os.close(fd)
         return False
-    except OSError:
+    except raised_here(OSError):
         pass
     return True
 
@@ -198,13 +200,13 @@ class _Waiter:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except BlockingIOError:
+        except raised_here(BlockingIOError):
             if limit == 0:
                 raise
             self._waiting = True
             threading.Thread(target=self._block, daemon=True, name="nc10d-cache-lock").start()
             return self._held.wait(limit)
-        except OSError:
+        except raised_here(OSError):
             return False
 
     def _block(self) -> None:
@@ -224,6 +226,6 @@ class _Waiter:
 
     def _release(self) -> None:
         # Unlocked first: a child that was forked meanwhile shares the open file.
-        with contextlib.suppress(OSError):
+        with suppress_here(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)

@@ -7,12 +7,13 @@ connection from another machine has no such socket here.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import sys
 from pathlib import Path
 from struct import Struct
+
+from nc10d.base.signal_errors import raised_here, suppress_here
 
 _CREDENTIALS = Struct("3i")  # SO_PEERCRED: pid, uid, gid
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
@@ -36,11 +37,11 @@ def peer_uid(sock: socket.socket) -> int | None:
         return int(_CREDENTIALS.unpack(packed)[1])
     try:
         ends = _ends(sock)
-    except (OSError, ValueError):
+    except raised_here(OSError, ValueError):
         return None  # the connection has gone
     try:
         return _by_netlink(ends)
-    except OSError:
+    except raised_here(OSError):
         return _by_proc(ends)
 
 
@@ -79,7 +80,7 @@ def _by_proc(ends: Ends) -> int | None:
             f"{_hex(prefix + address)}:{port:04X}"
             for address, port in zip((peer, own), ports, strict=True)
         ]
-        with contextlib.suppress(OSError):
+        with suppress_here(OSError):
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
             for row in map(str.split, lines):
                 if [*row[1:3], int(row[3], 16)] == [*want, _ESTABLISHED]:

@@ -6,7 +6,6 @@ first launch begins to form the group's communicator; launches are submitted whe
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -29,6 +28,7 @@ from nc10d.backend.nccl.works import NcclWork
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
@@ -136,7 +136,7 @@ class NcclBackend(Backend):
             return self._receive_from_any(device_group, ops[0], timeout, async_op)
         try:
             work = device_group.launch(ops, timeout, not async_op)
-        except DistError:
+        except raised_here(DistError):
             self._check()  # raises the agreed cause, if another rank failed first
             raise
         if async_op:
@@ -245,7 +245,7 @@ class NcclBackend(Backend):
         """Notify the peers of an error; return the error that holds for all ranks."""
         found = self._others.notify(error)
         if found is None:  # without a failure detector the store carries it
-            with contextlib.suppress(DistError, OSError):  # the store may be gone
+            with suppress_here(DistError, OSError):  # the store may be gone
                 found = _publish(self._store or self._group.store.clone(), error)
         return found or error
 
@@ -299,7 +299,7 @@ class NcclBackend(Backend):
         assert self._store is not None
         cause = self._others.cause()
         if cause is None and not self._others.agree:
-            with contextlib.suppress(DistError, OSError):
+            with suppress_here(DistError, OSError):
                 cause = _published(self._store)
         if cause is not None:
             self.fail(cause, notify=False)
@@ -316,7 +316,7 @@ class NcclBackend(Backend):
             self._failure = self._failure or gone
             self._cause_agreed.set()
             return
-        with contextlib.suppress(DistError):
+        with suppress_here(DistError):
             device_group.pending.sweep()
         if self._failure is None and not device_group.pending.busy:
             self._refuse_launches(gone)

@@ -17,6 +17,7 @@ from typing import Any
 
 from nc10d.backend.ucc.structs import CTYPES
 from nc10d.backend.ucc.ucc_table import ENUMS, FUNCTIONS
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import UCCError, UnsupportedPlatform
 
 STATUS = ENUMS["ucc_status_t"]
@@ -41,7 +42,7 @@ class UccLibrary:
         _load_ucx()
         try:
             dll = ctypes.CDLL(path)
-        except OSError as error:
+        except raised_here(OSError) as error:
             raise UnsupportedPlatform(f"UCC can't be loaded ({error}): {_HOW}") from error
         self._functions = {name: self._typed(dll, name) for name in FUNCTIONS}
         numbers = [ctypes.c_uint() for _ in range(3)]
@@ -99,7 +100,7 @@ def find_library() -> str:
         return asked
     try:
         ctypes.CDLL(_SONAME)
-    except OSError:
+    except raised_here(OSError):
         folders = ((os.environ.get(name), below) for name, below in _HPCX)
         found = (Path(folder, below, _SONAME) for folder, below in folders if folder)
         return next((str(path) for path in found if path.exists()), _SONAME)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nc10d.backend.cpu.memory.arena import ArenaMapping
+from nc10d.base.signal_errors import raised_here
 
 
 def process() -> str:
@@ -48,7 +49,7 @@ def _status_of_zombie(pid: int) -> int | None:
     try:
         # The line holds the process's name, which may end in the middle of a UTF-8 character.
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except raised_here(OSError):
         return None
     fields = stat.rpartition(")")[2].split()
     # proc(5): the state is field 3, the exit status field 52 (0 without permission to read it).
@@ -65,7 +66,7 @@ def _status_by_pidfd(pidfd: int) -> int | None:
     struct.pack_into("<Q", info, 0, _INFO_EXIT)
     try:
         fcntl.ioctl(pidfd, _GET_INFO, info)
-    except OSError:
+    except raised_here(OSError):
         return None
     (mask,) = struct.unpack_from("<Q", info, 0)
     (status,) = struct.unpack_from("<i", info, 60)

@@ -12,7 +12,6 @@ once with each peer. A group uses it only if all of its ranks can.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.base.signal_errors import raised_here, suppress_here
 
 Words = npt.NDArray[np.int64]
 # In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
@@ -68,7 +68,7 @@ def access_to(peer: HostPeer) -> int:
     iovec = plain.address(there)
     writes = entry_points.write_process(peer.pid, buffer, 8, iovec, iovec + 16) == 8
     # To withdraw exposed memory, a rank reads states of the peer's threads: that must work, too.
-    with contextlib.suppress(OSError):
+    with suppress_here(OSError):
         if writes and _state(peer.pid, peer.pid) != GONE:
             return at.WRITES
     return at.READS
@@ -93,7 +93,7 @@ def withdraw(area: int, processes: Iterable[int]) -> None:
 def _may_be_writing(pid: int, thread: int) -> bool:
     try:
         return _state(pid, thread) in MAYBE_COPYING
-    except OSError:  # the state is unknown, e.g. because no descriptor is free
+    except raised_here(OSError):  # the state is unknown, e.g. because no descriptor is free
         return True
 
 
@@ -101,7 +101,7 @@ def _state(pid: int, thread: int) -> str:
     """Return the letter of a thread's state; GONE if there is no such thread."""
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except raised_here(FileNotFoundError, ProcessLookupError):
         return GONE
     return status.rpartition(")")[2].split()[0]
 

@@ -5,7 +5,6 @@ A group on a single host has no RemoteGroup.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.addresses import own_address
 from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, close_all, connect
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import suppress_here
 from nc10d.store.base import Store
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RemoteGroup:
         for pair in self._sockets.values():
             for wire in pair:
                 # Shut down first: a forked child may hold copies, which keep a closed socket open.
-                with contextlib.suppress(OSError):
+                with suppress_here(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
         close_all(self._sockets)
 

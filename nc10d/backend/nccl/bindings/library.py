@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, ENUMS, FUNCTIONS, Version
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 RESULT = ENUMS["ncclResult_t"]
@@ -75,7 +76,7 @@ class Library:
         self.path = path
         try:
             self._dll = ctypes.CDLL(path)
-        except OSError as error:
+        except raised_here(OSError) as error:
             raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
         code = ctypes.c_int()
         self._raw("ncclGetVersion")(ctypes.byref(code))
