@@ -116,20 +116,20 @@ def test_a_long_array_is_not_copied_by_its_sender_and_keeps_no_other_alive() -> 
 
 def test_chunks_beyond_the_room_of_an_opening_travel_in_the_flat_array() -> None:
     x = np.zeros(LONG, np.uint8)
-    message = encode([x[:] for _ in range(70)])
+    message = encode([x[:] for _ in range(300)])
     message.divide()
     envelope = Envelope.read(message.opening())
     assert envelope == message.envelope()
-    assert len(envelope.long) + envelope.payload // LONG == 70
+    assert len(envelope.long) + envelope.payload // LONG == 300
     assert envelope.payload > 0
-    assert len(envelope.open(message.flat(), long=message.long)) == 70
+    assert len(envelope.open(message.flat(), long=message.long)) == 300
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from([*map(int, MessageKind), 9]),
     st.lists(st.tuples(st.integers(-64, 1 << 12), st.integers(-1, 1 << 41)), max_size=3),
-    st.integers(-1, 70),
+    st.integers(-1, 300),
     st.integers(0, 1 << 12),
 )
 def test_an_opening_with_long_chunks_is_read_or_refused(

@@ -30,46 +30,40 @@ Location = Any
 
 
 class OutgoingObject:
-    """This rank's object as a message; a message with the error if it can't be encoded.
+    """This rank's object as a message; a message with the error if it can't be encoded."""
 
-    A small plain object lies in the memory of `openings`.
-    """
-
-    def __init__(self, value: Any, allow_pickle: bool, openings: Openings) -> None:
-        self.error: Exception | None = None
-        self.message: EncodedMessage | None = None
-        """None for a small plain object."""
-        try:
-            stream = openings.put(value)
-            if openings.fits:
-                self.opening, self.inline = openings.own, True
-                """The bytes that travel first, and whether they are the whole message."""
-            else:
-                self._set(_encoded(value, stream, allow_pickle))
-        except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Replace the message by a message with the error."""
-        self.error = error
-        self._set(EncodedMessage.failed(error))
-
-    def _set(self, message: EncodedMessage) -> None:
+    def __init__(self, message: EncodedMessage, error: Exception | None = None) -> None:
         message.divide()
-        self.message = message
-        self.opening, self.inline = message.opening(), message.envelope().inline
+        self.message, self.error = message, error
+        self.opening = message.opening()
+        """The bytes that travel first."""
 
-    def check(self) -> None:
-        """Raise the error if the object could not be encoded."""
-        if self.error is not None:
-            raise self.error
+    @classmethod
+    def failed(cls, error: Exception) -> OutgoingObject:
+        """Return a message with the error."""
+        return cls(EncodedMessage.failed(error), error)
+
+
+def outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
+    """Return this rank's object as a message; None if `openings.own` has it: it is small and plain.
+
+    CodecError as the message's, if the object is longer than LARGEST bytes.
+    """
+    try:
+        if openings.put(value):
+            return None
+        return OutgoingObject(_encoded(value, openings.stream(), allow_pickle))
+    except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
+        return OutgoingObject.failed(error)
+
+
+def check(out: OutgoingObject | None) -> None:
+    """Raise the error if this rank's object could not be encoded."""
+    if out is not None and out.error is not None:
+        raise out.error
 
 
 def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
-    """Return an object as a message; CodecError if it is longer than LARGEST bytes.
-
-    `stream` is that of a plain object.
-    """
     if stream is not None:
         return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
     try:
@@ -172,12 +166,13 @@ class ObjectCall:
         except CodecError as error:
             raise self._error_from(error, sender) from error
 
-    def encoded(self, out: OutgoingObject) -> Sequence[Bytes]:
+    def encoded(self, out: OutgoingObject | None) -> Sequence[Bytes]:
         """Return the parts that follow the opening; abort the group if there is no memory."""
-        message = out.message
-        if message is None or out.inline:
+        envelope = None if out is None else out.message.envelope()
+        if out is None or envelope is None or envelope.inline:
             return ()
-        return self._or_abort(message.envelope(), lambda: [message.flat(), *message.long])
+        message = out.message
+        return self._or_abort(envelope, lambda: [message.flat(), *message.long])
 
     def allocate(self, incoming: IncomingObject) -> Sequence[Bytes]:
         """Return memory for the parts that follow an opening; abort the group if there is none."""

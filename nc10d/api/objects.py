@@ -8,7 +8,7 @@ Common to all calls:
   None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1. `weights_only`,
   c10d's from torch 2.14 on, refuses pickles in any case.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
-  the sizes travel, with objects of up to 1,000 bytes, then the bytes of larger objects.
+  the sizes travel, with objects of up to 4,000 bytes, then the bytes of larger objects.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
   the object, or sees the sizes, raises a CodecError that names the rank. A message that can't be
   decoded is a CodecError on its receiver. In both cases lists are unchanged, and the group stays
@@ -30,9 +30,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
-from nc10d.api.object_exchange import Location, ObjectCall, OutgoingObject, part, rounds
+from nc10d.api.object_exchange import (
+    Location,
+    ObjectCall,
+    OutgoingObject,
+    check,
+    outgoing,
+    part,
+    rounds,
+)
 from nc10d.codec import MessageKind
-from nc10d.codec.openings import Openings, give_back, take
+from nc10d.codec.openings import ALL, NONE, Openings, give_back, take
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
@@ -62,15 +70,15 @@ def broadcast_object_list(
         return
     openings = take(1)
     if call.rank == root:
-        out = OutgoingObject(list(object_list), call.allow_pickle, openings)
-        call.group.broadcast(out.opening, root)
+        out = outgoing([*object_list], call.allow_pickle, openings)
+        call.group.broadcast(openings.own if out is None else out.opening, root)
         for each in call.encoded(out):
             call.group.broadcast(each, root, timeout=call.remaining())
-        out.check()
+        check(out)
         give_back(openings)
         return
     call.group.broadcast(openings.table, root)
-    found = openings.objects() if openings.plain() else None
+    found = openings.objects()
     if found is not None:
         give_back(openings)
         _fill(object_list, found[0], root)
@@ -78,7 +86,9 @@ def broadcast_object_list(
     incoming = call.incoming(openings.table[0], root)
     for each in call.allocate(incoming):
         call.group.broadcast(each, root, timeout=call.remaining())
-    _fill(object_list, call.decode(incoming), root)
+    objects = call.decode(incoming)
+    give_back(openings)
+    _fill(object_list, objects, root)
 
 
 def all_gather_object(
@@ -100,9 +110,9 @@ def all_gather_object(
         return
     _check_length("object_list", object_list, call.group.size)
     openings = take(call.group.size)
-    out = OutgoingObject(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, out.opening)
-    objects = openings.objects() if openings.plain() else None
+    out = outgoing(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, openings.own if out is None else out.opening)
+    objects = openings.objects()
     if objects is not None:
         give_back(openings)
         object_list[:] = objects
@@ -112,8 +122,9 @@ def all_gather_object(
     for number in rounds(found):
         parts = [part(each, number) for each in received]
         call.group.all_gather(parts, part(sent, number), timeout=call.remaining())
-    out.check()
+    check(out)
     object_list[:] = [call.decode(incoming) for incoming in found]
+    give_back(openings)
 
 
 def gather_object(
@@ -137,22 +148,21 @@ def gather_object(
         return
     places = _gather_list(object_gather_list, call.rank == root, call.group.size)
     openings = take(call.group.size)
-    out = OutgoingObject(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, out.opening)
-    if openings.plain():
-        objects = () if places is None else openings.objects()
-        if objects is not None:
-            give_back(openings)
-            if places is not None:
-                places[:] = objects
-            return
+    out = outgoing(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, openings.own if out is None else out.opening)
+    objects = openings.objects(NONE if places is None else ALL)
+    if objects is not None:
+        give_back(openings)
+        if places is not None:
+            places[:] = objects
+        return
     found = call.incoming_all(openings.table)
     sent = call.encoded(out)
     received = None if places is None else list(map(call.allocate, found))
     for number in rounds(found):
         parts = None if received is None else [part(each, number) for each in received]
         call.group.gather(part(sent, number), parts, root, timeout=call.remaining())
-    out.check()
+    check(out)
     if places is None:
         for incoming in found:  # the destination has the reason
             if incoming.envelope.kind is MessageKind.FAILED:
@@ -160,6 +170,7 @@ def gather_object(
                 raise CodecError(message, rank=incoming.sender)
     else:
         places[:] = [call.decode(incoming) for incoming in found]
+    give_back(openings)
 
 
 def scatter_object_list(
@@ -185,24 +196,26 @@ def scatter_object_list(
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
     openings = take(call.group.size)
-    out: list[OutgoingObject] = []
+    out: list[OutgoingObject | None] = []
     if call.rank == root:
         out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
     call.group.broadcast(openings.table, root)
-    objects = openings.objects() if openings.plain() else None
+    mine = slice(call.rank, call.rank + 1)
+    objects = openings.objects(mine)
     if objects is not None:
         give_back(openings)
-        scatter_object_output_list[0] = objects[call.rank]
+        scatter_object_output_list[0] = objects[0]
         return
     found = call.incoming_all(openings.table, root)
-    mine = found[call.rank]
-    sent, received = list(map(call.encoded, out)), call.allocate(mine)
+    incoming = found[call.rank]
+    sent, received = list(map(call.encoded, out)), call.allocate(incoming)
     for number in rounds(found):
         parts = [part(each, number) for each in sent] or None
         call.group.scatter(part(received, number), parts, root, timeout=call.remaining())
-    for outgoing in out:
-        outgoing.check()
-    scatter_object_output_list[0] = call.decode(mine)
+    for each in out:
+        check(each)
+    scatter_object_output_list[0] = call.decode(incoming)
+    give_back(openings)
 
 
 def send_object_list(
@@ -227,11 +240,11 @@ def send_object_list(
     if not call.begin():
         return
     openings = take(1)
-    out = OutgoingObject(list(object_list), call.allow_pickle, openings)
-    call.group.send(out.opening, peer)
+    out = outgoing([*object_list], call.allow_pickle, openings)
+    call.group.send(openings.own if out is None else out.opening, peer)
     for each in call.encoded(out):
         call.group.send(each, peer, timeout=call.remaining())
-    out.check()
+    check(out)
     give_back(openings)
 
 
@@ -260,7 +273,7 @@ def recv_object_list(
     openings = take(1)
     sender = call.group.recv(openings.table, peer)
     assert sender is not None, "no block is open, so the message has come"
-    found = openings.objects() if openings.plain() else None
+    found = openings.objects()
     if found is not None:
         give_back(openings)
         _fill(object_list, found[0], sender)
@@ -268,11 +281,15 @@ def recv_object_list(
     incoming = call.incoming(openings.table[0], sender)
     for each in call.allocate(incoming):
         call.group.recv(each, sender, timeout=call.remaining())
-    _fill(object_list, call.decode(incoming), sender)
+    objects = call.decode(incoming)
+    give_back(openings)
+    _fill(object_list, objects, sender)
     return call.group.global_rank(sender)
 
 
-def _for_each_rank(objects: Any, openings: Openings, allow_pickle: bool) -> list[OutgoingObject]:
+def _for_each_rank(
+    objects: Any, openings: Openings, allow_pickle: bool
+) -> list[OutgoingObject | None]:
     """Return a message for each rank, and write their openings to the table.
 
     If an object can't be encoded, each message has the error.
@@ -280,15 +297,15 @@ def _for_each_rank(objects: Any, openings: Openings, allow_pickle: bool) -> list
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
     _check_length("scatter_object_input_list", objects, len(openings.table))
-    out = []
+    out: list[OutgoingObject | None] = []
     for value, opening in zip(objects, openings.table, strict=True):
-        out.append(OutgoingObject(value, allow_pickle, openings))
-        opening[:] = out[-1].opening
-    error = next((outgoing.error for outgoing in out if outgoing.error is not None), None)
-    if error is not None:
-        for outgoing, opening in zip(out, openings.table, strict=True):
-            outgoing.fail(error)
-            opening[:] = outgoing.opening
+        message = outgoing(value, allow_pickle, openings)
+        if message is not None and message.error is not None:
+            failed = OutgoingObject.failed(message.error)
+            openings.table[:] = failed.opening
+            return [failed] * len(openings.table)
+        opening[:] = openings.own if message is None else message.opening
+        out.append(message)
     return out
 
 

@@ -1,4 +1,4 @@
-"""The message of an object: an opening of 1 KiB and, if that has not room for all, a flat array.
+"""The message of an object: an opening of 4 KiB and, if that has not room for all, a flat array.
 
     opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits,
               or (place, bytes) of each long chunk
@@ -28,7 +28,7 @@ from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
-OPENING = 1024
+OPENING = 4096
 """The bytes of an opening."""
 WORDS = struct.Struct("<3q")
 """The words of an opening."""

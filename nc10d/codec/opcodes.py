@@ -203,4 +203,20 @@ def _check_openings(table: Any, kind: int, start: int, rows: Any) -> bool:
     return True
 
 
+@on_demand("boolean(uint8[::1], int64, int64, int64, int64, int64[:, ::1])")
+def _seal(opening: Any, end: int, dirty: int, kind: int, start: int, rows: Any) -> bool:
+    """Complete the opening of a stream that lies in it; return whether it builds a plain object.
+
+    The stream is at bytes `start` to `end`, and bytes up to `dirty` have been used before. `kind`
+    and `rows` are as in `check_openings`.
+    """
+    opening[end : min(dirty, opening.size)] = 0  # peers get no byte of earlier objects
+    for i in range(start):
+        opening[i] = 0
+    for i in range(8):
+        opening[i] = (kind >> (8 * i)) & 255
+        opening[8 + i] = ((end - start) >> (8 * i)) & 255
+    return nc10d_plain(opening[start:end], rows)
+
+
 __getattr__ = entry_points(__name__)

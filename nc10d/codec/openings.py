@@ -22,6 +22,8 @@ from nc10d.codec.plain import MALFORMED, PlainWriter, is_plain
 _PLAIN = int(MessageKind.PLAIN)
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
+ALL, NONE = slice(None), slice(0)
+"""Rows of a table."""
 _spare: defaultdict[int, list[Openings]] = defaultdict(list)
 """What no call uses now, by count."""
 
@@ -29,46 +31,38 @@ _spare: defaultdict[int, list[Openings]] = defaultdict(list)
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages."""
 
-    __slots__ = ("_dirty", "_own", "_rows", "_streams", "_writer", "fits", "own", "table")
+    __slots__ = ("_dirty", "_end", "_rows", "_streams", "_writer", "own", "table")
 
     def __init__(self, count: int) -> None:
         self._writer = PlainWriter(WORDS.size)
-        self._own = self._writer.memory[:OPENING].reshape(1, OPENING)
-        self.own: Bytes = self._own[0]
+        self.own: Bytes = self._writer.memory[:OPENING]
         self.table: Bytes = np.zeros((count, OPENING), np.uint8)
         self._streams = [row.data[WORDS.size :] for row in self.table]
         self._rows = np.empty((opcodes.ROWS, OPENING + 1), np.int64)
-        self._dirty = WORDS.size
-        self.fits = False
-        """Whether `own` has the whole message of the latest `put`."""
+        self._dirty = self._end = WORDS.size
 
-    def put(self, value: Any) -> Bytes | None:
-        """Write a plain object and its message; return the stream, None for any other object."""
-        whole, end = self._writer.write(value), self._writer.tell()
-        self.fits = whole and end <= OPENING
-        if end < self._dirty:  # peers get no byte of earlier objects
-            self.own[end:] = 0
-        self._dirty = end
-        stream = self._writer.memory[WORDS.size : end]
-        if not self.fits:
-            return stream if whole and is_plain(stream) else None
-        WORDS.pack_into(self.own.data, 0, _PLAIN, end - WORDS.size, 0)
-        self.fits = self._plain(self._own)
-        return stream if self.fits else None
+    def put(self, value: Any) -> bool:
+        """Write an object; return whether `own` has its message: it is plain, and small."""
+        self._end = end = self._writer.write(value)
+        dirty, self._dirty = self._dirty, abs(end)
+        if 0 < end <= OPENING:
+            return bool(opcodes.seal(self.own, end, dirty, _PLAIN, WORDS.size, self._rows))
+        self.own[abs(end) :] = 0
+        return False
 
-    def plain(self) -> bool:
-        """Return whether each message of the table is that of a plain object, in its opening."""
-        return self._plain(self.table)
+    def stream(self) -> Bytes | None:
+        """Return the stream of the object of the latest `put`, None if that is not plain."""
+        stream = self._writer.memory[WORDS.size : max(WORDS.size, self._end)]
+        return stream if is_plain(stream) else None
 
-    def objects(self) -> list[Any] | None:
-        """Return the objects of a table of plain objects; None if one of them is malformed."""
+    def objects(self, rows: slice = ALL) -> list[Any] | None:
+        """Return the objects of some rows; None unless each message is that of a plain object."""
+        if not opcodes.check_openings(self.table, _PLAIN, WORDS.size, self._rows):
+            return None
         try:
-            return list(map(pickle.loads, self._streams))
+            return list(map(pickle.loads, self._streams[rows]))
         except MALFORMED:
             return None
-
-    def _plain(self, table: Bytes) -> bool:
-        return bool(opcodes.check_openings(table, _PLAIN, WORDS.size, self._rows))
 
 
 def take(count: int) -> Openings:

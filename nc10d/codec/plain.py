@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import mmap
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.errors import CodecError
 
@@ -56,7 +56,7 @@ class PlainWriter:
     # The memory is a file without a name, and of a fixed size: the pickler writes to it, and fails
     # where it ends, in C.
 
-    __slots__ = ("_file", "_pickler", "memory", "start", "tell")
+    __slots__ = ("_file", "_pickler", "memory", "start")
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -64,32 +64,30 @@ class PlainWriter:
         self._file = mmap.mmap(-1, start + LARGEST_STREAM, private)
         self._pickler = _Pickler(self._file, _PROTOCOL, buffer_callback=_refuse)
         self.memory = np.frombuffer(self._file, np.uint8)
-        self.tell: Callable[[], int] = self._file.tell
-        """Return where the latest stream ends."""
 
-    def write(self, value: Any) -> bool:
-        """Write an object; return False if it is too long, or has another type than plain ones.
+    def write(self, value: Any) -> int:
+        """Write an object; return where its stream ends in `memory`.
 
-        The stream is not checked: it may still not be that of a plain object.
+        The end is negative if the object is too long, or has another type than plain ones. The
+        stream is not checked: it may still not be that of a plain object.
         """
         file, pickler = self._file, self._pickler
         file.seek(self.start)
         try:
             pickler.dump(value)
-        except (_NotPlain, ValueError, RuntimeError):
+        except raised_here(_NotPlain, ValueError, RuntimeError):
             # The file is full, the object too deep, or another thread changes it.
-            return False
+            return -file.tell()
         finally:
             pickler.clear_memo()  # which keeps the parts of the object alive
-        return True
+        return file.tell()
 
 
 def encode_plain(value: Any) -> bytes | None:
     """Return the stream of a plain object, None for any other object."""
     writer = PlainWriter()
-    whole = writer.write(value)
-    stream = writer.memory[: writer.tell()]
-    return stream.tobytes() if whole and is_plain(stream) else None
+    stream = writer.memory[: max(0, writer.write(value))]
+    return stream.tobytes() if is_plain(stream) else None
 
 
 def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
@@ -102,7 +100,7 @@ def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
 
-_FEW = 1024
+_FEW = 1 << 16
 _spare: list[npt.NDArray[np.int64]] = []
 """The memory of checks of up to _FEW bytes. A thread takes one out while it checks."""
 

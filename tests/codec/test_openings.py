@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.codec.messages import OPENING, WORDS, Envelope, MessageKind
-from nc10d.codec.openings import Openings, give_back, take
+from nc10d.codec.openings import NONE, Openings, give_back, take
 from nc10d.codec.plain import LARGEST_STREAM, is_plain
 from nc10d.errors import CodecError
 
@@ -22,7 +22,7 @@ PLAIN = st.recursive(
 
 
 def is_plain_opening(opening: Any) -> bool:
-    """Return what `Openings.plain` finds by one call, the long way."""
+    """Return what `Openings.objects` finds by one call, the long way."""
     try:
         envelope = Envelope.read(opening)
     except CodecError:
@@ -36,16 +36,17 @@ def is_plain_opening(opening: Any) -> bool:
 def test_objects_come_back_in_their_order_whatever_the_memory_has_had(values: list[Any]) -> None:
     openings = take(len(values))
     for row, value in zip(openings.table, values, strict=True):
-        stream = openings.put(value)
+        fits, stream = openings.put(value), openings.stream()
         assert stream is not None
-        row[:] = openings.own if openings.fits else 0
-        if openings.fits:
+        row[:] = openings.own if fits else 0
+        if fits:
             assert not openings.own[WORDS.size + len(stream) :].any()
             assert Envelope.read(openings.own)[:3] == (MessageKind.PLAIN, len(stream), 0)
         else:
             assert len(stream) > OPENING - WORDS.size
-            assert not openings.plain()
-    if openings.plain():
+            assert openings.objects() is None
+            break
+    else:
         assert openings.objects() == values
     give_back(openings)
 
@@ -60,9 +61,9 @@ def test_an_opening_is_plain_only_if_its_message_is(
     openings.table[:] = openings.own
     for place, byte in changes:
         openings.table[1, place] = byte
-    assert openings.plain() == all(map(is_plain_opening, openings.table))
-    if openings.plain():
-        openings.objects()  # None, or objects, but no error
+    plain = all(map(is_plain_opening, openings.table))
+    assert (openings.objects(NONE) is not None) == plain
+    openings.objects()  # None, or objects, but no error
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,10 @@ def test_an_opening_is_plain_only_if_its_message_is(
 )
 def test_an_object_that_is_not_plain_leaves_no_byte_for_the_next_call(value: Any) -> None:
     openings = Openings(1)
-    assert openings.put(value) is None
-    assert not openings.fits
-    stream = openings.put([1])
+    assert not openings.put(value)
+    assert openings.stream() is None
+    assert openings.put([1])
+    stream = openings.stream()
     assert stream is not None
     assert not openings.own[WORDS.size + len(stream) :].any()
 

@@ -92,7 +92,11 @@ class OpLauncher:
             call_sites.learn()
             answer = prepared.run(prepared.words, x, y)
         if answer == at.BUSY:
-            return False
+            # A short receive whose message has not begun waits in the ring. Nothing else of such a
+            # call is new: its checks and its operation would cost as much as the wait.
+            return prepared.sender is not None and self._start_and_wait(
+                lambda: prepared.submit(self.waiter, x, y, timeout, here=True), prepared.ops(x, y)
+            )
         if answer != at.DONE:
             try:
                 self.waiter.drive(prepared.channel, answer, prepared.ops(x, y), timeout)

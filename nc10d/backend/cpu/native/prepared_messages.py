@@ -27,7 +27,7 @@ from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.cache import entry_points, on_demand
 
 _WORD = types.int64
-A_FEW = 16
+A_FEW = 100
 A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
 SLICE_NS = 50_000_000
 
