@@ -94,7 +94,11 @@ def unowned_view(x: torch.Tensor) -> Any:
     try:
         if x.is_contiguous() and not x.is_neg() and not _modes():
             cached = _views.get((x.data_ptr(), x.shape, x.dtype))
-            return _new_view(x) if cached is None else cached
+            if cached is None:
+                return _new_view(x)
+            view, end = cached
+            storage = x.untyped_storage()  # an earlier tensor's at this address may have been longer
+            return view if end <= storage.data_ptr() + storage.nbytes() else None
     except (RuntimeError, TypeError):
         return None  # for example a sparse tensor
     return None
@@ -124,7 +128,8 @@ def _refuse_proxy(_: object) -> NoReturn:
     )
 
 
-_views: dict[tuple[int, torch.Size, torch.dtype], Array] = {}
+_views: dict[tuple[int, torch.Size, torch.dtype], tuple[Array, int]] = {}
+"""By address, shape and dtype: a view, and the address behind it."""
 _MOST_VIEWS = 1024
 
 
@@ -137,7 +142,7 @@ def _new_view(x: torch.Tensor) -> Array | None:
     if len(_views) >= _MOST_VIEWS:
         _views.clear()
     view = replace(as_buffer(x), owner=None).as_numpy()
-    _views[x.data_ptr(), x.shape, x.dtype] = view
+    _views[x.data_ptr(), x.shape, x.dtype] = view, x.data_ptr() + view.nbytes
     return view
 
 

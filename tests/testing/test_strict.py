@@ -11,10 +11,11 @@ import pytest
 import nc10d as dist
 from nc10d.base.debug_level import get_debug_level
 from nc10d.errors import CollectiveMismatch
+from nc10d.group.dispatch import Dispatcher
 from nc10d.testing import run_ranks
 from nc10d.testing.outcomes import REMARKS
 from nc10d.testing.plugin.items import call_body
-from nc10d.testing.plugin.strict import NotWaitedFor, poison
+from nc10d.testing.plugin.strict import NotWaitedFor, poison, watching
 
 
 def strictly(body: Callable[..., None], size: int = 2) -> None:
@@ -147,3 +148,10 @@ def test_sends_wait_for_their_receivers_if_asked(monkeypatch: pytest.MonkeyPatch
     run_ranks(both_at_once, 2)
     with pytest.raises(CollectiveMismatch, match=r"in a circle.*waits in send #1"):
         run_ranks(send_first, 2)
+
+
+def test_a_watched_block_leaves_the_groups_as_they_were() -> None:
+    before = vars(Dispatcher)["watch_work"]
+    with watching():
+        assert vars(Dispatcher)["watch_work"] is not before
+    assert vars(Dispatcher)["watch_work"] is before

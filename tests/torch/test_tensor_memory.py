@@ -188,6 +188,19 @@ def test_an_asynchronous_tensor_of_torch_is_the_tensor_in_it():
     assert run_local(run, 2) == [[2.0] * 3] * 2
 
 
+def cut_where_others_were(group):
+    for _ in range(50):  # torch's allocator gives the same addresses again
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        x.untyped_storage().resize_(12)
+        with pytest.raises(TypeError, match="cut"):
+            dist.all_reduce(x)
+
+
+def test_a_tensor_is_refused_though_its_address_had_a_longer_one():
+    run_local(cut_where_others_were, 1)
+
+
 def moved_tensors(group):
     x, y = torch.ones(1000), torch.ones(1000).as_subclass(Sub)
     z = bytearray(8)

@@ -38,6 +38,7 @@ from nc10d.ops import OP_NAMES, Op
 from nc10d.testing.outcomes import FRAMES, running_frames
 from nc10d.work import Work
 
+_UNWATCHED = vars(Dispatcher)["watch_work"]
 MOST_CALLS = 3
 """Most calls that remarks list."""
 
@@ -250,7 +251,7 @@ def watching() -> Iterator[Watch]:
             del _watches[threading.get_ident()]
             if not _watches:
                 set_debug_level(_level)
-                Dispatcher.watch_work = staticmethod(lambda group, ops, work: work)
+                Dispatcher.watch_work = _UNWATCHED
                 race_check.kind_of_work = RaceCheckedWork
 
 
