@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,16 @@ from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
 from nc10d.backend.nccl.any_source import AnySourceWork, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
-from nc10d.backend.nccl.bindings.library import RESULT, Library, library
+from nc10d.backend.nccl.bindings.library import Library, library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
+from nc10d.backend.nccl.failure import GroupFailure, start_thread
 from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
-from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
-from nc10d.base.promise import copy_to_raise
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
@@ -37,10 +36,6 @@ from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
 
-_ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
-_CAUSE_KEY = "cause"  # in the store, for groups without a failure detector
-_CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
-_CAUSE_PAUSE = 0.01  # seconds between polls for it
 _CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
 _log = logging.getLogger(__name__)
 
@@ -68,27 +63,25 @@ class NcclBackend(Backend):
         self.rank = setup.rank
         self.size = setup.size
         self._others = setup.others
+        store = PrefixStore("nccl", setup.store)
+        self._failure = GroupFailure(store, setup.others, self._refuse_launches, self._end)
         self._group = NcclGroup(
             setup.group_name,
             setup.rank,
             setup.size,
-            PrefixStore("nccl", setup.store),
+            store,
             library,
             options,
-            self.fail,
-            self._check,
+            self._failure.fail,
+            self._failure.check,
             self._others.record_address,
             self._others.share_board,
             self._others.messages,
             None if options.grow_from is None else _parent_of(options.grow_from),
         )
-        self._store: Store | None = None
         self._device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._records = NcclRecords(setup.rank, setup.size)
-        self._failure: DistError | None = None
-        self._cause_agreed = threading.Event()
-        self._ended = threading.Event()
 
     def bind(self, device: int, deadline: Deadline) -> None:
         """Choose the device and form the communicator; blocks until all ranks have, or raises."""
@@ -137,7 +130,7 @@ class NcclBackend(Backend):
         try:
             work = device_group.launch(ops, timeout, not async_op)
         except raised_here(DistError):
-            self._check()  # raises the agreed cause, if another rank failed first
+            self._failure.check()  # raises the agreed cause, if another rank failed first
             raise
         if async_op:
             return work
@@ -150,7 +143,7 @@ class NcclBackend(Backend):
     ) -> Work | None:
         checked(op, self.rank, self.size, device_group.senders)
         senders = device_group.senders
-        work = AnySourceWork(op, timeout, senders, self._launch_receive, self._check_peers)
+        work = AnySourceWork(op, timeout, senders, self._launch_receive, self._failure.check_peers)
         if async_op:
             return work
         self._wait_unless_interrupted(work)
@@ -170,39 +163,28 @@ class NcclBackend(Backend):
 
     def _on_device(self, device: int) -> DeviceGroup:
         """Return the group on its device, which is the first `device` that was given."""
-        self._check()
+        self._failure.check()
         with self._binding:
             if self._device_group is None:
-                self._store = self._group.store.clone()
+                self._failure.connect()
                 self._device_group = DeviceGroup(self._group, device)
+                self._device_group.failed = self._failure.error is not None  # meanwhile
                 self._records.board = self._device_group.board
                 self._records.sweep = partial(self._device_group.pending.sweep, wait=False)
                 watchdog.watch(self)
             return self._device_group
-
-    def _check(self) -> None:
-        """Raise the group's failure, if it has failed; waits until the ranks have agreed on it."""
-        if self._failure is not None:
-            self._cause_agreed.wait()
-            raise copy_to_raise(self._failure)
 
     @property
     def call_records(self) -> NcclRecords:
         """The log of launches."""
         return self._records
 
-    def _check_peers(self) -> None:
-        """Raise the group's failure, also one that no pending Work has met yet."""
-        if self._failure is None:
-            self._check_for_peer_failure()
-        self._check()
-
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
         """Make the backend of a group of `ranks`; they meet at its first operation."""
         # Without ncclCommSplit, which every rank of the whole group would have to call.
-        self._check()
+        self._failure.check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
         return make(setup)
 
@@ -210,28 +192,18 @@ class NcclBackend(Backend):
         """Fail the group with `reason` here and on every peer; never blocks, from any thread."""
         self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
 
-    def fail(self, error: DistError, notify: bool = True) -> None:
+    def fail(self, error: DistError) -> None:
         """End the group with `error`; the first error wins, and peers are notified of it."""
-        with self._binding:
-            if self._failure is not None:
-                return
-            self._refuse_launches(error)
-        _start_thread(self._end, error, notify)
+        self._failure.fail(error)
 
-    def _refuse_launches(self, error: DistError) -> None:
+    def _refuse_launches(self) -> None:
         """Refuse all launches from now on."""
-        self._failure = error
         if self._device_group is not None:
             self._device_group.failed = True
 
-    def _end(self, error: DistError, notify: bool) -> None:
+    def _end(self, error: DistError) -> None:
         """Abort communicators, then end Works, whose arrays nothing touches after the abort."""
         # If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
-        error = self._root_cause(error)
-        if notify:
-            error = self._notify_peers(error)
-        self._failure = error
-        self._cause_agreed.set()
         device_group = self._device_group
         if device_group is not None:
             device_group.pending.freeze()
@@ -239,31 +211,11 @@ class NcclBackend(Backend):
             device_group.pending.end(error)
         if not isinstance(error, GroupClosed):
             self._records.failed(error)
-        self._ended.set()
-
-    def _notify_peers(self, error: DistError) -> DistError:
-        """Notify the peers of an error; return the error that holds for all ranks."""
-        found = self._others.notify(error)
-        if found is None:  # without a failure detector the store carries it
-            with suppress_here(DistError, OSError):  # the store may be gone
-                found = _publish(self._store or self._group.store.clone(), error)
-        return found or error
-
-    def _root_cause(self, error: DistError) -> DistError:
-        """Return another backend's cause for an error of NCCL about a peer, else the error."""
-        if isinstance(error, NCCLError) and error.code in _ABOUT_A_PEER:
-            grace = Deadline.after(_CAUSE_GRACE)
-            while not grace.expired():
-                found = self._others.cause()
-                if found is not None:
-                    return found
-                self._ended.wait(_CAUSE_PAUSE)
-        return error
 
     def tick(self) -> float | None:
         """Check for ended works and for failures, on the watchdog's thread; see Watched."""
         device_group = self._device_group
-        if device_group is None or self._failure is not None:
+        if device_group is None or self._failure.error is not None:
             return None
         try:
             device_group.pending.sweep(wait=False)
@@ -281,7 +233,7 @@ class NcclBackend(Backend):
         if late is not None:
             self.fail(_timeout_of(self._group, late, self._others))
         elif device_group.pending.busy:
-            self._check_for_peer_failure()
+            self._failure.poll()
         return device_group.pending.pause()
 
     def _check_communicators(self, device_group: DeviceGroup) -> None:
@@ -294,16 +246,6 @@ class NcclBackend(Backend):
                 finally:
                     comm.lock.release()
 
-    def _check_for_peer_failure(self) -> None:
-        """Fail with the error of the group's other backends, or of a peer, from the store."""
-        assert self._store is not None
-        cause = self._others.cause()
-        if cause is None and not self._others.agree:
-            with suppress_here(DistError, OSError):
-                cause = _published(self._store)
-        if cause is not None:
-            self.fail(cause, notify=False)
-
     def close(self) -> None:
         """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
 
@@ -313,24 +255,21 @@ class NcclBackend(Backend):
         gone = GroupClosed(f"group {name!r} has been closed", group=name)
         device_group = self._device_group
         if device_group is None:
-            self._failure = self._failure or gone
-            self._cause_agreed.set()
+            self._failure.close(gone)
             return
         with suppress_here(DistError):
             device_group.pending.sweep()
-        if self._failure is None and not device_group.pending.busy:
-            self._refuse_launches(gone)
-            self._cause_agreed.set()
-            _start_thread(self._release, device_group)
+        if not device_group.pending.busy and self._failure.close(gone):
+            start_thread(self._release, device_group)
         else:
-            self.fail(gone, notify=False)
-        if not self._ended.wait(_CLOSE_PATIENCE):
+            self._failure.fail(gone, notify=False)
+        if not self._failure.over.wait(_CLOSE_PATIENCE):
             _log.warning("NCCL has not let go of group %r: it keeps what it has", name)
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
-        self._ended.set()
+        self._failure.over.set()
 
 
 def _parent_of(group: Any) -> Parent:
@@ -342,25 +281,9 @@ def _parent_of(group: Any) -> Parent:
     return backend.started.as_parent()
 
 
-def _start_thread(target: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
-
-
 def _device_of(ops: Sequence[Op]) -> int:
     array = first_array(ops)
     return current_device() if array is None else device_of(array)
-
-
-def _publish(store: Store, cause: DistError) -> DistError:
-    """Publish an error for all ranks; return the first error that any rank has published."""
-    own_text = error_wire.encode_error(cause)
-    first = store.compare_set(_CAUSE_KEY, "", own_text)
-    return cause if first == own_text else error_wire.decode_error(first)
-
-
-def _published(store: Store) -> DistError | None:
-    """Return the error that a rank has published, None if none has; never blocks."""
-    return error_wire.decode_error(store.get(_CAUSE_KEY)) if store.check([_CAUSE_KEY]) else None
 
 
 def _timeout_of(group: NcclGroup, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:

@@ -1,0 +1,140 @@
+"""The failure of a group on NCCL: the first error ends the group, here and on every peer.
+
+All ranks raise the same error, the cause. The failure detector of the group's other backends agrees
+on it; where there is none, the store of the group carries it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from nc10d.backend.base import OtherBackends
+from nc10d.backend.nccl.bindings.library import RESULT
+from nc10d.base import error_wire
+from nc10d.base.deadline import Deadline
+from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import suppress_here
+from nc10d.errors import DistError, NCCLError
+from nc10d.store.base import Store
+
+_ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
+_CAUSE_KEY = "cause"  # in the store, for groups without a failure detector
+_CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
+_CAUSE_PAUSE = 0.01  # seconds between polls for it
+
+
+class GroupFailure:
+    """Why a group has failed, if it has; any thread may call.
+
+    `refuse` refuses launches from now on. `end` ends the communicators and Works with the cause, on
+    a thread of its own, and may never return.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        others: OtherBackends,
+        refuse: Callable[[], None],
+        end: Callable[[DistError], None],
+    ) -> None:
+        self._new_store, self._others = store.clone, others
+        self._refuse, self._end = refuse, end
+        self._store: Store | None = None
+        self._lock = threading.RLock()  # a signal's handler may fail the group at any point
+        self._agreed = threading.Event()
+        self.error: DistError | None = None
+        """The first error of this rank until the ranks have agreed; then the cause."""
+        self.over = threading.Event()
+        """Set when the group has ended on this rank."""
+
+    def connect(self) -> None:
+        """Connect to the store, before the first `poll`; may block."""
+        self._store = self._new_store()
+
+    def check(self) -> None:
+        """Raise the cause, if the group has failed; waits until the ranks have agreed on it."""
+        if self.error is not None:
+            self._agreed.wait()
+            raise copy_to_raise(self.error)
+
+    def check_peers(self) -> None:
+        """Raise the cause, also if only a peer has failed so far."""
+        if self.error is None:
+            self.poll()
+        self.check()
+
+    def poll(self) -> None:
+        """Fail with the error of the group's other backends, or of a peer, from the store."""
+        cause = self._others.cause()
+        if cause is None and not self._others.agree:
+            assert self._store is not None, "connect() comes first"
+            with suppress_here(DistError, OSError):
+                cause = _published(self._store)
+        if cause is not None:
+            self.fail(cause, notify=False)
+
+    def fail(self, error: DistError, notify: bool = True) -> None:
+        """End the group with `error`; the first error wins, and peers are notified of it."""
+        if self._is_first(error):
+            start_thread(self._run, error, notify)
+
+    def close(self, gone: DistError) -> bool:
+        """Refuse launches by `gone`, which peers do not learn; False if the group has failed."""
+        first = self._is_first(gone)
+        if first:
+            self._agreed.set()
+        return first
+
+    def _is_first(self, error: DistError) -> bool:
+        with self._lock:
+            if self.error is not None:
+                return False
+            self.error = error
+            self._refuse()
+            return True
+
+    def _run(self, error: DistError, notify: bool) -> None:
+        error = self._root_cause(error)
+        if notify:
+            error = self._notify_peers(error)
+        self.error = error
+        self._agreed.set()
+        self._end(error)
+        self.over.set()
+
+    def _notify_peers(self, error: DistError) -> DistError:
+        """Notify the peers of an error; return the error that holds for all ranks."""
+        found = self._others.notify(error)
+        if found is None:  # without a failure detector the store carries it
+            with suppress_here(DistError, OSError):  # the store may be gone
+                found = _publish(self._store or self._new_store(), error)
+        return found or error
+
+    def _root_cause(self, error: DistError) -> DistError:
+        """Return another backend's cause for an error of NCCL about a peer, else the error."""
+        if isinstance(error, NCCLError) and error.code in _ABOUT_A_PEER:
+            grace = Deadline.after(_CAUSE_GRACE)
+            while not grace.expired():
+                found = self._others.cause()
+                if found is not None:
+                    return found
+                self.over.wait(_CAUSE_PAUSE)
+        return error
+
+
+def start_thread(target: Callable[..., None], *arguments: object) -> None:
+    """Run a function that may never return on a thread of its own."""
+    threading.Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
+
+
+def _publish(store: Store, cause: DistError) -> DistError:
+    """Publish an error for all ranks; return the first error that any rank has published."""
+    own_text = error_wire.encode_error(cause)
+    first = store.compare_set(_CAUSE_KEY, "", own_text)
+    return cause if first == own_text else error_wire.decode_error(first)
+
+
+def _published(store: Store) -> DistError | None:
+    """Return the error that a rank has published, None if none has; never blocks."""
+    return error_wire.decode_error(store.get(_CAUSE_KEY)) if store.check([_CAUSE_KEY]) else None
