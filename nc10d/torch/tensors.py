@@ -97,7 +97,7 @@ def unowned_view(x: torch.Tensor) -> Any:
             if cached is None:
                 return _new_view(x)
             view, end = cached
-            storage = x.untyped_storage()  # an earlier tensor's at this address may have been longer
+            storage = x.untyped_storage()  # an earlier one at this address may have been longer
             return view if end <= storage.data_ptr() + storage.nbytes() else None
     except (RuntimeError, TypeError):
         return None  # for example a sparse tensor
