@@ -11,7 +11,7 @@ CODE := nc10d pytest_nc10d.py benchmarks simulation tests examples tools
 
 # One job at a time: the stamps build on each other.
 .NOTPARALLEL:
-.PHONY: demo demo-torch dist docs test test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
+.PHONY: demo demo-torch dist docs test test-slow test-python test-long simulate test-nccl test-torch nccl-cost gpu-check lint typecheck warm unit clean
 
 demo: .venv/demo.stamp
 	@OMP_NUM_THREADS=1 $(BIN)/python -m nc10d.run --nproc-per-node $(RANKS) examples/digits.py
@@ -66,8 +66,13 @@ warm: .venv/test.stamp
 # A worker that dies is a failure and is not replaced: pytest-xdist 3.8 never ends after that with
 # `--dist loadfile`.
 JOBS ?= 3
+WORKERS = -n $(JOBS) --dist loadfile --max-worker-restart 0
 unit: .venv/test.stamp
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --max-worker-restart 0
+	$(BIN)/pytest $(WORKERS)
+
+# What takes ten seconds or more: whole programs, benchmarks, checks of whole backends.
+test-slow: warm
+	$(BIN)/pytest -m "slow and not long" $(WORKERS)
 
 # On another Python, in a venv of its own: the parts that depend on CPython's own objects and frames,
 # on signals, and on the standard library. `make test-python PYTHON=python3.13`.

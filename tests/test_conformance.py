@@ -29,6 +29,7 @@ def test_the_cpu_backend_conforms_with_ranks_as_threads() -> None:
     assert check_backend("cpu") > 350
 
 
+@pytest.mark.slow
 def test_the_cpu_backend_conforms_with_ranks_as_processes() -> None:
     assert check_backend("cpu", (1, 2, 5), "processes", dtypes=FEW, seed=1) > 120
 
@@ -135,6 +136,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "expected"), FAULTS, ids=lambda x: getattr(x, "__name__", None))
 def test_a_fault_in_what_is_computed_is_named(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[Any]], None], expected: str
@@ -188,15 +190,18 @@ class Confused(LocalBackend):
 
 
 BACKENDS = [
-    (Careless, "reductions of bool"),
-    (Deaf, "an abort reaches everybody"),
-    (Hasty, "nobody leaves a barrier early"),
-    (Confused, "tags are matched in any order"),
+    (Careless, "reductions of bool", 30.0),
+    (Deaf, "an abort reaches everybody", 5.0),  # a rank waits for the abort until its timeout
+    (Hasty, "nobody leaves a barrier early", 30.0),
+    (Confused, "tags are matched in any order", 30.0),
 ]
 
 
-@pytest.mark.parametrize(("kind", "expected"), BACKENDS, ids=lambda x: getattr(x, "__name__", None))
-def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], expected: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "expected", "timeout"), BACKENDS)
+def test_a_fault_in_how_it_is_done_is_named(
+    kind: type[LocalBackend], expected: str, timeout: float
+) -> None:
     hubs: defaultdict[int, LocalHub] = defaultdict(LocalHub)
 
     class Split(kind):  # type: ignore[misc, valid-type]
@@ -207,7 +212,7 @@ def test_a_fault_in_how_it_is_done_is_named(kind: type[LocalBackend], expected: 
         return Split(hubs[setup.size], setup.group_name, setup.rank, setup.size)
 
     with pytest.raises(AssertionError, match="checks failed") as caught:
-        check(make)
+        check(make, timeout)
     assert expected in str(caught.value)
 
 

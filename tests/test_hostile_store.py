@@ -135,6 +135,7 @@ def names(request: pytest.FixtureRequest) -> Any:
     unregister_backend("hostile-hosts")
 
 
+@pytest.mark.slow
 def test_any_value_of_any_key_is_refused_or_changes_nothing(names: str) -> None:
     backend = "hostile-hosts"
     ends, view = play(backend, timeout=60.0)

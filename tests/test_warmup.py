@@ -126,6 +126,7 @@ print(of_the_user(np.array([4.0, 1.0])))
 """
 
 
+@pytest.mark.slow
 def test_compiled_functions_load_without_all_of_numba():
     run = [sys.executable, "-c", LOADED]
     for _ in range(2):  # the first may have to compile

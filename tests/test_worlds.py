@@ -141,6 +141,7 @@ def play(job: Job, workers: list[Worker], method: str) -> None:
         assert ends == [("met", everybody)] * size
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(kind=st.sampled_from(["tcp", "file"]), history=st.lists(jobs(), min_size=2, max_size=6))
 def test_every_world_meets_or_names_the_missing_whatever_came_before(

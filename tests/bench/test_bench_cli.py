@@ -96,6 +96,7 @@ def table(*words: str) -> tuple[int, list[list[str]]]:
     return done.returncode, [line.split() for line in lines[2:-1]]
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_collective() -> None:
     code, rows = table("--ranks", "3", *QUICK)
     assert code == 0

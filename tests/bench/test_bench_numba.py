@@ -9,6 +9,7 @@ import pytest
 from benchmarks.compare import numba_calls
 
 
+@pytest.mark.slow
 def test_both_libraries_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert numba_calls.main(["--rounds", "1", "--sizes", "8", "--budget", "0.001"]) == 0
     lines = capsys.readouterr().out.splitlines()

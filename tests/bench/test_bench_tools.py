@@ -9,6 +9,7 @@ import pytest
 from benchmarks.micro import engine, imports
 
 
+@pytest.mark.slow
 def test_each_floor_of_a_call_has_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine.main([]) == 0
     head, *rows = capsys.readouterr().out.splitlines()

@@ -116,6 +116,7 @@ class Dropping(Still):
         """Do nothing."""
 
 
+@pytest.mark.slow
 def test_memory_that_dropped_groups_keep_is_reported() -> None:
     words = endings.dropped(Hoarding(), 3).words
     assert words.startswith("3 groups: nothing stays, ")

@@ -57,6 +57,7 @@ def keeps(name: str, count: int, said: str) -> None:
     assert not late or int(late[0]) < LATEST
 
 
+@pytest.mark.slow
 def test_the_table_keeps_the_promises() -> None:
     said = rows()
     assert [*said] == [row.title for row in ROWS.values()]

@@ -8,6 +8,8 @@ import sys
 import threading
 from functools import partial
 
+import pytest
+
 from nc10d.backend.cpu.native import entry_points
 from nc10d.kernels.cache import made_once
 
@@ -58,6 +60,7 @@ def code_files(cache):
     return sorted(cache.glob("*/*.code"))
 
 
+@pytest.mark.slow
 def test_racing_processes_compile_each_kernel_once_and_right(tmp_path):
     orders = [PAIRS, PAIRS[::-1], PAIRS[5:] + PAIRS[:5], PAIRS[::2] + PAIRS[1::2]]
     workers = [start(order, tmp_path) for order in orders]
@@ -85,6 +88,7 @@ print(*made)
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_begin_together_share_the_compiling(tmp_path):
     env = os.environ | {"NC10D_CACHE_DIR": str(tmp_path)}
     run = partial(subprocess.Popen, [sys.executable, "-c", TOGETHER], env=env, text=True)
@@ -118,6 +122,7 @@ def test_damaged_files_are_compiled_again(tmp_path):
     assert all(finish(start(pairs, tmp_path)).values())
 
 
+@pytest.mark.slow
 def test_a_killed_compiler_leaves_nothing_wrong(tmp_path):
     victim = start(PAIRS, tmp_path)
     victim.stdin.close()

@@ -246,6 +246,7 @@ def test_kernels_work_on_whole_vectors(name, machine_code):
     assert re.search(rf"\b({PACKED[name]})\s[^\n]*%[yz]mm", machine_code[name])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 CPU")
 def test_a_cpu_without_float16_conversions_computes_the_same(tmp_path):
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}

@@ -67,6 +67,7 @@ def test_gradients_are_the_slope_of_the_loss() -> None:
     assert digits.gradient_sums(model, x, y)[2][3, y[0]] == pytest.approx(slope, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_every_number_of_ranks_learns_the_same(launch: Launch) -> None:
     accuracies = set()
     for ranks in (1, 4):

@@ -13,6 +13,7 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 SURVIVE = Path(__file__).parents[2] / "examples" / "survive.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_the_training_goes_on_with_three_of_four(launch: Launch, victim: int) -> None:
     words = ["--keep-going", "--no-prefix", "--nproc-per-node", "4", str(SURVIVE)]

@@ -110,6 +110,7 @@ def differences(programs: Sequence[MixedProgram], answers: Sequence[Sequence[Any
 COUNTS = [500, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("play", [on_nc10d, on_torch, on_mpich])
 def test_all_libraries_give_the_oracles_results(play: Any, count: int, tmp_path: Path) -> None:

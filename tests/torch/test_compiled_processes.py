@@ -32,6 +32,7 @@ def bits(group, backend):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_the_programs_are_one_graph_with_the_bits_of_eager_mode(backend, two):
     assert two.run(bits, [backend] * 2) == [{name: [True, True] for name in PROGRAMS}] * 2

@@ -92,6 +92,7 @@ def test_a_program_is_one_graph_with_the_bits_of_eager_mode(program, two):
     assert two.run(run) == [[True, True]] * 2
 
 
+@pytest.mark.slow
 def test_inductor_keeps_order_values_and_unused_calls(two):
     """Inductor may fuse and move what is between operators, but no operator."""
 

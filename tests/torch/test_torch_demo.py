@@ -26,6 +26,7 @@ def run(*words):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], pytest.param(["--uneven"], marks=pytest.mark.long)])
 def test_both_implementations_have_the_same_loss_curve(tmp_path, mode):
     losses, picture = tmp_path / "losses.json", tmp_path / "loss.png"

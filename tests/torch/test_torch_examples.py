@@ -25,6 +25,7 @@ def run(ranks: int, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_three_ranks_resume_a_checkpoint_of_two(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     first = run(2, "examples/torch_fsdp.py", "--steps", "2", "--save", folder)
@@ -50,6 +51,7 @@ def test_three_ranks_resume_an_optimizer_of_four_with_the_same_curve(tmp_path: P
     assert before[4:] != pytest.approx(before[:4], abs=example["NEAR"]), "curves can differ"
 
 
+@pytest.mark.slow
 def test_a_split_network_learns_as_the_whole_one() -> None:
     assert "largest difference" in run(2, "examples/torch_tensor_parallel.py")
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 TOOL = [sys.executable, str(ROOT / "tools/torch_suite.py"), "--ranks", "2"]
 
 
+@pytest.mark.slow
 def test_torchs_own_tests_run_with_nc10d_in_gloos_place(tmp_path: Path) -> None:
     words = ["test_get_backend", "test_reduce_sum_twice", "test_all_to_all_single_unequal_split"]
     command = [*TOOL, "--json", str(tmp_path / "outcome"), *words]
@@ -26,6 +27,7 @@ def test_torchs_own_tests_run_with_nc10d_in_gloos_place(tmp_path: Path) -> None:
     assert {"passed", "skipped"} == {line["outcome"] for line in outcome.values()}
 
 
+@pytest.mark.slow
 def test_too_few_passed_tests_are_a_failure() -> None:
     command = [*TOOL, "--backend", "gloo", "--least", "2", "test_get_backend"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

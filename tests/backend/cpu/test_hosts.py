@@ -51,6 +51,7 @@ def test_ranks_on_separate_hosts_conform() -> None:
 SEVERAL = ["aab", "aabb", "abab", pytest.param("aaab", marks=pytest.mark.long)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SEVERAL)
 def test_hosts_with_several_ranks_conform(names: str) -> None:
     make_on = functools.partial(on_hosts, names)

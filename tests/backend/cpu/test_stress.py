@@ -73,6 +73,7 @@ def each_collective(group: Any) -> None:
         last.barrier()
 
 
+@pytest.mark.slow
 def test_as_many_ranks_as_a_host_takes_stay_right() -> None:
     with Ranks(64, timeout=60.0) as ranks:
         ranks.run(each_collective)

@@ -13,6 +13,7 @@ from nc10d.testing.hosts.external_ranks import Launcher
 FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LIBRARIES)
 def test_the_mpi_backend_conforms(launcher: Launcher) -> None:
     assert check_backend("mpi", (2, 3), launcher, dtypes=FEW, seed=5) > 140

@@ -28,6 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not list(folder.iterdir()), "closed groups leave no file"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("library")
 def test_the_ucc_backend_conforms() -> None:
     assert check_backend("ucc", (3,), "processes", dtypes=FEW, seed=5) > 60

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 TURNS = os.environ.get("TORCH_TURNS", "12")  # 200 in docs/torch.md
 
@@ -105,6 +107,7 @@ def python(*arguments, path=(), **variables):
     )
 
 
+@pytest.mark.slow
 def test_a_group_leaves_no_traces_and_the_script_its_exit_code(tmp_path):
     script = tmp_path / "life.py"
     script.write_text(LIFE)
@@ -115,6 +118,7 @@ def test_a_group_leaves_no_traces_and_the_script_its_exit_code(tmp_path):
     assert [each.returncode for each in both] == [5, 5], outputs
 
 
+@pytest.mark.slow
 def test_spawned_ranks_at_level_detail_name_calls_that_differ(tmp_path):
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
