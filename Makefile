@@ -120,7 +120,7 @@ test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least $(word 1,$(LEAST))
 	$(SUITE) --ranks 4 --more --least $(word 2,$(LEAST))
 	$(SUITE) --ranks 2 --ddp --least 12 ddp DDP DistributedDataParallel no_sync static_graph uneven
-	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest tests/torch/backend)
+	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest -m "not long" tests/torch/backend)
 
 .venv-torch%/test.stamp: pyproject.toml
 	$(PYTHON) -m venv $(@D)

@@ -129,7 +129,7 @@ class Simulation:
     def __init__(self, seed: int, bound: float = 30.0, *, verbose: bool = False) -> None:
         self.seed, self.verbose = seed, verbose
         self.random = random.Random(seed)
-        self.nonces = random.Random(seed)  # of their own: a schedule does not depend on them
+        self.nonces = random.Random(seed)  # a generator of their own: schedules stay as they are
         self.now = _BEGIN
         self.end = _BEGIN + bound
         self.over = False

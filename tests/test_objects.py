@@ -504,3 +504,20 @@ def test_calls_of_small_objects_take_few_python_frames() -> None:
 
     (counts,) = run_ranks(body, 1)
     assert max(counts) <= 24
+
+
+def sent_ahead(group: Any) -> list[Any]:
+    peer = 1 - group.rank
+    for turn in range(40):
+        dist.send_object_list([{"turn": turn}], peer)
+    dist.barrier()
+    found: list[Any] = []
+    for _ in range(40):
+        place = [None]
+        dist.recv_object_list(place, peer)
+        found += place
+    return found
+
+
+def test_many_small_objects_can_be_sent_before_any_is_received() -> None:
+    assert run_ranks(sent_ahead, 2) == [[{"turn": turn} for turn in range(40)]] * 2

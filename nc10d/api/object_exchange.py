@@ -32,38 +32,51 @@ Location = Any
 class OutgoingObject:
     """This rank's object as a message; a message with the error if it can't be encoded."""
 
-    def __init__(self, message: EncodedMessage, error: Exception | None = None) -> None:
-        message.divide()
+    def __init__(self, message: EncodedMessage, nbytes: int, error: Exception | None) -> None:
+        """`nbytes` are the opening's."""
+        message.divide(nbytes)
         self.message, self.error = message, error
         self.opening = message.opening()
         """The bytes that travel first."""
 
     @classmethod
-    def failed(cls, error: Exception) -> OutgoingObject:
+    def failed(cls, error: Exception, nbytes: int) -> OutgoingObject:
         """Return a message with the error."""
-        return cls(EncodedMessage.failed(error), error)
+        return cls(EncodedMessage.failed(error), nbytes, error)
 
 
-def outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
+def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
     """Return this rank's object as a message; None if `openings.own` has it: it is small and plain.
 
-    CodecError as the message's, if the object is longer than LARGEST bytes.
+    If the object can't be encoded, or is longer than LARGEST bytes, the message reports the error.
     """
+    nbytes = openings.own.size
     try:
         if openings.put(value):
             return None
-        return OutgoingObject(_encoded(value, openings.stream(), allow_pickle))
-    except Exception as error:  # noqa: BLE001  (raised by `check`, after the exchange)
-        return OutgoingObject.failed(error)
+        return OutgoingObject(_encoded(value, openings.stream(), allow_pickle), nbytes, None)
+    except Exception as error:  # noqa: BLE001  (raised by `raise_if_failed`, after the exchange)
+        return OutgoingObject.failed(error, nbytes)
 
 
-def check(out: OutgoingObject | None) -> None:
+def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
+    """Return the bytes of this rank's object that travel first."""
+    return openings.own if out is None else out.opening
+
+
+def raise_if_failed(out: OutgoingObject | None) -> None:
     """Raise the error if this rank's object could not be encoded."""
-    if out is not None and out.error is not None:
-        raise out.error
+    error = None if out is None else out.error
+    if out is not None and error is not None:
+        out.error = None  # the traceback keeps the caller's frame, and that `out`
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
+    """Return an object as a message; `stream` is that of a plain object, else None."""
     if stream is not None:
         return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
     try:
@@ -168,10 +181,11 @@ class ObjectCall:
 
     def encoded(self, out: OutgoingObject | None) -> Sequence[Bytes]:
         """Return the parts that follow the opening; abort the group if there is no memory."""
-        envelope = None if out is None else out.message.envelope()
-        if out is None or envelope is None or envelope.inline:
+        if out is None:
             return ()
-        message = out.message
+        message, envelope = out.message, out.message.envelope()
+        if envelope.inline:
+            return ()
         return self._or_abort(envelope, lambda: [message.flat(), *message.long])
 
     def allocate(self, incoming: IncomingObject) -> Sequence[Bytes]:

@@ -8,7 +8,7 @@ Common to all calls:
   None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1. `weights_only`,
   c10d's from torch 2.14 on, refuses pickles in any case.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
-  the sizes travel, with objects of up to 4,000 bytes, then the bytes of larger objects.
+  the sizes travel, with objects of up to 4,000 bytes (1,000 in a message), then larger objects.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
   the object, or sees the sizes, raises a CodecError that names the rank. A message that can't be
   decoded is a CodecError on its receiver. In both cases lists are unchanged, and the group stays
@@ -34,13 +34,15 @@ from nc10d.api.object_exchange import (
     Location,
     ObjectCall,
     OutgoingObject,
-    check,
-    outgoing,
+    encode_outgoing,
+    opening_of,
     part,
+    raise_if_failed,
     rounds,
 )
 from nc10d.codec import MessageKind
-from nc10d.codec.openings import ALL, NONE, Openings, give_back, take
+from nc10d.codec.messages import MESSAGE_OPENING
+from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back, take
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
@@ -70,11 +72,11 @@ def broadcast_object_list(
         return
     openings = take(1)
     if call.rank == root:
-        out = outgoing([*object_list], call.allow_pickle, openings)
-        call.group.broadcast(openings.own if out is None else out.opening, root)
+        out = encode_outgoing([*object_list], call.allow_pickle, openings)
+        call.group.broadcast(opening_of(out, openings), root)
         for each in call.encoded(out):
             call.group.broadcast(each, root, timeout=call.remaining())
-        check(out)
+        raise_if_failed(out)
         give_back(openings)
         return
     call.group.broadcast(openings.table, root)
@@ -110,8 +112,8 @@ def all_gather_object(
         return
     _check_length("object_list", object_list, call.group.size)
     openings = take(call.group.size)
-    out = outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, openings.own if out is None else out.opening)
+    out = encode_outgoing(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = openings.objects()
     if objects is not None:
         give_back(openings)
@@ -122,7 +124,7 @@ def all_gather_object(
     for number in rounds(found):
         parts = [part(each, number) for each in received]
         call.group.all_gather(parts, part(sent, number), timeout=call.remaining())
-    check(out)
+    raise_if_failed(out)
     object_list[:] = [call.decode(incoming) for incoming in found]
     give_back(openings)
 
@@ -148,9 +150,9 @@ def gather_object(
         return
     places = _gather_list(object_gather_list, call.rank == root, call.group.size)
     openings = take(call.group.size)
-    out = outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, openings.own if out is None else out.opening)
-    objects = openings.objects(NONE if places is None else ALL)
+    out = encode_outgoing(obj, call.allow_pickle, openings)
+    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    objects = openings.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
         if places is not None:
@@ -162,7 +164,7 @@ def gather_object(
     for number in rounds(found):
         parts = None if received is None else [part(each, number) for each in received]
         call.group.gather(part(sent, number), parts, root, timeout=call.remaining())
-    check(out)
+    raise_if_failed(out)
     if places is None:
         for incoming in found:  # the destination has the reason
             if incoming.envelope.kind is MessageKind.FAILED:
@@ -213,7 +215,7 @@ def scatter_object_list(
         parts = [part(each, number) for each in sent] or None
         call.group.scatter(part(received, number), parts, root, timeout=call.remaining())
     for each in out:
-        check(each)
+        raise_if_failed(each)
     scatter_object_output_list[0] = call.decode(incoming)
     give_back(openings)
 
@@ -231,20 +233,20 @@ def send_object_list(
 ) -> None:
     """Send the objects to rank `dst`, which calls recv_object_list with a list of the same length.
 
-    They travel with tag 0, as one message if they are small, else as two. `use_batch` is accepted
-    as in c10d.
+    They travel with tag 0, as one message if they are small, else as several. `use_batch` is
+    accepted as in c10d.
     """
     call = ObjectCall("send_object_list", group, allow_pickle, weights_only, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
     if not call.begin():
         return
-    openings = take(1)
-    out = outgoing([*object_list], call.allow_pickle, openings)
-    call.group.send(openings.own if out is None else out.opening, peer)
+    openings = take(1, MESSAGE_OPENING)
+    out = encode_outgoing([*object_list], call.allow_pickle, openings)
+    call.group.send(opening_of(out, openings), peer)
     for each in call.encoded(out):
         call.group.send(each, peer, timeout=call.remaining())
-    check(out)
+    raise_if_failed(out)
     give_back(openings)
 
 
@@ -270,7 +272,7 @@ def recv_object_list(
     _check_list("recv_object_list", object_list)
     if not call.begin():
         return -1
-    openings = take(1)
+    openings = take(1, MESSAGE_OPENING)
     sender = call.group.recv(openings.table, peer)
     assert sender is not None, "no block is open, so the message has come"
     found = openings.objects()
@@ -299,12 +301,12 @@ def _for_each_rank(
     _check_length("scatter_object_input_list", objects, len(openings.table))
     out: list[OutgoingObject | None] = []
     for value, opening in zip(objects, openings.table, strict=True):
-        message = outgoing(value, allow_pickle, openings)
+        message = encode_outgoing(value, allow_pickle, openings)
         if message is not None and message.error is not None:
-            failed = OutgoingObject.failed(message.error)
+            failed = OutgoingObject.failed(message.error, openings.own.size)
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
-        opening[:] = openings.own if message is None else message.opening
+        opening[:] = opening_of(message, openings)
         out.append(message)
     return out
 

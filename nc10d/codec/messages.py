@@ -1,4 +1,4 @@
-"""The message of an object: an opening of 4 KiB and, if that has not room for all, a flat array.
+"""The message of an object: an opening and, if that has not room for all, a flat array.
 
     opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits,
               or (place, bytes) of each long chunk
@@ -28,17 +28,18 @@ from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
-OPENING = 4096
-"""The bytes of an opening."""
+OPENING, MESSAGE_OPENING = 4096, 1024
+"""The bytes of an opening in a collective, and of one that is sent to a single rank.
+
+A cell of a link has room for the second: a sender can be as far ahead as with other small messages.
+"""
 WORDS = struct.Struct("<3q")
 """The words of an opening."""
-_ROOM = OPENING - WORDS.size
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 LONG = 1 << 20
 """The bytes from which on a chunk travels by itself: its copy would take longer than a message."""
 _PLACE = struct.Struct("<2q")
-_MOST_LONG = _ROOM // _PLACE.size
 _KIND = 256
 """The first word of an opening is the kind, plus this many times the number of long chunks."""
 _LONGEST_REASON = 2000
@@ -56,27 +57,30 @@ class MessageKind(enum.IntEnum):
 class Envelope(NamedTuple):
     """The kind and sizes of a message, which travel before it to every rank.
 
-    `long` has the place and the bytes of each long chunk; the payload has all others.
+    `long` has the place and the bytes of each long chunk; the payload has all others. `room` is the
+    opening's, behind its words.
     """
 
     kind: MessageKind
     header: int
     payload: int
     long: tuple[tuple[int, int], ...] = ()
+    room: int = OPENING - WORDS.size
 
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
         """Return the envelope of a received opening; CodecError if no sender would send it."""
         word, header, payload = WORDS.unpack_from(opening.data)
         count, kind = divmod(word, _KIND)
-        if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= _MOST_LONG:
+        room = opening.size - WORDS.size
+        if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= room // _PLACE.size:
             raise CodecError(f"no message has the kind and sizes {word}, {header}, {payload}")
         long = tuple(_PLACE.iter_unpack(opening.data[WORDS.size :][: count * _PLACE.size]))
-        found = cls(_KINDS[kind], header, payload, long)
+        found = cls(_KINDS[kind], header, payload, long, room)
         places = [place for place, _ in long]
         fits = places == sorted(places) and (not places or 0 <= places[0] <= places[-1] <= payload)
         if not fits or any(nbytes <= 0 for _, nbytes in long) or found.total > LARGEST:
-            raise CodecError(f"no message has the kind and sizes {tuple(found)}")
+            raise CodecError(f"no message has the kind and sizes {tuple(found[:4])}")
         return found
 
     @property
@@ -95,7 +99,7 @@ class Envelope(NamedTuple):
         if self.long:
             return False
         header, payload = self.header, self.payload
-        return (aligned(header) + payload if payload else header) <= _ROOM
+        return (aligned(header) + payload if payload else header) <= self.room
 
     @property
     def nbytes(self) -> int:
@@ -125,6 +129,8 @@ class Envelope(NamedTuple):
         if self.kind is MessageKind.PLAIN:
             return decode_plain(flat[: self.header])
         start = aligned(self.header)
+        if not self.payload:  # an array without elements does not keep the opening's memory
+            flat = flat[: self.header].copy()
         places = [(place, chunk) for (place, _), chunk in zip(self.long, long, strict=True)]
         header = flat[: self.header].data
         payload = Payload(flat[start : start + self.payload], places)
@@ -162,20 +168,21 @@ class EncodedMessage:
         text = f"{type(reason).__name__}: {message_of(reason)}"[:_LONGEST_REASON]
         return cls(MessageKind.FAILED, text.encode(errors="replace"))
 
-    def divide(self) -> None:
-        """Let long chunks travel by themselves."""
+    def divide(self, opening: int = OPENING) -> None:
+        """Let long chunks travel by themselves, behind an opening of so many bytes."""
+        room = opening - WORDS.size
         short: list[Array] = []
         places: list[tuple[int, int]] = []
         at = 0
         for chunk in self.chunks:
-            if chunk.nbytes >= LONG and len(places) < _MOST_LONG:
+            if chunk.nbytes >= LONG and len(places) < room // _PLACE.size:
                 self.long.append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8))
                 places.append((at, chunk.nbytes))
             else:
                 short.append(chunk)
                 at += aligned(chunk.nbytes)
         self.chunks = short
-        self._envelope = Envelope(self.kind, len(self.header), at, tuple(places))
+        self._envelope = Envelope(self.kind, len(self.header), at, tuple(places), room)
 
     def envelope(self) -> Envelope:
         """Return the envelope, which travels before the message."""
@@ -183,17 +190,17 @@ class EncodedMessage:
 
     def opening(self) -> Bytes:
         """Return the opening, with the whole message if there is room."""
-        kind, header, payload, long = self._envelope
-        if payload == 0 and header <= _ROOM and not long:
+        kind, header, payload, long, room = self._envelope
+        if payload == 0 and header <= room and not long:
             words = WORDS.pack(kind, header, payload)
-            block = (words + self.header).ljust(OPENING, b"\0")
+            block = (words + self.header).ljust(WORDS.size + room, b"\0")
             return np.frombuffer(bytearray(block), np.uint8)
-        opening = np.zeros(OPENING, np.uint8)
+        opening = np.zeros(WORDS.size + room, np.uint8)
         WORDS.pack_into(opening.data, 0, kind + _KIND * len(long), header, payload)
         for number, place in enumerate(long):
             _PLACE.pack_into(opening.data, WORDS.size + number * _PLACE.size, *place)
         if self._envelope.inline:
-            body = self.flat()[:_ROOM]
+            body = self.flat()[:room]
             opening[WORDS.size : WORDS.size + body.size] = body
         return opening
 

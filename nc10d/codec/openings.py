@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import OPENING, WORDS, MessageKind
@@ -22,30 +23,33 @@ from nc10d.codec.plain import MALFORMED, PlainWriter, is_plain
 _PLAIN = int(MessageKind.PLAIN)
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
-ALL, NONE = slice(None), slice(0)
+ALL_ROWS, NO_ROWS = slice(None), slice(0)
 """Rows of a table."""
-_spare: defaultdict[int, list[Openings]] = defaultdict(list)
-"""What no call uses now, by count."""
+_spare: defaultdict[tuple[int, int], list[Openings]] = defaultdict(list)
+"""What no call uses now, by count and bytes."""
 
 
 class Openings:
-    """This rank's opening, `own`, and a `table` with the openings of `count` messages."""
+    """This rank's opening, `own`, and a `table` with the openings of `count` messages.
+
+    An opening has `nbytes`.
+    """
 
     __slots__ = ("_dirty", "_end", "_rows", "_streams", "_writer", "own", "table")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, nbytes: int = OPENING) -> None:
         self._writer = PlainWriter(WORDS.size)
-        self.own: Bytes = self._writer.memory[:OPENING]
-        self.table: Bytes = np.zeros((count, OPENING), np.uint8)
+        self.own: Bytes = self._writer.memory[:nbytes]
+        self.table: Bytes = np.zeros((count, nbytes), np.uint8)
         self._streams = [row.data[WORDS.size :] for row in self.table]
-        self._rows = np.empty((opcodes.ROWS, OPENING + 1), np.int64)
+        self._rows = np.empty((opcodes.ROWS, nbytes + 1), np.int64)
         self._dirty = self._end = WORDS.size
 
     def put(self, value: Any) -> bool:
         """Write an object; return whether `own` has its message: it is plain, and small."""
         self._end = end = self._writer.write(value)
         dirty, self._dirty = self._dirty, abs(end)
-        if 0 < end <= OPENING:
+        if 0 < end <= self.own.size:
             return bool(opcodes.seal(self.own, end, dirty, _PLAIN, WORDS.size, self._rows))
         self.own[abs(end) :] = 0
         return False
@@ -55,25 +59,25 @@ class Openings:
         stream = self._writer.memory[WORDS.size : max(WORDS.size, self._end)]
         return stream if is_plain(stream) else None
 
-    def objects(self, rows: slice = ALL) -> list[Any] | None:
+    def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless each message is that of a plain object."""
         if not opcodes.check_openings(self.table, _PLAIN, WORDS.size, self._rows):
             return None
         try:
             return list(map(pickle.loads, self._streams[rows]))
-        except MALFORMED:
+        except raised_here(*MALFORMED):
             return None
 
 
-def take(count: int) -> Openings:
-    """Return Openings for `count` messages."""
+def take(count: int, nbytes: int = OPENING) -> Openings:
+    """Return Openings of `nbytes` for `count` messages."""
     try:
-        return _spare[count].pop()
+        return _spare[count, nbytes].pop()
     except IndexError:
-        return Openings(count)
+        return Openings(count, nbytes)
 
 
 def give_back(openings: Openings) -> None:
     """Keep Openings for a later call."""
     if openings._dirty <= _KEPT:
-        _spare[len(openings.table)].append(openings)
+        _spare[openings.table.shape].append(openings)

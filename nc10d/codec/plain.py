@@ -96,23 +96,23 @@ def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
         raise CodecError("the message of a plain object is malformed")
     try:
         return pickle.loads(stream.data)
-    except MALFORMED as error:
+    except raised_here(*MALFORMED) as error:
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
 
-_FEW = 1 << 16
+_KEPT = 1 << 16
 _spare: list[npt.NDArray[np.int64]] = []
-"""The memory of checks of up to _FEW bytes. A thread takes one out while it checks."""
+"""Memory of checks of up to _KEPT bytes: 3 MiB, used as far as streams reach. A check takes it."""
 
 
 def is_plain(stream: npt.NDArray[np.uint8]) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else."""
-    if stream.size > _FEW:
+    if stream.size > _KEPT:
         return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))
     try:
         rows = _spare.pop()
     except IndexError:
-        rows = np.empty((opcodes.ROWS, _FEW + 1), np.int64)
+        rows = np.empty((opcodes.ROWS, _KEPT + 1), np.int64)
     answer = bool(opcodes.check(stream, rows))
     _spare[:] = (rows,)
     return answer

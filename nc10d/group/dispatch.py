@@ -26,7 +26,6 @@ from nc10d.backend.config import BackendConfig
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
-from nc10d.errors import DistError
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
@@ -233,7 +232,7 @@ class Dispatcher(Collectives, PointToPoint):
             seen = map_to_numpy(op) if lent is None else op
         try:
             work = self.launch((seen,), device, async_op, timeout)
-        except (DistError, KeyboardInterrupt):
+        except BaseException:
             if lent is not None:
                 self._stranded.append(lent)
             raise

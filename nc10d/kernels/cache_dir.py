@@ -141,7 +141,7 @@ def replace(path: Path, data: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
         os.replace(name, path)
-    except raised_here(OSError):
+    except BaseException:
         os.unlink(name)
         raise
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.codec.messages import OPENING, WORDS, Envelope, MessageKind
-from nc10d.codec.openings import NONE, Openings, give_back, take
+from nc10d.codec.openings import NO_ROWS, Openings, give_back, take
 from nc10d.codec.plain import LARGEST_STREAM, is_plain
 from nc10d.errors import CodecError
 
@@ -62,7 +62,7 @@ def test_an_opening_is_plain_only_if_its_message_is(
     for place, byte in changes:
         openings.table[1, place] = byte
     plain = all(map(is_plain_opening, openings.table))
-    assert (openings.objects(NONE) is not None) == plain
+    assert (openings.objects(NO_ROWS) is not None) == plain
     openings.objects()  # None, or objects, but no error
 
 

@@ -37,6 +37,7 @@ from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Waiter
 from nc10d.backend.cpu.works import CombinedWork, CpuWork, Part
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import from_handler
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
@@ -71,7 +72,7 @@ class OpLauncher:
         links = self._group.links.channels() if prepared.bulky else []
         alone = not any(link.spec.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            lambda: prepared.start(self.waiter, x, y, timeout, here=True), ops
+            lambda: prepared.start(self.waiter, x, y, timeout, here=True), lambda: ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -92,10 +93,10 @@ class OpLauncher:
             call_sites.learn()
             answer = prepared.run(prepared.words, x, y)
         if answer == at.BUSY:
-            # A short receive whose message has not begun waits in the ring. Nothing else of such a
-            # call is new: its checks and its operation would cost as much as the wait.
+            # A receive that can't run now is posted. The way through `launch` would check it again.
             return prepared.sender is not None and self._start_and_wait(
-                lambda: prepared.submit(self.waiter, x, y, timeout, here=True), prepared.ops(x, y)
+                lambda: prepared.submit(self.waiter, x, y, timeout, here=True),
+                lambda: prepared.ops(x, y),
             )
         if answer != at.DONE:
             try:
@@ -110,17 +111,19 @@ class OpLauncher:
         """Leave a call after an exception such as Ctrl-C; see PreparingBackend."""
         self.waiter.abandon(prepared.channel, prepared.ops(x, y))
 
-    def _start_and_wait(self, start: Callable[[], Work | None], ops: Sequence[Op]) -> bool:
+    def _start_and_wait(
+        self, start: Callable[[], Work | None], ops: Callable[[], Sequence[Op]]
+    ) -> bool:
         """Submit a call by `start` and wait for it; False: nothing has happened. Blocks."""
         try:
             work = start()
+            if work is not None:
+                self.waiter.wait_work(work)
         except BaseException as error:
-            # After Ctrl-C or a signal's SystemExit the call may be under way.
-            if not isinstance(error, Exception):
-                self.waiter.interrupted(ops)
+            # After Ctrl-C, or whatever a signal's handler raises, the call may be under way.
+            if not isinstance(error, Exception) or from_handler(error):
+                self.waiter.interrupted(ops())
             raise
-        if work is not None:
-            self.waiter.wait_work(work)
         return work is not None
 
     def start_messages(self, ops: Sequence[Op], timeout: float) -> list[Work] | None:
@@ -224,7 +227,7 @@ class OpLauncher:
         if not any(isinstance(op, (Send, Recv)) for op in ops):
             self._run_new(ops, timeout)
             return None
-        self._start_and_wait(lambda: self._submit(ops, timeout), ops)
+        self._start_and_wait(lambda: self._submit(ops, timeout), lambda: ops)
         return None
 
     def _checked(self, ops: Sequence[Op]) -> Sequence[Op]:
@@ -242,7 +245,7 @@ class OpLauncher:
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
             started = self._start_and_wait(
-                lambda: program.start(self.waiter, ops, None, timeout, here=True), ops
+                lambda: program.start(self.waiter, ops, None, timeout, here=True), lambda: ops
             )
             assert started, "a program always fits"
 

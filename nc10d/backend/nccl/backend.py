@@ -22,7 +22,7 @@ from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
-from nc10d.backend.nccl.failure import GroupFailure, start_thread
+from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
@@ -168,7 +168,8 @@ class NcclBackend(Backend):
             if self._device_group is None:
                 self._failure.connect()
                 self._device_group = DeviceGroup(self._group, device)
-                self._device_group.failed = self._failure.error is not None  # meanwhile
+                if self._failure.error is not None:  # it came after the check
+                    self._device_group.failed = True
                 self._records.board = self._device_group.board
                 self._records.sweep = partial(self._device_group.pending.sweep, wait=False)
                 watchdog.watch(self)
@@ -255,13 +256,12 @@ class NcclBackend(Backend):
         gone = GroupClosed(f"group {name!r} has been closed", group=name)
         device_group = self._device_group
         if device_group is None:
-            self._failure.close(gone)
+            self._failure.close(gone, lambda: None)
             return
         with suppress_here(DistError):
             device_group.pending.sweep()
-        if not device_group.pending.busy and self._failure.close(gone):
-            start_thread(self._release, device_group)
-        else:
+        idle = not device_group.pending.busy
+        if not (idle and self._failure.close(gone, partial(self._release, device_group))):
             self._failure.fail(gone, notify=False)
         if not self._failure.over.wait(_CLOSE_PATIENCE):
             _log.warning("NCCL has not let go of group %r: it keeps what it has", name)
@@ -269,7 +269,6 @@ class NcclBackend(Backend):
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
         device_group.comm_streams.close()
-        self._failure.over.set()
 
 
 def _parent_of(group: Any) -> Parent:

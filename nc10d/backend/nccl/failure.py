@@ -76,23 +76,34 @@ class GroupFailure:
 
     def fail(self, error: DistError, notify: bool = True) -> None:
         """End the group with `error`; the first error wins, and peers are notified of it."""
-        if self._is_first(error):
-            start_thread(self._run, error, notify)
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
+                self.error = error
+                self._refuse()
+            finally:  # Ctrl-C may come meanwhile, and other threads wait for the end
+                _start_thread(self._run, error, notify)
 
-    def close(self, gone: DistError) -> bool:
-        """Refuse launches by `gone`, which peers do not learn; False if the group has failed."""
-        first = self._is_first(gone)
-        if first:
-            self._agreed.set()
-        return first
+    def close(self, gone: DistError, release: Callable[[], None]) -> bool:
+        """Refuse launches by `gone`, which peers do not learn, and release what the group has.
 
-    def _is_first(self, error: DistError) -> bool:
+        `release` runs on a thread of its own. False if the group has failed, or has been closed.
+        """
         with self._lock:
             if self.error is not None:
                 return False
-            self.error = error
-            self._refuse()
+            try:
+                self.error = gone
+                self._refuse()
+            finally:
+                self._agreed.set()
+                _start_thread(self._release, release)
             return True
+
+    def _release(self, release: Callable[[], None]) -> None:
+        release()
+        self.over.set()
 
     def _run(self, error: DistError, notify: bool) -> None:
         error = self._root_cause(error)
@@ -123,8 +134,7 @@ class GroupFailure:
         return error
 
 
-def start_thread(target: Callable[..., None], *arguments: object) -> None:
-    """Run a function that may never return on a thread of its own."""
+def _start_thread(target: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
 
 

@@ -25,7 +25,7 @@ from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import suppress_here
 from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
@@ -157,7 +157,7 @@ def _registered(
     address = mem_alloc(comm.library, nbytes)
     try:
         registration = register(address, nbytes)
-    except raised_here(DistError):
+    except BaseException:
         mem_free(comm.library, address)
         raise
     return Owner(_Piece(comm, device, address, registration), dropped)

@@ -91,7 +91,7 @@ def form(spec: GroupSpec) -> GroupMemory:
         areas = read_json(OUTCOME_KEY, outcome, partial(_areas_in, len(spec.members)))
         if areas is not None:
             memory = _map(spec, areas, OUTCOME_KEY)
-    except raised_here(StoreError):
+    except BaseException:
         # The other ranks may have formed the group: they learn that this rank has left it.
         context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.CLOSED
         raise

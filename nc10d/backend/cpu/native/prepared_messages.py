@@ -27,7 +27,7 @@ from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.cache import entry_points, on_demand
 
 _WORD = types.int64
-A_FEW = 100
+YIELDS = 100  # some 40 µs, and LONG_NS at most: Python must come to the unexpected queue
 A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
 SLICE_NS = 50_000_000
 
@@ -69,7 +69,7 @@ def nc10d_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
         return nc10d_pulled(channel)
     if waiting.nc10d_spin(channel, counter, target):
         return True
-    return waiting.nc10d_yield(channel, counter, target, A_FEW)
+    return waiting.nc10d_yield(channel, counter, target, YIELDS)
 
 
 @njit(nogil=True)
