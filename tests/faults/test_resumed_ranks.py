@@ -27,6 +27,7 @@ from nc10d.errors import Aborted, DistError
 
 SIZE, LATE = 3, 2
 PID, AWAKE = 0, 1
+pytestmark = pytest.mark.slow
 RESTORED = 7.0
 LARGE = 1 << 21
 

@@ -20,6 +20,7 @@ pytest.importorskip("torch")  # and with it torchrun
 Script = Callable[..., str]
 
 # With torchrun's and mpirun's defaults, and with nothing but `import nc10d as dist`.
+pytestmark = pytest.mark.slow
 SUM = """
     import numpy as np
     import nc10d as dist

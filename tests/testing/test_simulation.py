@@ -41,6 +41,7 @@ def test_a_seed_plays_the_same_every_time(seed: int) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,7 +14,10 @@ from nc10d.testing import Ranks
 
 LAYERS = "first", "last", "unused"
 TRAINED = {"first.weight", "first.bias", "last.weight", "last.bias"}
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own names
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # torch warns of its own names
+]
 
 
 class Net(torch.nn.Module):
