@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout, seconds
 from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise
+from nc10d.base.signal_errors import Event
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
 from nc10d.ops import OP_NAMES, Op
@@ -301,7 +302,7 @@ def _ended(works: Sequence[Promise | None]) -> list[int]:
 
 def _wait_for_one(pending: Sequence[Promise], deadline: Deadline) -> None:
     """Sleep until any of `pending` has ended, or until `deadline`."""
-    woken = threading.Event()
+    woken = Event()
 
     def wake(_: object) -> None:
         woken.set()

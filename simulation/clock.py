@@ -239,7 +239,7 @@ class VirtualOs:
 
 
 class Condition:
-    """A threading.Condition among ranks; it needs no lock, because ranks run in turn."""
+    """A signal_errors.Condition among ranks; it needs no lock, because ranks run in turn."""
 
     def __init__(self) -> None:
         self._signal = Signal()
@@ -261,14 +261,6 @@ class Condition:
         while not ready() and sim.now < until:
             sim.wait(self._signal, until, ready)
         return ready()
-
-
-class VirtualThreading:
-    """Replacement of the module `threading` in simulated modules."""
-
-    Condition = Condition
-    Lock = threading.Lock
-    RLock = threading.RLock
 
 
 _TIMED = (
@@ -293,7 +285,7 @@ def virtual() -> Iterator[None]:
     changes.append(("nc10d.auth.handshake", "os", VirtualOs()))
     changes.append(("nc10d.store.session", "monotonic", clock.monotonic))
     changes.append(("nc10d.backend.cpu.membership.formation", "death", _death))
-    changes.append(("nc10d.backend.cpu.control.group_control", "threading", VirtualThreading))
+    changes.append(("nc10d.backend.cpu.control.group_control", "Condition", Condition))
     with contextlib.ExitStack() as stack:
         for name, attribute, value in changes:
             module = importlib.import_module(name)

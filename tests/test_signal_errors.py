@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d.base.call_site import text_at
-from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.base.signal_errors import Condition, Event, from_handler, raised_here, suppress_here
 from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
@@ -249,4 +249,23 @@ def test_an_error_of_a_handler_amid_the_text_of_a_line_comes_out(
             text_at(__file__, 1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("kind", [Condition, Event])
+def test_what_comes_while_a_wait_has_given_up_its_lock_comes_out(kind: type[Any]) -> None:
+    waited, error = kind(), Alarm("of the user")
+    condition = waited if kind is Condition else waited._cond
+    give_up = condition._release_save
+
+    def given_up() -> None:
+        give_up()
+        raise error
+
+    condition._release_save = given_up
+    with (
+        pytest.raises(Alarm) as caught,
+        condition if kind is Condition else contextlib.nullcontext(),
+    ):
+        waited.wait(LONG)
     assert caught.value is error

@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 from nc10d.base.deadline import NEVER, Deadline, Timeout
+from nc10d.base.signal_errors import Event
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
 
@@ -81,7 +82,7 @@ class Promise:
         with _transition:
             if self._state != PENDING:
                 return
-            finished = self._finished = self._finished or threading.Event()
+            finished = self._finished = self._finished or Event()
         finished.wait(min(deadline.remaining(), threading.TIMEOUT_MAX))
 
     def _watch(self) -> None:

@@ -8,6 +8,7 @@ clause for such types names them by `raised_here`, and `suppress_here` replaces 
 from __future__ import annotations
 
 import sys
+import threading
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -36,6 +37,35 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
         if value is argument or (type(value) is tuple and any(one is argument for one in value)):
             return True
     return False
+
+
+class Condition(threading.Condition):
+    """A condition whose with-block passes on what a signal's handler raises in `wait`.
+
+    Python's own `wait` has moments in which its thread does not hold the lock, and no clean-up of
+    its own runs. The block's end can't release the lock then, and would raise that in its place.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the block."""
+        try:
+            super().__exit__(kind, error, trace)
+        except RuntimeError:
+            if error is None:
+                raise
+
+
+class Event(threading.Event):
+    """An event whose `wait` passes on what a signal's handler raises, as Condition does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = Condition()
 
 
 class suppress_here:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import Condition
 from nc10d.base.text import in_seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
 from nc10d.store.base import Store, Value, decode_key, encode_key, encode_keys, encode_value, pair
@@ -152,7 +153,7 @@ class HashStore(LocalStore):
 
     def __init__(self) -> None:
         self._values = Values()
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def __repr__(self) -> str:
         return "HashStore()"

@@ -36,6 +36,7 @@ from functools import partial
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 from nc10d.backend.cpu.control.consensus import Consensus
+from nc10d.base.signal_errors import Condition
 from nc10d.errors import StoreTimeout
 
 PATIENCE = 1.0
@@ -73,7 +74,7 @@ class GroupControl:
         self._announced: set[str] = set()
         self._values: dict[str, str] = {}
         self._lock = threading.RLock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     # -- published values ----------------------------------------------------------------------
 
