@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
@@ -46,17 +46,12 @@ class Condition(threading.Condition):
     its own runs. The block's end can't release the lock then, and would raise that in its place.
     """
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         """End the block."""
         try:
-            super().__exit__(kind, error, trace)
+            super().__exit__(*raised)
         except RuntimeError:
-            if error is None:
+            if raised[1] is None:
                 raise
 
 

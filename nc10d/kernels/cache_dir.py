@@ -142,7 +142,8 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with suppress_here(FileNotFoundError):  # a signal came after the replacement
+            os.unlink(name)
         raise
 
 

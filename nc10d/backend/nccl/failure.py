@@ -14,7 +14,7 @@ from nc10d.backend.nccl.bindings.library import RESULT
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.signal_errors import suppress_here
+from nc10d.base.signal_errors import Event, suppress_here
 from nc10d.errors import DistError, NCCLError
 from nc10d.store.base import Store
 
@@ -42,10 +42,10 @@ class GroupFailure:
         self._refuse, self._end = refuse, end
         self._store: Store | None = None
         self._lock = threading.RLock()  # a signal's handler may fail the group at any point
-        self._agreed = threading.Event()
+        self._agreed = Event()
         self.error: DistError | None = None
         """The first error of this rank until the ranks have agreed; then the cause."""
-        self.over = threading.Event()
+        self.over = Event()
         """Set when the group has ended on this rank."""
 
     def connect(self) -> None:
