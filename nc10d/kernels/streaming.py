@@ -59,11 +59,20 @@ def stream_scale_address(dtype: DType) -> int:
     return _once(f"stream_scale_{dtype.label}", dtype, _times)
 
 
+def stream_divide_address(dtype: DType) -> int:
+    """Return the address of dst = src / arg, for a type in SCALED; `arg` is an int.
+
+    May block to compile.
+    """
+    return _once(f"stream_divide_{dtype.label}", dtype, _over)
+
+
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the name of each kernel and the call that makes it: for warming up."""
     yield "stream_bytes", stream_copy_address
     for dtype in SCALED:
         yield f"stream_scale_{dtype.label}", functools.partial(stream_scale_address, dtype)
+        yield f"stream_divide_{dtype.label}", functools.partial(stream_divide_address, dtype)
 
 
 def _times(b: Builder, x: Value, arg: Value) -> Value:
@@ -71,6 +80,10 @@ def _times(b: Builder, x: Value, arg: Value) -> Value:
     if x.type.element != DOUBLE:
         factor = b.fptrunc(factor, x.type.element)
     return b.fmul(x, spread(b, factor, x.type.count))
+
+
+def _over(b: Builder, x: Value, arg: Value) -> Value:
+    return b.fdiv(x, spread(b, b.sitofp(arg, x.type.element), x.type.count))
 
 
 def _once(name: str, dtype: DType, change: Callable[..., Value] | None) -> int:
@@ -82,7 +95,7 @@ def _kernel(name: str, dtype: DType, change: Callable[..., Value] | None) -> Any
     word, element = _step(dtype, _WORD // single, change, True), _step(dtype, 1, change, False)
 
     def kernel(dst, src, arg, nbytes):  # type: ignore[no-untyped-def]
-        """dst[:] = src, or src * arg"""
+        """dst[:] = src, src * arg or src / arg"""
         head = min(nbytes, -dst & (_WORD - 1)) if dst & (single - 1) == 0 else nbytes
         end = head + ((nbytes - head) & -(_WORD * _WORDS))
         for at in range(0, head, single):

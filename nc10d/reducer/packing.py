@@ -15,7 +15,13 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.pack import cast_address, copy_address, move_all
 from nc10d.kernels.reduce import divide_address, scale_address
-from nc10d.kernels.streaming import SCALED, STREAM_BYTES, stream_copy_address, stream_scale_address
+from nc10d.kernels.streaming import (
+    SCALED,
+    STREAM_BYTES,
+    stream_copy_address,
+    stream_divide_address,
+    stream_scale_address,
+)
 from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
 from nc10d.reducer.plan import Slot
 
@@ -41,6 +47,28 @@ def divide(read: Buffer, written: Buffer, count: int) -> None:
     # floats.
     table = np.array([written.address, read.address, read.nbytes], np.int64)
     move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
+
+
+class DividedCopy:
+    """Writes arrays to a fixed contiguous place in CPU memory, divided and rounded once.
+
+    With `past`, the copies bypass the CPU caches, if there is such a kernel for the dtype.
+    """
+
+    # `written` has a dtype of real or complex floats. Threads use an object one after the other.
+
+    __slots__ = ("_address", "_kernel", "_row")
+
+    def __init__(self, written: Buffer, past: bool) -> None:
+        self._row = np.array([written.address, 0, written.nbytes], np.int64)
+        self._address: int = self._row.ctypes.data
+        find = stream_divide_address if past and written.dtype in SCALED else divide_address
+        self._kernel = find(written.dtype)
+
+    def write(self, address: int, count: int) -> None:
+        """Write the contiguous array at `address`, as long and of the same dtype, over `count`."""
+        self._row[1] = address
+        move_all(self._address, 1, self._kernel, count)
 
 
 class Divider:
@@ -129,6 +157,14 @@ def move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float
     table = np.array(rows, np.int64)
     factor = np.array(scale, np.float64)
     move_all(table.ctypes.data, len(rows), kernel, factor.ctypes.data)
+
+
+def copy_all(rows: Sequence[Row]) -> None:
+    """Copy rows of (target, source, bytes); many bytes in all bypass the CPU caches."""
+    large = sum(nbytes for _, _, nbytes in rows) >= STREAM_BYTES
+    table = np.array(rows, np.int64)
+    kernel = stream_copy_address() if large else copy_address()
+    move_all(table.ctypes.data, len(rows), kernel, 0)
 
 
 def kernel_for(src: DType, dst: DType, scale: float, nbytes: int) -> int:

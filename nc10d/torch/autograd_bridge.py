@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from nc10d.group.process_group import ProcessGroup
+from nc10d.kernels.streaming import STREAM_BYTES
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
-from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of
+from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of, write_means
 from nc10d.torch.tensors import DTYPES, as_tensor
 
 
@@ -75,6 +76,7 @@ class Gradients:
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
         self._reducing = self._running = self._end_queued = self._compiled = False
+        self._divisor = 0
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
         self._slots: list[Dense | Sparse] = []
@@ -89,7 +91,8 @@ class Gradients:
 
     def _make_slots(self) -> None:
         rows = zip(self.params, self.reducer.gradients, self._targets, strict=True)
-        self._slots = [slot_of(*row, self._as_views) for row in rows]
+        past = sum(x.nbytes for x in self.params) >= STREAM_BYTES
+        self._slots = [slot_of(*row, self._as_views, past) for row in rows]
         self._outside_buckets = [i for i, slot in enumerate(self._slots) if not slot.as_view]
 
     def prepare(self, reducing: bool) -> None:
@@ -129,7 +132,7 @@ class Gradients:
             if not self._running:
                 self._begin()
         slot = self._slots[index]
-        divided = slot.divides and slot.divide(x, self.reducer.divisor)
+        divided = slot.divides and slot.divide(x, self._divisor)
         gradient = None if divided else slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
@@ -143,6 +146,7 @@ class Gradients:
         self._stepped.clear()
         self._running = True
         self.reducer.begin(() if self._static else self._unused)
+        self._divisor = self.reducer.divisor
         if not self._end_queued:
             self._queue_end()
 
@@ -207,10 +211,7 @@ class Gradients:
 
     def _write_means(self, params: Iterable[int]) -> None:
         """Write the means to these gradients; all other gradients are views of the buckets."""
-        slots, tensors = self._slots, self.params
-        copies = [copy for i in params if (copy := slots[i].give(tensors[i])) is not None]
-        if copies:
-            torch._foreach_copy_(*zip(*copies, strict=True))
+        write_means((self._slots[i], self.params[i]) for i in params)
 
     def check_finished(self) -> None:
         """Raise a RuntimeError if a backward pass has begun and not ended."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
+from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, no_rows
-from nc10d.reducer.packing import LARGE
+from nc10d.reducer.packing import DividedCopy, copy_all
 from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 _HOST = torch.device("cpu")
+_STRIDED = torch.strided
 MOVED = {"cuda"}
 """Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
 
@@ -29,16 +31,19 @@ MOVED = {"cuda"}
 class Dense:
     """The slot of `x` in a bucket; `view` has the shape and strides of `x`.
 
-    With `as_view`, `x.grad` is this view after the first pass.
+    With `as_view`, `x.grad` is this view after the first pass. With `past`, copies into the bucket
+    bypass the CPU caches.
     """
 
-    def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool) -> None:
+    def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool, past: bool = False) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
-        # A view accumulates. The Reducer copies on devices. torch divides no 8-bit floats.
-        kind = x.is_cpu and x.is_floating_point() and x.itemsize > 1
-        self.divides = kind and not as_view and self.view.nbytes >= LARGE
+        # A view accumulates. The Reducer copies on devices.
+        self.divides = x.is_cpu and x.is_floating_point() and not as_view
         """Whether `divide` may succeed."""
+        self._stride = self.view.stride()
+        self._memory = self.view.data_ptr(), self.view.nbytes
+        self._divided_copy = DividedCopy(as_buffer(self.view), past) if self.divides else None
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """Copy the gradient of `x` into the bucket; return None."""
@@ -47,11 +52,24 @@ class Dense:
 
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
         """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
-        grad = x.grad
-        if divisor < 2 or grad is None or grad.dtype is not self.view.dtype:
+        grad, copy = x.grad, self._divided_copy
+        if not divisor or copy is None or not self._is_alike(grad):
             return False
-        torch.div(grad.detach() if grad.requires_grad else grad, divisor, out=self.view)
+        address = grad.data_ptr()
+        if address == self._memory[0]:  # it may be marked again: its bucket divides it
+            return False
+        copy.write(address, divisor)
         return True
+
+    def _is_alike(self, grad: Any) -> TypeGuard[torch.Tensor]:
+        """Return whether the gradient's memory has the elements of `view` in the same order."""
+        return (
+            type(grad) is torch.Tensor
+            and grad.dtype is self.view.dtype
+            and grad.layout is _STRIDED
+            and grad.stride() == self._stride
+            and not grad.is_neg()
+        )
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` into the bucket, or zeros without a gradient."""
@@ -74,7 +92,35 @@ class Dense:
         if grad is None:  # only other ranks used the parameter
             x.grad = self.view if self.as_view else self.view.clone()
             return None
-        return grad.detach(), self.view
+        return grad.detach() if grad.requires_grad else grad, self.view
+
+    def row(self, target: torch.Tensor) -> tuple[int, int, int] | None:
+        """Return (target, source, bytes) of a copy of the view to a tensor of the same layout."""
+        source, nbytes = self._memory
+        plain = self.divides and not target.requires_grad and self._is_alike(target)
+        return (target.data_ptr(), source, nbytes) if plain else None
+
+
+def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
+    """Write the mean of each slot to the gradient of its tensor; see `give`."""
+    rows, written, copies = [], [], []
+    for slot, x in slots:
+        copy = slot.give(x)
+        if copy is None or isinstance(slot, Sparse):
+            continue
+        row = slot.row(copy[0])
+        if row is not None:
+            rows.append(row)
+            written.append(copy[0])
+        elif copy[0].is_neg():  # torch refuses it in a list
+            copy[0].copy_(copy[1])
+        else:
+            copies.append(copy)
+    if rows:
+        copy_all(rows)
+        torch.autograd.graph.increment_version(written)
+    if copies:
+        torch._foreach_copy_(*zip(*copies, strict=True))
 
 
 class Cast(Dense):
@@ -83,8 +129,8 @@ class Cast(Dense):
     `x.grad` is there only from autograd's end until the gradient is taken.
     """
 
-    def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor) -> None:
-        super().__init__(x, gradient, False)
+    def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor, past: bool) -> None:
+        super().__init__(x, gradient, False, past)
         self._target = target
 
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
@@ -183,16 +229,18 @@ class Sparse:
         x.grad = as_sparse(self._gradient, x)
 
 
-def slot_of(x: torch.Tensor, gradient: Any, target: torch.Tensor, as_view: bool) -> Dense | Sparse:
+def slot_of(
+    x: torch.Tensor, gradient: Any, target: torch.Tensor, as_view: bool, past: bool
+) -> Dense | Sparse:
     """Return the slot of the leaf `x` of parameter `target`; `gradient` is the Reducer's."""
     if isinstance(gradient, SparseGradient):
         return Sparse(gradient)
     if x is not target:
-        return Cast(x, gradient, target)
+        return Cast(x, gradient, target, past)
     same = as_tensor(gradient.reshape(-1)).dtype is x.dtype
     if x.device.type in MOVED and same and not as_view:
         return Moved(x, gradient)
-    return Dense(x, gradient, as_view and same)
+    return Dense(x, gradient, as_view and same, past)
 
 
 def allocation(params: Iterable[torch.Tensor]) -> Allocation:

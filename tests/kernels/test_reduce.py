@@ -13,6 +13,7 @@ import pytest
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels import loops, reduce
+from nc10d.kernels.streaming import SCALED, stream_divide_address
 from nc10d.ops import RedOp
 from nc10d.testing import reference
 from nc10d.testing.strategies import mixed_values as values
@@ -160,6 +161,17 @@ def test_divide_by_the_world_size(dtype):
         for size in (0, 1, 2, 5, 17, 63, 64, 65, 300):
             args = (reduce.divide_address(dtype), x[:size], count, in_place, offset)
             assert reference.same_bits(call_map(*args), expected[:size]), (count, size)
+
+
+@pytest.mark.parametrize("dtype", SCALED, ids=lambda d: d.label)
+def test_division_past_the_cache(dtype):
+    x = values(dtype, 300, 5)
+    kernel = stream_divide_address(dtype)
+    for count, in_place, offset in product([1, 2, 3, 1000], [True, False], [0, 3, dtype.itemsize]):
+        expected = reference.divided(x, count)
+        for size in (0, 1, 2, 5, 31, 32, 33, 64, 300):
+            found = call_map(kernel, x[:size], count, in_place, offset)
+            assert reference.same_bits(found, expected[:size]), (count, size)
 
 
 @pytest.mark.parametrize("dtype", DIVISIBLE, ids=lambda d: d.label)
