@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,7 +22,7 @@ from nc10d.group.world import World
 from nc10d.ops import OP_NAMES, Op
 from nc10d.torch.backend import profiling
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
-from nc10d.torch.backend.works import FutureOrder, TorchWork
+from nc10d.torch.backend.works import FutureOrder, TorchWork, ended_work
 from nc10d.work import Work
 
 UNSET = timedelta(milliseconds=-1)
@@ -29,6 +30,14 @@ UNSET = timedelta(milliseconds=-1)
 _MOST_SLIM = 256
 _HELD_HERE = 2
 """References to a Work that only a local variable holds, as sys.getrefcount counts them."""
+
+
+class _Blocking(threading.local):
+    here = False
+
+
+blocking = _Blocking()
+"""`here`: torch.distributed.send or recv has begun on this thread, and not yet called the group."""
 
 
 class TorchLauncher:
@@ -44,6 +53,7 @@ class TorchLauncher:
         self._order = FutureOrder()
         self._works: deque[TorchWork] = deque()
         self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
+        self._ended = TorchWork(ended_work(), [], self._order)
 
     def _backend_name(self) -> str:
         """Return the name by which torch knows the backend."""
@@ -117,8 +127,9 @@ class TorchLauncher:
         return kept if async_op or not kept.wait() else None
 
     def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
-        """Start a message."""
+        """Start a message; torch's blocking calls wait for it here, which needs no other thread."""
         group = self.nc10d_group
+        waits, blocking.here = blocking.here, False
         start: Any = group.isend if kind is ops.Send else group.irecv
         if profiler._is_profiler_enabled and not group.in_batch():
             name = "recvAnySource" if peer is None else OP_NAMES[kind]
@@ -127,6 +138,9 @@ class TorchLauncher:
             return traced
         try:
             if type(peer) is type(tag) is int and 0 <= tag <= LARGEST_TAG:
+                if waits and not group.in_batch():
+                    group._call(kind, peer, x, tag, False, None)
+                    return self._ended
                 work: Any = group._start(kind, peer, x, tag, None)  # as `start` does
             else:
                 work = start(x, peer, tag)

@@ -19,9 +19,11 @@ from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
 from nc10d.torch.backend.group_calls import TorchCalls
 from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.launching import blocking
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
+from nc10d.torch.compiling import in_python
 
 
 def install() -> None:
@@ -31,10 +33,11 @@ def install() -> None:
         theirs = getattr(Group, name)
         if not hasattr(theirs, "nc10d"):
             setattr(Group, name, _marked(made(name, theirs), theirs))
-    for name, own in _FUNCTIONS.items():
+    wrappers = {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
+    for name, wrap in (wrappers | dict.fromkeys(("send", "recv"), _blocking_message)).items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
-            wrapper = _marked(_passing_on(own, theirs), theirs)
+            wrapper = _marked(wrap(theirs), theirs)
             for module in (c10d, dist):
                 if getattr(module, name, None) is theirs:
                     setattr(module, name, wrapper)
@@ -66,10 +69,25 @@ def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(group, *arguments, **options)
         if not calls.hooked:
             return own(calls, *arguments, **options)
+        blocking.here = False  # a hook may start messages of its own
         theirs(group, *arguments, **options)  # calls the hooks, and the backend
         return calls.take_message()
 
     return message
+
+
+def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function `send` or `recv`, which lets the group know that it will wait."""
+
+    @in_python
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        before, blocking.here = blocking.here, True
+        try:
+            return theirs(*arguments, **options)
+        finally:
+            blocking.here = before
+
+    return wrapper
 
 
 def _hook(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:

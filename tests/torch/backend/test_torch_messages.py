@@ -88,3 +88,24 @@ def messages_with_hooks(group):
 def test_hooks_see_messages(ranks):
     expected = [(0, [name] * 4, 2) for name in ("SEND", "RECV")]
     assert ranks.run(messages_with_hooks) == expected
+
+
+def starts_after_a_refused_call(group):
+    """Return whether messages that nobody takes yet start without blocking, after an error."""
+    rank = dist.get_rank()
+    for call in (dist.send, dist.recv):
+        with pytest.raises(ValueError, match="rank"):
+            call(torch.ones(2), rank)
+    large = torch.full((1 << 18,), float(rank))
+    work = dist.isend(large, 1 - rank, tag=5)
+    dist.barrier()
+    early = work.is_completed()
+    received = torch.empty_like(large)
+    dist.recv(received, 1 - rank, tag=5)
+    work.wait()
+    return early, bool((received == 1 - rank).all())
+
+
+def test_only_blocking_calls_wait_for_their_message(ranks):
+    """isend does not block, even after a send that was refused before it reached the group."""
+    assert ranks.run(starts_after_a_refused_call) == [(False, True)] * 2
