@@ -64,6 +64,8 @@ def fork_ranks() -> None:
 
     for module in (multiprocessing, torch.multiprocessing):
         vars(module)["get_context"] = get_context
+    # Tests whose ranks outlive a test ask for spawning only where no method is set.
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def run_file(path: Path, backend: str, words: Sequence[str], limit: int) -> Outcomes:
