@@ -23,7 +23,7 @@ from nc10d.torch.backend.launching import blocking
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
-from nc10d.torch.compiling import in_python
+from nc10d.torch.uncompiled import in_python
 
 
 def install() -> None:

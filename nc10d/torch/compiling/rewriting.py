@@ -20,7 +20,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world
 from nc10d.ops import SUM
 from nc10d.torch.backend.groups import own_group
-from nc10d.torch.compiling.marks import in_python
+from nc10d.torch.uncompiled import in_python
 
 
 def _ordinary(function: Any) -> Any:

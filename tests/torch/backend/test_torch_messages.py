@@ -109,3 +109,22 @@ def starts_after_a_refused_call(group):
 def test_only_blocking_calls_wait_for_their_message(ranks):
     """isend does not block, even after a send that was refused before it reached the group."""
     assert ranks.run(starts_after_a_refused_call) == [(False, True)] * 2
+
+
+def compiled_messages(group):
+    """Return what a compiled function computes around a message of torch.distributed."""
+
+    @torch.compile(backend="eager")
+    def step(x):
+        x = x * 2
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(x, 0)
+        return x + 1
+
+    return step(torch.full((2,), 1.0 + dist.get_rank())).tolist()
+
+
+def test_a_compiled_function_may_send_and_receive(ranks):
+    assert ranks.run(compiled_messages) == [[3.0, 3.0]] * 2
