@@ -55,7 +55,7 @@ class DividedCopy:
     With `past`, the copies bypass the CPU caches, if there is such a kernel for the dtype.
     """
 
-    # `written` has a dtype of real or complex floats. Threads use an object one after the other.
+    # `written` has a dtype of real or complex floats. Not for several threads at once.
 
     __slots__ = ("_address", "_kernel", "_row")
 
@@ -66,7 +66,7 @@ class DividedCopy:
         self._kernel = find(written.dtype)
 
     def write(self, address: int, count: int) -> None:
-        """Write the contiguous array at `address`, as long and of the same dtype, over `count`."""
+        """Write the contiguous array at `address`, of the place's length and dtype, divided."""
         self._row[1] = address
         move_all(self._address, 1, self._kernel, count)
 

@@ -1,8 +1,9 @@
 """Move a parameter's gradient into the Reducer, and its mean back: by a bucket's slot, or by rows.
 
 Contract: `take` copies the accumulated `x.grad` to its slot, or returns an array that the Reducer
-copies to the slot and back. `fill` always copies it. `give` writes the mean to `x.grad`, or returns
-the (target, source) of a copy; the caller makes all such copies in a single call.
+copies to the slot and back. `divide` copies it divided, and `fill` always copies it. `give` writes
+the mean to `x.grad`, or returns the (target, source) of a copy, which `write_means` makes. Compiled
+code copies only between plain CPU tensors of one dtype, shape and layout.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation
 from nc10d.reducer.gradients import SparseGradient, assign, no_rows
-from nc10d.reducer.packing import DividedCopy, copy_all
+from nc10d.reducer.packing import DividedCopy, Row, copy_all
 from nc10d.reducer.plan import Spec
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 
@@ -41,7 +42,7 @@ class Dense:
         # A view accumulates. The Reducer copies on devices.
         self.divides = x.is_cpu and x.is_floating_point() and not as_view
         """Whether `divide` may succeed."""
-        self._stride = self.view.stride()
+        self._shape, self._stride = self.view.shape, self.view.stride()
         self._memory = self.view.data_ptr(), self.view.nbytes
         self._divided_copy = DividedCopy(as_buffer(self.view), past) if self.divides else None
 
@@ -56,19 +57,23 @@ class Dense:
         if not divisor or copy is None or not self._is_alike(grad):
             return False
         address = grad.data_ptr()
-        if address == self._memory[0]:  # it may be marked again: its bucket divides it
+        # A gradient that is its own slot may be marked again; the bucket divides it at the launch.
+        if address == self._memory[0]:
             return False
         copy.write(address, divisor)
         return True
 
     def _is_alike(self, grad: Any) -> TypeGuard[torch.Tensor]:
-        """Return whether the gradient's memory has the elements of `view` in the same order."""
+        """Return whether the gradient has memory, and its elements are laid out as `view`'s."""
+        # A parameter's data may have been replaced. A ZeroTensor has no memory.
         return (
             type(grad) is torch.Tensor
             and grad.dtype is self.view.dtype
             and grad.layout is _STRIDED
+            and grad.is_cpu
+            and grad.shape == self._shape
             and grad.stride() == self._stride
-            and not grad.is_neg()
+            and not (grad.is_neg() or grad._is_zerotensor())
         )
 
     def fill(self, x: torch.Tensor) -> None:
@@ -94,7 +99,7 @@ class Dense:
             return None
         return grad.detach() if grad.requires_grad else grad, self.view
 
-    def row(self, target: torch.Tensor) -> tuple[int, int, int] | None:
+    def row(self, target: torch.Tensor) -> Row | None:
         """Return (target, source, bytes) of a copy of the view to a tensor of the same layout."""
         source, nbytes = self._memory
         plain = self.divides and not target.requires_grad and self._is_alike(target)
@@ -112,7 +117,7 @@ def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
         if row is not None:
             rows.append(row)
             written.append(copy[0])
-        elif copy[0].is_neg():  # torch refuses it in a list
+        elif copy[0].is_neg():  # _foreach_copy_ refuses lazy negatives
             copy[0].copy_(copy[1])
         else:
             copies.append(copy)

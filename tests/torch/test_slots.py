@@ -65,3 +65,23 @@ def test_gradients_of_the_parameters_layout_are_divided_by_their_copy(dtype):
     slot = slots.Dense(x, torch.zeros(15, dtype=dtype), False)
     assert slot.divide(x, 1)
     assert slot.row(x.grad) is not None
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.ones(2, 4),
+        torch.ones(8, 4),
+        torch._efficientzerotensor((4, 4)),
+        torch.ones(4, 4).to_sparse(),
+    ],
+    ids=["shorter", "longer", "zero tensor", "sparse"],
+)
+def test_a_gradient_without_the_slots_memory_is_left_to_torch(gradient):
+    """A parameter's data may be replaced by another shape; no byte beside the gradient is read."""
+    x = torch.nn.Parameter(torch.zeros(4, 4))
+    slot = slots.Dense(x, torch.zeros(16).numpy(), False)
+    x.data = torch.zeros(gradient.shape)
+    x.grad = gradient
+    assert not slot.divide(x, 2)
+    assert slot.row(gradient) is None

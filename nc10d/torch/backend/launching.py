@@ -127,7 +127,7 @@ class TorchLauncher:
         return kept if async_op or not kept.wait() else None
 
     def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
-        """Start a message; torch's blocking calls wait for it here, which needs no other thread."""
+        """Start a message; the Work has ended if torch's blocking call waits for it."""
         group = self.nc10d_group
         waits, blocking.here = blocking.here, False
         start: Any = group.isend if kind is ops.Send else group.irecv
@@ -139,6 +139,7 @@ class TorchLauncher:
         try:
             if type(peer) is type(tag) is int and 0 <= tag <= LARGEST_TAG:
                 if waits and not group.in_batch():
+                    self._drop_ended()
                     group._call(kind, peer, x, tag, False, None)
                     return self._ended
                 work: Any = group._start(kind, peer, x, tag, None)  # as `start` does
@@ -154,6 +155,12 @@ class TorchLauncher:
             kept = TorchWork(work, outputs, self._order)
         else:
             kept = profiling.ProfiledWork(work, outputs, self._order, event)
+        self._drop_ended()
+        self._works.append(kept)
+        return kept
+
+    def _drop_ended(self) -> None:
+        """Let go of the tensors of the first Works, up to one that is in flight."""
         works = self._works
         while works:
             inner = works[0].work
@@ -163,5 +170,3 @@ class TorchLauncher:
             if getrefcount(ended) <= _HELD_HERE:
                 ended.slim()
             self._slim.append(ended)
-        works.append(kept)
-        return kept
