@@ -91,6 +91,7 @@ class Gradients:
 
     def _make_slots(self) -> None:
         rows = zip(self.params, self.reducer.gradients, self._targets, strict=True)
+        # Copies bypass the caches if the gradients of a pass do not fit into them.
         past = sum(x.nbytes for x in self.params) >= STREAM_BYTES
         self._slots = [slot_of(*row, self._as_views, past) for row in rows]
         self._outside_buckets = [i for i, slot in enumerate(self._slots) if not slot.as_view]

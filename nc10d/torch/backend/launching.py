@@ -37,7 +37,8 @@ class _Blocking(threading.local):
 
 
 blocking = _Blocking()
-"""`here`: torch.distributed.send or recv has begun on this thread, and not yet called the group."""
+"""`here` is True from the start of torch.distributed.send or recv on this thread to its call of the
+group."""
 
 
 class TorchLauncher:

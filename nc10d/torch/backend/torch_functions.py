@@ -33,8 +33,10 @@ def install() -> None:
         theirs = getattr(Group, name)
         if not hasattr(theirs, "nc10d"):
             setattr(Group, name, _marked(made(name, theirs), theirs))
-    wrappers = {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
-    for name, wrap in (wrappers | dict.fromkeys(("send", "recv"), _blocking_message)).items():
+    wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+    wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
+    wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
+    for name, wrap in wrappers.items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
             wrapper = _marked(wrap(theirs), theirs)
@@ -109,6 +111,10 @@ _METHODS: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]] = {
     "register_pre_hook": _hook,
     "register_post_hook": _hook,
 }
+
+
+_MESSAGES = "send", "recv"
+"""torch's functions that wait for their message."""
 
 
 def _monitored_barrier(

@@ -75,8 +75,7 @@ def each_collective(group: Any) -> None:
 
 @pytest.mark.slow
 def test_as_many_ranks_as_a_host_takes_stay_right() -> None:
-    # A quiet machine of two cores takes a quarter of a minute; others may be at work, too.
-    with Ranks(64, timeout=200.0) as ranks:
+    with Ranks(64, timeout=60.0) as ranks:
         ranks.run(each_collective)
 
 
