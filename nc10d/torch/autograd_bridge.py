@@ -24,7 +24,7 @@ from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
-from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of, write_means
+from nc10d.torch.slots import Cast, Dense, Sparse, allocation, as_sparse, slot_of, write_means
 from nc10d.torch.tensors import DTYPES, as_tensor
 
 
@@ -132,9 +132,13 @@ class Gradients:
         with self._begin_lock:
             if not self._running:
                 self._begin()
-        slot = self._slots[index]
-        divided = slot.divides and slot.divide(x, self._divisor)
-        gradient = None if divided else slot.take(x)
+        slot, gradient = self._slots[index], None
+        if index in self._arrived and isinstance(slot, Cast):
+            divided = slot.add(x)
+        else:
+            divided = slot.divides and slot.divide(x, self._divisor)
+            if not divided:
+                gradient = slot.take(x)
         self._arrived.add(index)
         self.reducer.grad_ready(index, gradient, divided)
         if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):

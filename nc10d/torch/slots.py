@@ -131,19 +131,28 @@ def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
 class Cast(Dense):
     """The slot of a low-precision copy `x` of the parameter `target`, which has the gradient.
 
-    `x.grad` is there only from autograd's end until the gradient is taken.
+    `x.grad` is there only from autograd's end until the gradient is taken. A static graph may use
+    `x` several times in a pass: each use has a gradient of its own then.
     """
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor, past: bool) -> None:
         super().__init__(x, gradient, False, past)
-        self._target = target
+        self._target, self._count = target, 1
 
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
         """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
+        self._count = 1
         if self._target.grad is not None or not super().divide(x, divisor):
             return False
-        x.grad = None
+        x.grad, self._count = None, divisor
         return True
+
+    def add(self, x: torch.Tensor) -> bool:
+        """Add a further gradient of the pass to the bucket; return whether that is divided."""
+        own = self._taken(x)
+        if own is not None:
+            self.view.add_(own, alpha=1 / self._count)
+        return self._count > 1
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` to the bucket, with what has been accumulated before."""

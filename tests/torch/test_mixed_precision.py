@@ -1,5 +1,6 @@
 """Mixed precision of DistributedDataParallel: the numbers of a step written by hand."""
 
+import contextlib
 import copy
 import pickle
 
@@ -39,6 +40,19 @@ class Tied(nn.Module):
     def forward(self, x):
         early = nn.functional.linear(x, self.layer.weight)
         return nn.functional.linear(self.layer(x) + early, self.layer.weight) * self.scale
+
+
+class Reused(nn.Module):
+    """A module that calls a layer three times; each call can be checkpointed for itself."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.layer, self.last, self.again = nn.Linear(4, 4), nn.Linear(4, 4), again
+
+    def forward(self, x):
+        for _ in range(3):
+            x = checkpoint(self.layer, x, use_reentrant=True) if self.again else self.layer(x)
+        return self.last(torch.tanh(x))
 
 
 class Recurrent(nn.Module):
@@ -113,6 +127,30 @@ def test_training_is_that_of_a_step_written_by_hand(make, reduce_dtype, options)
     assert all(map(torch.equal, states[0], states[1]))
     for found, x in zip(states[0], expected, strict=True):
         torch.testing.assert_close(found, x)
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32], ids=["low", "whole"])
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_static_graph_adds_up_a_layers_gradients(reduce_dtype, accumulates):
+    """A layer under several reentrant checkpoints has a gradient from each of them."""
+
+    def run(group):
+        mixed = MixedPrecision(LOW, reduce_dtype)
+        module = filled(Reused(True))
+        model = DistributedDataParallel(module, mixed_precision=mixed, static_graph=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05 if accumulates else 0.1)
+        for step in range(3):
+            for last in (False, True) if accumulates else (True,):
+                with contextlib.nullcontext() if last else model.no_sync():
+                    model(data_of(group.rank, step)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [x.detach() for x in module.parameters()]
+
+    for x, y in zip(
+        run_local(run, SIZE)[0], by_hand(filled(Reused(False)), reduce_dtype or LOW, 3), strict=True
+    ):
+        torch.testing.assert_close(x, y, atol=1e-2, rtol=1e-2)
 
 
 def test_parameters_outside_of_a_forward_pass_are_whole_and_in_place():
