@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+from torch.utils.checkpoint import checkpoint
 
 from nc10d.testing import run_local, run_ranks
 from nc10d.torch import (
@@ -24,10 +25,14 @@ OPTIONS = {"lr": 0.05}
 
 
 class Net(nn.Module):
-    """Blocks, a table that two layers share, a frozen layer, a layer that is used twice."""
+    """Blocks, a table that two layers share, a frozen layer, a layer that is used twice.
 
-    def __init__(self) -> None:
+    With `reentrant`, each layer behind the table runs under a checkpoint of that kind.
+    """
+
+    def __init__(self, reentrant: bool | None = None) -> None:
         super().__init__()
+        self.reentrant = reentrant
         self.table = nn.Embedding(11, 5)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 5))
@@ -45,8 +50,13 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.table(x) + self.offset.to(self.table.weight.dtype)
         for block in (*self.blocks, self.blocks[0]):
-            x = x + block(x)
-        return self.out(self.frozen(x))
+            x = x + self.call(block, x)
+        return self.call(self.out, self.frozen(x))
+
+    def call(self, layer: nn.Module, x: torch.Tensor) -> Any:
+        if self.reentrant is None:
+            return layer(x)
+        return checkpoint(layer, x, use_reentrant=self.reentrant)
 
 
 UNITS: dict[str, Any] = {
@@ -110,6 +120,41 @@ def test_parameters_are_those_of_data_parallel_training(units, accumulate):
         assert held == 0
         total = sum(x.numel() for x in state.values()) - 5
         assert total <= 3 * shards <= total + 3 * count
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("units", UNITS)
+def test_checkpoints_change_nothing(units, accumulate, reentrant):
+    """Also around layers whose parameters belong to no unit."""
+
+    def run(group: Any) -> Any:
+        model = fully_shard(Net(reentrant), UNITS[units])
+        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+        train(model, group.rank, range(4), optimizer, accumulate)
+        held = sum(flat.full.untyped_storage().nbytes() for flat in model.flats())
+        return model.full_state_dict(), held
+
+    expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 2)[0]
+    for state, held in run_local(run, 2):
+        assert held == 0
+        for name, x in state.items():
+            torch.testing.assert_close(x, expected[name], msg=name)
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(units):
+    def run(group: Any) -> Any:
+        model = fully_shard(Net(), UNITS[units])
+        loss = loss_of(model, group.rank, 0)
+        loss.backward(retain_graph=True)
+        trained = [x for x in model.parameters() if x.requires_grad]
+        once = [x.grad.clone() for x in trained]
+        loss.backward()
+        return once, [x.grad for x in trained]
+
+    once, twice = run_local(run, 2)[0]
+    torch.testing.assert_close(twice, [2 * x for x in once])
 
 
 def test_ranks_of_the_engine_train_alike():

@@ -118,7 +118,9 @@ class FullyShardedModule(nn.Module):
         finally:
             for flat in self._flats.get(self.module, ()):
                 flat.remove_views()
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self._hook_backward(self.module, output)
+        else:
             for flat in self.flats():
                 flat.free()
         return output
@@ -143,16 +145,23 @@ class FullyShardedModule(nn.Module):
         for flat in self._flats[unit]:
             flat.remove_views()
         self._free(unit)
+        self._hook_backward(unit, output)
+
+    def _hook_backward(self, unit: nn.Module, output: Any) -> None:
         for x in tensors_in(output):
             if x.requires_grad:
-                x.register_hook(lambda _, unit=unit: self._before_backward(unit))
+                x.register_hook(lambda _: self._before_backward(unit))
 
     def _before_backward(self, unit: nn.Module) -> None:
-        for flat in self._flats[unit]:
+        flats = self._flats.get(unit, ())
+        for flat in flats:
             flat.gather()
         self._prefetch(unit, -1)
-        for flat in self._flats[unit]:
+        for flat in flats:
             flat.wait()
+            if unit is self.module:  # a checkpoint may call a layer that is no unit again
+                with torch.enable_grad():
+                    flat.set_views()
         self._queue_end()
 
     def _prefetch(self, unit: nn.Module, step: int) -> None:
@@ -168,8 +177,10 @@ class FullyShardedModule(nn.Module):
 
     def _on_gradient(self, flat: Flat, gradient: torch.Tensor) -> None:
         self._queue_end()
-        flat.free()
         flat.accumulate(gradient)
+        if flat in self._flats.get(self.module, ()):
+            return
+        flat.free()
         flat.uses -= 1
         if self._reducing and flat.uses <= 0:
             self._reduce(flat)
@@ -197,6 +208,7 @@ class FullyShardedModule(nn.Module):
             mean = own.to(flat.shard.dtype)
             flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad + mean
         for flat in self.flats():
+            flat.remove_views()
             flat.free()
             flat.uses = 0
 
