@@ -39,7 +39,8 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
     try:
         found = Argument(call, name, as_buffer(x), written)
     except TypeError as error:
-        raise TypeError(f"{call}: {name}: {error}") from error
+        error.args = (f"{call}: {name}: {error}",)
+        raise
     if written and not found.buffer.writable:
         message = f"{call}: {name} is written, so it must not be read-only"
         copies = "np.array(x), or bytearray(x) for bytes"

@@ -161,9 +161,9 @@ def as_buffer(x: torch.Tensor) -> Buffer:
         with torch._C.DisableTorchFunctionSubclass():  # a subclass may redefine its attributes
             if x.untyped_storage().device == x.device:  # not so for a FakeTensor
                 return _memory(x)
-            raise TypeError(_why_no_memory(x))
+            raise _no_memory(x)
     except RuntimeError as error:  # torch's own words for tensors without storage
-        raise TypeError(_why_no_memory(x)) from error
+        raise _no_memory(x) from error
 
 
 def _memory(x: torch.Tensor) -> Buffer:
@@ -176,22 +176,28 @@ def _memory(x: torch.Tensor) -> Buffer:
     if count:
         first, end = storage.data_ptr(), address + count * step if contiguous else found.span[1]
         if not first or end > first + storage.nbytes():
-            raise TypeError(_why_no_memory(x))
+            raise _no_memory(x)
     return found
 
 
-def _why_no_memory(x: torch.Tensor) -> str:
+class WrapperTensorError(TypeError):
+    """The tensor wraps others, and has no memory of its own."""
+
+
+def _no_memory(x: torch.Tensor) -> TypeError:
     if x.is_nested:
-        return "a nested tensor is several: pass each part of x.unbind(), or its values"
+        return TypeError("a nested tensor is several: pass each part of x.unbind(), or its values")
     if type(x) in _PLAIN:
-        return (
+        return TypeError(
             "the tensor's storage does not hold its elements: it has been freed or cut, or the "
             "tensor belongs to a transform such as vmap, which nc10d.torch.functional can see"
         )
     kind = type(x).__name__
     if isinstance(x, FakeTensor):
-        return f"a {kind} has no memory: pass a tensor that is made outside of FakeTensorMode"
-    return (
+        return TypeError(
+            f"a {kind} has no memory: pass a tensor that is made outside of FakeTensorMode"
+        )
+    return WrapperTensorError(
         f"a {kind} has no memory of its own: pass the tensor that it wraps (of a DTensor, "
         "x.to_local()), or give its storage back if that was freed"
     )

@@ -9,6 +9,6 @@
 | `reductions`, `torch_errors`, `sparse` | torch's ReduceOp, errors and sparse tensors |
 | `groups` | from a torch group to the group of nc10d |
 | `side_by_side` | both default groups at once; a torch group on a group of nc10d |
-| `gather_op` | an operator that torch 2.13 passes to no group in Python |
+| `c10d_operators` | torch 2.13's operators of collectives, for modes and wrapping tensors |
 | `torch_functions` | functions of torch that refuse all backends but its own |
 """

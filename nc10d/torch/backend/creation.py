@@ -24,7 +24,7 @@ from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
-from nc10d.torch.backend import gather_op, torch_functions
+from nc10d.torch.backend import c10d_operators, torch_functions
 from nc10d.torch.backend.groups import calls_of
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
@@ -54,7 +54,7 @@ def create(setup: Any, options: Any) -> Any:
     world = current_world() if adopted else torch_world
     if SUPPORTED:
         return PythonBackend(group, world)
-    gather_op.install()
+    c10d_operators.install()
     return PythonGroup(group, world)
 
 

@@ -37,7 +37,7 @@ class TorchCalls(TorchLauncher):
 
     def _open(self, group: ProcessGroup, world: World) -> None:
         super()._open(group, world)
-        self._blocks: list[CoalescingManager] = []
+        self.open_blocks: list[CoalescingManager] = []
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -245,14 +245,19 @@ class TorchCalls(TorchLauncher):
         """Collect this thread's calls until _end_coalescing, which launches them together."""
         block = self.nc10d_group.coalescing_manager(async_ops=True)
         block.__enter__()
-        self._blocks.append(block)
+        self.open_blocks.append(block)
 
     def _end_coalescing(self, device: Any = None) -> TorchWork | None:
         """Launch the calls since _start_coalescing; None if there were none."""
-        block = self._blocks.pop()
+        block = self.open_blocks.pop()
         with raising_torch_errors():
             block.__exit__(None, None, None)
         return self._kept(block.works[0], []) if block.works else None
+
+    def drop_blocks(self, count: int, error: BaseException) -> None:
+        """End this thread's blocks but the first `count`, without a launch."""
+        while len(self.open_blocks) > count:
+            self.open_blocks.pop().__exit__(type(error), error, error.__traceback__)
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

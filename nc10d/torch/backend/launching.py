@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from sys import getrefcount
 from typing import Any
@@ -23,7 +23,7 @@ from nc10d.ops import OP_NAMES, Op
 from nc10d.torch.backend import profiling
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
 from nc10d.torch.backend.works import FutureOrder, TorchWork, ended_work
-from nc10d.work import Work
+from nc10d.work import Work, collect_all
 
 UNSET = timedelta(milliseconds=-1)
 """The timeout of torch's options that stands for the group's."""
@@ -139,9 +139,12 @@ class TorchLauncher:
             return traced
         try:
             if type(peer) is type(tag) is int and 0 <= tag <= LARGEST_TAG:
-                if waits and not group.in_batch():
+                if waits:
                     self._drop_ended()
-                    group._call(kind, peer, x, tag, False, None)
+                    if group.in_batch():
+                        start(x, peer, tag)  # the block's end waits
+                    else:
+                        group._call(kind, peer, x, tag, False, None)
                     return self._ended
                 work: Any = group._start(kind, peer, x, tag, None)  # as `start` does
             else:
@@ -159,6 +162,19 @@ class TorchLauncher:
         self._drop_ended()
         self._works.append(kept)
         return kept
+
+    def _joined(self, works: Sequence[TorchWork | None]) -> TorchWork | None:
+        """Return a Work that ends with all of `works`, with the result of the first.
+
+        None stands for a Work that has ended.
+        """
+        running = [work for work in works if work is not None]
+        if len(running) < 2:
+            return running[0] if running else None
+        futures = [work._launched().get_future() for work in running]
+        values = collect_all(futures).then(lambda ended: [x.value() for x in ended.value()])
+        work = Work.from_future(values.then(lambda ended: ended.value()[0]))
+        return self._kept(work, [x for work in running for x in work._outputs])
 
     def _drop_ended(self) -> None:
         """Let go of the tensors of the first Works, up to one that is in flight."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -25,6 +26,10 @@ SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
 _alive: set[PythonBackend] = set()
 
 
+class _Messages(threading.local):
+    started: list[TorchWork] | None = None
+
+
 class PythonBackend(TorchCalls, c10d.Backend):
     """A backend of a torch group, whose calls run on a group of nc10d."""
 
@@ -33,7 +38,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
         self._open(group, world)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None
         self.hooked = False  # whether a torch group above has pre or post hooks
-        self._messages = threading.local()
+        self._messages = _Messages()
         _alive.add(self)
 
     def shutdown(self) -> None:
@@ -47,7 +52,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
 
     getBackendName = _backend_name = name
 
-    # torch's C++ code calls these three where hooks have to see a message.
+    # torch's C++ code calls these three where hooks, modes or a tensor have to see a message.
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
         """Start to send a tensor to a rank."""
@@ -62,13 +67,18 @@ class PythonBackend(TorchCalls, c10d.Backend):
         return self._noted(super().recv_anysource(tensors, tag))
 
     def _noted(self, work: TorchWork) -> TorchWork:
-        if self.hooked:
-            self._messages.latest = work
+        if self._messages.started is not None:
+            self._messages.started.append(work)
         return work
 
-    def take_message(self) -> TorchWork:
-        """Return the Work of the message that this thread has just started, once."""
-        return cast(TorchWork, self._messages.__dict__.pop("latest"))
+    @contextlib.contextmanager
+    def noting_messages(self) -> Iterator[list[TorchWork]]:
+        """Collect the Works of the messages that torch's C++ code starts here on this thread."""
+        outer, self._messages.started = self._messages.started, []
+        try:
+            yield self._messages.started
+        finally:
+            self._messages.started = outer
 
     # torch reads these as attributes, and its C++ code calls them.
     supports_coalescing = CallableInt(True)

@@ -10,9 +10,11 @@ import torch.distributed as dist
 from nc10d.base.torch_entry import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
+from nc10d.torch.backend.c10d_operators import through_operators
 from nc10d.torch.backend.group_calls import TorchCalls
 
 
+@through_operators
 class PythonGroup(TorchCalls, dist.ProcessGroup):
     """A torch group whose calls run on a group of nc10d."""
 

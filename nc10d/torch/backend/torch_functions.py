@@ -6,11 +6,13 @@ and all others to torch's function. `install` is called when the first group of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
@@ -23,7 +25,10 @@ from nc10d.torch.backend.launching import blocking
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
+from nc10d.torch.tensors import WrapperTensorError
 from nc10d.torch.uncompiled import in_python
+
+_modes = torch._C._len_torch_dispatch_stack
 
 
 def install() -> None:
@@ -36,6 +41,7 @@ def install() -> None:
     wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
     wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
     wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
+    wrappers["_coalescing_manager"] = _closing_blocks
     for name, wrap in wrappers.items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
@@ -69,11 +75,22 @@ def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
         calls = calls_of(group)
         if not isinstance(calls, PythonBackend):
             return theirs(group, *arguments, **options)
-        if not calls.hooked:
-            return own(calls, *arguments, **options)
+        refusal: WrapperTensorError | None = None
+        if not (calls.hooked or _modes()):
+            try:
+                return own(calls, *arguments, **options)
+            except WrapperTensorError as error:
+                if calls.nc10d_group.in_batch():
+                    raise
+                refusal = error
         blocking.here = False  # a hook may start messages of its own
-        theirs(group, *arguments, **options)  # calls the hooks, and the backend
-        return calls.take_message()
+        try:
+            # The hooks, modes and the tensor's class see the call, and then the backend.
+            with calls.noting_messages() as works:
+                returned = theirs(group, *arguments, **options)
+        except NotImplementedError as error:  # the tensor's class does not know the operator
+            raise refusal or error from None
+        return calls._joined(works) if works else returned
 
     return message
 
@@ -88,6 +105,26 @@ def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(*arguments, **options)
         finally:
             blocking.here = before
+
+    return wrapper
+
+
+def _closing_blocks(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's block of collectives, which launches nothing and ends if its body raises."""
+
+    @contextlib.contextmanager
+    def wrapper(group: Group | None = None, *arguments: Any, **options: Any) -> Iterator[Any]:
+        group = group or dist.group.WORLD
+        calls = calls_of(group)
+        outer = len(calls.open_blocks) if calls is not None else 0
+        try:
+            with theirs(group, *arguments, **options) as manager:
+                yield manager
+        except BaseException as error:
+            if calls is not None:
+                c10d._world.pg_coalesce_state.pop(group, None)
+                calls.drop_blocks(outer, error)
+            raise
 
     return wrapper
 

@@ -100,6 +100,7 @@ def starts_after_a_refused_call(group):
     work = dist.isend(large, 1 - rank, tag=5)
     dist.barrier()
     early = work.is_completed()
+    dist.barrier()
     received = torch.empty_like(large)
     dist.recv(received, 1 - rank, tag=5)
     work.wait()
@@ -128,3 +129,29 @@ def compiled_messages(group):
 
 def test_a_compiled_function_may_send_and_receive(ranks):
     assert ranks.run(compiled_messages) == [[3.0, 3.0]] * 2
+
+
+def leave(x, device):
+    """Begin calls in a block, and raise."""
+    if device is not None:
+        dist.send(x, 1 - dist.get_rank())
+    dist.all_reduce(torch.full((2,), 100.0))
+    raise KeyError
+
+
+def blocks(group):
+    """Exchange in a block by torch's waiting calls; then leave blocks by an exception."""
+    peer, x, y = 1 - dist.get_rank(), torch.full((2,), float(dist.get_rank())), torch.zeros(2)
+    with dist._coalescing_manager(device=x.device):
+        dist.send(x, peer)
+        dist.recv(y, peer)
+    for device in (x.device, None):
+        with pytest.raises(KeyError), dist._coalescing_manager(device=device):
+            leave(x, device)
+    total = y.clone()
+    dist.all_reduce(total)
+    return y.tolist(), total.tolist()
+
+
+def test_waiting_messages_join_a_block_and_an_exception_ends_it(ranks):
+    assert ranks.run(blocks) == [([1.0, 1.0], [1.0, 1.0]), ([0.0, 0.0], [1.0, 1.0])]

@@ -1,0 +1,176 @@
+"""torch's operators of collectives, `torch.ops.c10d`, on the groups of nc10d in torch 2.13.
+
+The methods of torch's own groups call these operators. So a dispatch mode such as CommDebugMode
+sees the call, and a tensor that wraps others, such as TwoTensor, takes it apart. torch 2.13 calls
+the methods of a group in Python directly. Here, a method calls its operator if there is such a mode
+or tensor. The operator's kernel here, on the CPU and on CUDA, calls the group. The calls of all
+other groups go on to torch's kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch.backend.works import TorchWork
+from nc10d.torch.tensors import WrapperTensorError
+
+c10d: Any = torch._C._distributed_c10d
+_modes = torch._C._len_torch_dispatch_stack
+
+_DEVICES = "CPU", "CUDA"
+
+
+class _Operator(NamedTuple):
+    name: str
+    arguments: int
+    """How many arguments of the group's method are tensors, or lists of them. They come first."""
+
+
+_GATHER = _Operator("_allgather_base_", 2)
+_OPERATORS = {
+    "allreduce": _Operator("allreduce_", 1),
+    "allreduce_coalesced": _Operator("allreduce_coalesced_", 1),
+    "broadcast": _Operator("broadcast_", 1),
+    "reduce": _Operator("reduce_", 1),
+    "allgather": _Operator("allgather_", 2),
+    "_allgather_base": _GATHER,
+    "all_gather_single": _GATHER,
+    "allgather_coalesced": _Operator("allgather_coalesced_", 2),
+    "allgather_into_tensor_coalesced": _Operator("allgather_into_tensor_coalesced_", 2),
+    "all_gather_single_coalesced": _Operator("allgather_into_tensor_coalesced_", 2),
+    "reduce_scatter": _Operator("reduce_scatter_", 2),
+    "_reduce_scatter_base": _Operator("_reduce_scatter_base_", 2),
+    "reduce_scatter_single": _Operator("_reduce_scatter_base_", 2),
+    "reduce_scatter_tensor_coalesced": _Operator("reduce_scatter_tensor_coalesced_", 2),
+    "reduce_scatter_single_coalesced": _Operator("reduce_scatter_tensor_coalesced_", 2),
+    "gather": _Operator("gather_", 2),
+    "scatter": _Operator("scatter_", 2),
+    "alltoall": _Operator("alltoall_", 2),
+    "alltoall_base": _Operator("alltoall_base_", 2),
+    "all_to_all_single": _Operator("alltoall_base_", 2),
+    "barrier": _Operator("barrier", 0),
+    "send": _Operator("send", 1),
+    "recv": _Operator("recv_", 1),
+    "recv_anysource": _Operator("recv_any_source_", 1),
+}
+"""The operators by the group's method."""
+
+
+@dataclass
+class _Call:
+    """A method's call that is on its way through its operator.
+
+    The kernel gets the reduction as an object that Python cannot read. So the call keeps what came
+    with the tensors.
+    """
+
+    group: TorchCalls
+    method: Callable[..., TorchWork | None]
+    rest: tuple[Any, ...]
+    options: dict[str, Any]
+    works: list[TorchWork | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # The operators see a group of torch's own: from a class in Python, C++ calls Python's
+        # methods, which would call it again.
+        group = self.group.nc10d_group
+        self.carrier = dist.ProcessGroup(group.rank(), group.size())
+
+    def run(self, tensors: tuple[Any, ...]) -> TorchWork | None:
+        """Make the call of the group, of these tensors."""
+        work = self.method(self.group, *tensors, *self.rest, **self.options)
+        self.works.append(work)
+        return work
+
+
+class _Calls(threading.local):
+    call: _Call | None = None
+
+
+_calls = _Calls()
+"""`call` is the method's call on this thread, from its start to the end of its operator."""
+
+
+def through_operators(cls: type[TorchCalls]) -> type[TorchCalls]:
+    """Let a class's methods call torch's operators where a mode or a tensor has to see the call."""
+    for name, operator in _OPERATORS.items():
+        setattr(cls, name, _method(name, operator, getattr(cls, name)))
+    return cls
+
+
+def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        refusal: WrapperTensorError | None = None
+        if not _modes():
+            try:
+                return own(self, *arguments, **options)
+            except WrapperTensorError as error:
+                if self.nc10d_group.in_batch():
+                    raise
+                refusal = error
+        install(operator.name)
+        call = _Call(self, own, arguments[operator.arguments :], options)
+        outer, _calls.call = _calls.call, call
+        try:
+            returned = getattr(call.carrier, name)(*arguments, **options)
+        except NotImplementedError as error:  # the tensor's class does not know the operator
+            raise refusal or error from None
+        finally:
+            _calls.call = outer
+        return self._joined(call.works) if call.works else returned
+
+    return method
+
+
+@functools.cache
+def install(name: str = _GATHER.name) -> torch.library.Library:
+    """Replace an operator's kernels, once. Return the library, whose end would undo it.
+
+    The default is the operator behind `all_gather_into_tensor_out`. It calls a method of the group
+    that torch 2.13 does not let Python override.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the kernels that these replace are torch's
+        for device in _DEVICES:
+            library.impl(name, _kernel(name, device), device, with_keyset=True)
+    return library
+
+
+def _kernel(name: str, device: str) -> Callable[..., Any]:
+    torchs = torch.library.get_kernel(f"c10d::{name}", device)
+    schema = getattr(torch.ops.c10d, name).default._schema
+    place = [argument.name for argument in schema.arguments].index("process_group")
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        group: Any = dist.ProcessGroup.unbox(arguments[place])
+        call = _calls.call
+        if call is not None and call.carrier is group:
+            work = call.run(arguments[: place if name != "barrier" else 0])
+        elif name == _GATHER.name and isinstance(group, TorchCalls):
+            work = group.all_gather_single(*arguments[:place])
+        else:
+            return torchs.call_boxed(keys, *arguments)
+        boxed = _boxed(work)
+        return boxed if len(schema.returns) == 1 else (arguments[0], boxed)
+
+    return kernel
+
+
+def _boxed(work: TorchWork | None) -> Any:
+    """Return a Work for torch's C++ code."""
+    # A Work made by C++: the C++ part of a TorchWork alone would never end.
+    future: Any = torch.futures.Future() if work is None else work.get_future()
+    if work is None:
+        future.set_result([])
+    return c10d._create_work_from_future(future).boxed()
