@@ -258,12 +258,13 @@ class Reducer(PassStats):
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
 
-    def finish(self) -> None:
+    def finish(self, whole: bool = True) -> None:
         """End the pass; afterwards `gradients` are the means, on every rank.
 
         Blocks until all buckets are reduced. RuntimeError names the missing gradients. A DistError,
         or the error of a hook, is raised when no operation is in flight any more. After any error
-        the pass is over. Ctrl-C ends it, too, without waiting.
+        the pass is over. Ctrl-C ends it, too, without waiting. A pass that was left before its end
+        is not `whole`: with `static_graph` it does not count as the first.
         """
         with self._lock:
             current, self._pass = self._pass, None
@@ -281,8 +282,10 @@ class Reducer(PassStats):
             self._averaging.reset()
         self._record(Moment.COMM_END)
         self.skipped_buckets = current.skipped
-        if self.arrived is None:
-            self.arrived, self._first_counts = current.arrived, current.counts()
+        if self.arrived is None:  # all ranks rebuild the buckets next, also one that has left
+            self.arrived = current.arrived
+        if self._first_counts is None and whole:
+            self._first_counts = current.counts()
         self._ended(current.began, current.times, current.first_launch)
 
     def shadow_pass(self) -> list[Any]:

@@ -25,7 +25,7 @@ from nc10d.reducer.reducer import Reducer
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
 from nc10d.torch.slots import Cast, Dense, Sparse, allocation, as_sparse, slot_of, write_means
-from nc10d.torch.tensors import DTYPES, as_tensor
+from nc10d.torch.tensors import DTYPES, as_tensor, like
 
 
 class Gradients:
@@ -75,7 +75,8 @@ class Gradients:
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
-        self._reducing = self._running = self._end_queued = self._compiled = False
+        self._reducing = self._announced = self._running = False
+        self._end_queued = self._compiled = False
         self._divisor = 0
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
@@ -108,13 +109,19 @@ class Gradients:
         if reducing and self.reducer.rebuild():
             self._make_slots()
 
-    def expect(self, reducing: bool, output: Any, unused: Collection[int]) -> None:
-        """Announce a backward pass: whether it is reduced, and its unused parameters.
+    def expect(self, reducing: bool, output: Any) -> None:
+        """Announce a backward pass from `output`: whether it is reduced.
 
-        A static graph ignores `unused`, since its first pass has shown the unused parameters.
+        The next pass is reduced, too, if an earlier one was announced that has not come.
         """
-        self._reducing = reducing
-        if not self._static:
+        unused: Collection[int] = ()
+        if self._searching and (reducing or self._announced):
+            unused = unused_in(output, self.params)
+            if self._announced:  # the pass may begin at either output, or at both
+                unused = [index for index in unused if index in self._unused]
+        self._reducing = reducing or self._announced
+        self._announced = self._reducing
+        if not self._static:  # its first pass has shown the unused parameters
             self._unused = unused
         if reducing:
             # With checkpointing, parameters get their gradients in a nested backward pass, which
@@ -140,7 +147,12 @@ class Gradients:
             if not divided:
                 gradient = slot.take(x)
         self._arrived.add(index)
-        self.reducer.grad_ready(index, gradient, divided)
+        try:
+            self.reducer.grad_ready(index, gradient, divided)
+        except RuntimeError as error:
+            if type(error) is RuntimeError:
+                error.add_note(_UNEXPECTED)
+            raise
         if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):
             self._end()
 
@@ -172,7 +184,7 @@ class Gradients:
         if not self._running:
             return
         late = self._declare_rest_unused() if self._searching else ()
-        self._running = False
+        self._running = self._announced = False
         try:
             self.reducer.finish()
         except RuntimeError as error:
@@ -191,6 +203,14 @@ class Gradients:
         self._write_means(means)
         if self._stepping:
             self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
+
+    def _step_early(self, params: Iterable[int]) -> None:
+        """Let the optimizers of these parameters step, unless no rank uses the parameters."""
+        if self._static:
+            if self.reducer.arrived is None:  # the first pass shows at its end which are used
+                return
+            params = [index for index in params if self.reducer.used[index]]
+        self._step(params)
 
     def _step(self, params: Iterable[int]) -> None:
         """Let the optimizers of these parameters step by their means."""
@@ -224,16 +244,20 @@ class Gradients:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
 
     def take_means(self, means: Sequence[Any]) -> None:
-        """Set the gradients to the means of a pass of the other ranks."""
+        """Set the gradients to the means of a pass of the other ranks; None if no rank has one."""
         for x, mean, used in zip(self._targets, means, self.reducer.used, strict=True):
-            if used:
-                sparse = isinstance(mean, SparseGradient)
-                x.grad = as_sparse(mean, x) if sparse else as_tensor(mean).view(x.shape).to(x.dtype)
+            if not used:
+                x.grad = None
+            elif isinstance(mean, SparseGradient):
+                x.grad = as_sparse(mean, x)
+            else:  # the mean is in the order of the memory of `x`
+                own = like(as_tensor(mean.reshape(-1)), x)
+                x.grad = own.to(x.grad_dtype or x.dtype)
 
     def _finish_interrupted(self) -> None:
-        self._running = False
+        self._running = self._announced = False
         try:
-            self.reducer.finish()
+            self.reducer.finish(whole=False)
         except RuntimeError as error:
             error.add_note(_COMPILED if self._compiled else _INTERRUPTED)
             raise
@@ -242,6 +266,11 @@ class Gradients:
 _ADVICE = (
     "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
     "on all parameters, and see that all of the module's output takes part in the loss."
+)
+_UNEXPECTED = (
+    "With DistributedDataParallel: forward() must return all tensors that the loss depends on, in "
+    "lists, tuples, dicts or dataclasses. A layer in several passes of one backward pass, or in a "
+    "checkpoint with use_reentrant=True, needs static_graph=True."
 )
 _INTERRUPTED = "the last backward pass was left by an exception: it is over now"
 _COMPILED = (
@@ -269,7 +298,7 @@ def _weak_step(owner: weakref.ref[Gradients]) -> Callable[[Iterable[int]], None]
     def step(params: Iterable[int]) -> None:
         gradients = owner()
         if gradients is not None:
-            gradients._step(params)
+            gradients._step_early(params)
 
     return step
 

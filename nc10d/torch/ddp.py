@@ -30,7 +30,7 @@ from nc10d.group.world import get_default_group
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
-from nc10d.torch.autograd_bridge import Gradients, unused_in
+from nc10d.torch.autograd_bridge import Gradients
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
@@ -289,9 +289,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
     @in_python
     def _after(self, reducing: bool, output: Any) -> None:
-        searching = reducing and self.find_unused_parameters and not self.static_graph
-        unused = unused_in(output, self._gradients.params) if searching else ()
-        self._gradients.expect(reducing, output, unused)
+        self._gradients.expect(reducing, output)
 
     @in_python
     def _run_buffer_hook(self, after: bool) -> None:

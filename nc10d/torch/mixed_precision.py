@@ -89,7 +89,7 @@ class LowPrecision:
         ignored: frozenset[str],
         options: MixedPrecision,
     ) -> None:
-        self._options, self._active = options, False
+        self._options, self._active, self._depth = options, False, 0
         self._handles: list[Any] = []
         kept = [x for x in module.modules() if isinstance(x, options.modules_to_keep)]
         inside = {id(x) for layer in kept for x in layer.modules()}
@@ -98,15 +98,20 @@ class LowPrecision:
         own.update(id(x) for name, x in named.items() if name in ignored)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
-        for layer in module.modules():
-            if id(layer) not in inside:
-                self._take(layer, own)
+        layers = [x for x in module.modules() if id(x) not in inside]
+        taken = {id(x): self._take(x, own) for x in layers}
+        cast = options.param_dtype if options.cast_forward_inputs else None
+        for layer in layers:
+            places = [place for x in layer.modules() for place in taken.get(id(x), ())]
+            if places or cast:
+                self._hook(layer, cast, None, places)
         for layer in kept:
             self._hook(layer, _dtype(layer), options.param_dtype)
         self._versions: list[int] = []
         self._released = False
         self._idle: list[int] = []
         self.leaves = {name: self._copies.get(id(x), (x, x))[1] for name, x in trained.items()}
+        self._trained = [self._copies[id(x)] for x in trained.values() if id(x) in self._copies]
         self.dtypes = {
             name: x.dtype if id(x) in own or not x.is_floating_point() else self._reduced(x)
             for name, x in trained.items()
@@ -118,15 +123,15 @@ class LowPrecision:
     def _reduced(self, x: torch.Tensor) -> torch.dtype:
         return self._options.reduce_dtype or self._options.param_dtype or x.dtype
 
-    def _take(self, layer: torch.nn.Module, own: set[int]) -> None:
-        """Make the copies of a layer's parameters, and cast its buffers."""
+    def _take(self, layer: torch.nn.Module, own: set[int]) -> Places:
+        """Make the copies of a layer's parameters, and cast its buffers; return the places."""
         options = self._options
         for name, x in layer._buffers.items():
             if options.buffer_dtype and _castable(x) and id(x) not in own:
                 layer._buffers[name] = x.to(options.buffer_dtype)
         found = [(n, x) for n, x in layer._parameters.items() if _castable(x) and id(x) not in own]
         if options.param_dtype is None:
-            return
+            return ()
         places = len(self._places)
         for name, x in found:
             if x.dtype != options.param_dtype:
@@ -135,9 +140,7 @@ class LowPrecision:
                     copy = torch.nn.Parameter(low, requires_grad=x.requires_grad)
                     self._copies[id(x)] = (x, copy)
                 self._places.append((layer._parameters, name, *self._copies[id(x)]))
-        cast = options.param_dtype if options.cast_forward_inputs else None
-        if len(self._places) > places or cast:
-            self._hook(layer, cast, None, self._places[places:])
+        return self._places[places:]
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -161,6 +164,9 @@ class LowPrecision:
 
     @torch.no_grad()
     def _refresh(self) -> None:
+        for x, copy in self._trained:
+            if copy.requires_grad != x.requires_grad:  # frozen since, or no longer
+                copy.requires_grad_(x.requires_grad)
         sources = [x for x, _ in self._copies.values()]
         copies = [copy for _, copy in self._copies.values()]
         versions = [x._version for x in sources]
@@ -204,16 +210,23 @@ class LowPrecision:
         result: torch.dtype | None,
         places: Places = (),
     ) -> None:
-        """Cast a layer's inputs and outputs; give it its copies where a backward pass calls it."""
-        # Checkpointing calls a layer again in the backward pass, outside of `forward`. A recurrent
-        # layer holds its parameters in a list of its own, too.
+        """Cast a layer's inputs and outputs; give it its copies where a backward pass calls it.
+
+        `places` are those in the layer and in the layers inside.
+        """
+        # Checkpointing calls a layer again in the backward pass, outside of `forward`. A layer may
+        # read the parameters of one inside without calling it, so the outermost call exchanges
+        # all of them. A recurrent layer holds its parameters in a list of its own, too.
         names: list[str] = getattr(layer, "_flat_weights_names", []) if places else []
 
         def exchange(which: int) -> None:
             if not self._active:
-                if self._released:
-                    self._refresh()
-                self._exchange(places, which)
+                self._depth -= which == _OWN
+                if not self._depth:
+                    if self._released:
+                        self._refresh()
+                    self._exchange(places, which)
+                self._depth += which == _COPY
             if names:
                 cast = {place[1]: place[which] for place in places}
                 layer._flat_weights = [cast.get(name, layer._parameters[name]) for name in names]
@@ -231,7 +244,8 @@ class LowPrecision:
             return None if result is None else mapped(output, lambda x: _cast(x, result))
 
         self._handles += [
-            layer.register_forward_pre_hook(_Hook(before), with_kwargs=True),
+            # First: the hooks of weight_norm compute with the parameters.
+            layer.register_forward_pre_hook(_Hook(before), prepend=True, with_kwargs=True),
             layer.register_forward_hook(_Hook(after), always_call=True),
         ]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nc10d.api.queries import is_initialized
@@ -94,6 +95,7 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance
 
     @staticmethod
+    @once_differentiable  # autograd does not see the reduction of a second derivative
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, mean, scale, total = ctx.saved_tensors
         given = gradients[0].to(mean.dtype)

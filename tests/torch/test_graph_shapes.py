@@ -56,6 +56,12 @@ def four():
     dist.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Trace without what torch keeps of traces in other tests' threads, in a global variable."""
+    monkeypatch.setattr(torch.fx.traceback, "current_meta", {})
+
+
 class Module(torch.nn.Module):
     def __init__(self, call):
         super().__init__()

@@ -1,0 +1,265 @@
+"""DistributedDataParallel in passes that are left, announced twice, nested or read unusually.
+
+Ranks are threads. The reference is a formula, or the module in a single process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from nc10d import Join
+from nc10d.testing import run_local
+from nc10d.torch import (
+    DistributedDataParallel,
+    MixedPrecision,
+    SyncBatchNorm,
+    ZeroRedundancyOptimizer,
+    apply_optimizer_in_backward,
+)
+
+SIZE = 2
+
+
+class Scaled(nn.Module):
+    """x * a, or x * a + b; the gradients are sums of what is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Any, use: str = "ab") -> torch.Tensor:
+        return sum(getattr(self, name) * x for name in use)
+
+
+def gradients(model: Any) -> list[Any]:
+    return [None if x.grad is None else x.grad.item() for x in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(options, both):
+    """As in torch: a forward pass in no_sync does not take the announcement back."""
+
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Scaled(), **options)
+        first = model(1.0 + group.rank)
+        with model.no_sync():
+            second = model(10.0 + group.rank)
+        (first + second if both else first).backward()
+        return gradients(model)
+
+    mean = 1.5 + (10.5 if both else 0)
+    assert run_local(run, SIZE) == [[mean] * 2] * SIZE
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("together", [False, True])
+def test_two_announced_passes_may_use_different_parameters(first, together):
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+        outputs = {use: model(1.0 + group.rank, use) for use in "ab"}
+        if together:
+            sum(outputs.values()).backward()
+        else:
+            for use in (first, "b" if first == "a" else "a"):
+                outputs[use].backward()
+        return gradients(model)
+
+    assert run_local(run, SIZE) == [[1.5, 1.5]] * SIZE
+
+
+@pytest.mark.parametrize("left", [[0], [0, 1]])
+def test_a_static_graph_learns_from_a_first_pass_that_is_whole(left):
+    """An exception in the first backward pass, on some ranks, is over with the next call."""
+
+    def refuse(_: Any) -> None:
+        raise ValueError("on purpose")
+
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(
+            nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), static_graph=True
+        )
+        for x in model.parameters():
+            x.data.fill_(1.0)
+        found = []
+        for step in range(4):
+            model.zero_grad()
+            broken = step == 0 and group.rank in left
+            handle = model.module[0].weight.register_hook(refuse) if broken else None
+            loss = model(torch.full((1, 1), 1.0 + group.rank)).sum()
+            if handle is None:
+                loss.backward()
+            else:
+                with pytest.raises(ValueError, match="on purpose"):
+                    loss.backward()
+                handle.remove()
+            found.append(gradients(model))
+        return found[1:]
+
+    assert run_local(run, SIZE) == [[[1.5, 1.0, 2.5, 1.0]] * 3] * SIZE
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
+def test_an_optimizer_in_the_backward_pass_leaves_parameters_that_no_rank_uses(options):
+    def run(group: Any) -> Any:
+        module = Scaled()
+        apply_optimizer_in_backward(
+            torch.optim.AdamW, module.parameters(), {"lr": 0.1, "weight_decay": 0.5}
+        )
+        model = DistributedDataParallel(module, **options)
+        for _ in range(3):
+            model(1.0, "a").backward()
+        return module.a.item() < 1, module.b.item()
+
+    assert run_local(run, SIZE) == [(True, 1.0)] * SIZE
+
+
+def test_the_error_of_an_unseen_use_says_what_to_return():
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+        with pytest.raises(RuntimeError, match="declared unused") as caught:
+            (model(1.0, "a") + model.module.b).backward()
+        return caught.value.__notes__
+
+    for (note,) in run_local(run, SIZE):
+        assert "forward() must return all tensors that the loss depends on" in note
+
+
+def conv(channels_last: bool) -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 2))
+    for x in module.parameters():
+        x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+    return module.to(memory_format=torch.channels_last) if channels_last else module
+
+
+def image(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(10 * rank + step))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_has_joined_steps_by_the_others_gradients(channels_last, size):
+    """Whatever the order of a parameter's elements in memory."""
+
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(conv(channels_last))
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.01)
+        with Join([model, zero]):
+            for step in range(1 + 2 * group.rank):
+                zero.zero_grad()
+                model(image(group.rank, step)).square().mean().backward()
+                zero.step()
+        return [x.detach() for x in model.module.parameters()]
+
+    module = conv(False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for step in range(2 * size - 1):
+        optimizer.zero_grad()
+        for rank in range(size):
+            if step < 1 + 2 * rank:
+                (module(image(rank, step)).square().mean() / size).backward()
+        optimizer.step()
+    for found in run_local(run, size):
+        torch.testing.assert_close(found, [x.detach() for x in module.parameters()])
+
+
+def test_a_rank_that_has_joined_forgets_a_gradient_that_the_others_do_not_have():
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+        with Join([model, zero]):
+            for step in range(4 if group.rank else 0):
+                zero.zero_grad()
+                model(1.0, "ab" if step == 0 else "b").backward()
+                zero.step()
+        return [x.item() for x in model.module.parameters()]
+
+    assert run_local(run, SIZE) == [[0.5, -1.0]] * SIZE
+
+
+def test_a_layer_that_is_frozen_after_wrapping_stays_in_mixed_precision():
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(
+            Scaled(), find_unused_parameters=True, mixed_precision=MixedPrecision(torch.bfloat16)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        found = []
+        for grows in (True, False, True):
+            model.module.a.requires_grad_(grows)
+            optimizer.zero_grad()
+            model(torch.ones(())).backward()
+            optimizer.step()
+            found.append([x.item() for x in model.module.parameters()])
+        return found
+
+    assert run_local(run, SIZE) == [[[0.5, 0.5], [0.5, 0.0], [0.0, -0.5]]] * SIZE
+
+
+class Lists(nn.Module):
+    """Reads the parameters of a list, and of a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.eye(4)) for _ in range(2)])
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = x @ weight
+        return self.layer(nn.functional.linear(x, self.layer.weight))
+
+
+UNCALLED = {
+    "list": Lists,
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    "weight_norm": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Tanh()),
+}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.reentrant is None:
+            return self.inner(x)
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", UNCALLED)
+def test_mixed_precision_checkpoints_layers_that_read_others_parameters(name, reentrant):
+    def run(group: Any, again: bool | None) -> Any:
+        module = Checkpointed(UNCALLED[name](), again)
+        for x in module.parameters():
+            x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+        model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
+        x = torch.linspace(0, 1, 24).view(2, 3, 4).requires_grad_()
+        model(x).float().square().sum().backward()
+        kinds = {y.dtype for y in module.parameters()}
+        return [y.grad for y in module.parameters()], kinds
+
+    expected, _ = run_local(run, SIZE, [None] * SIZE)[0]
+    for found, kinds in run_local(run, SIZE, [reentrant] * SIZE):
+        torch.testing.assert_close(found, expected)
+        assert kinds == {torch.float32}
+
+
+def test_a_second_derivative_of_a_synchronised_norm_is_refused():
+    """autograd would not see the reduction over ranks: the result would be wrong."""
+
+    def run(group: Any) -> None:
+        layer = SyncBatchNorm(2)
+        x = torch.randn(3, 2).requires_grad_()
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()
+
+    run_local(run, SIZE)
