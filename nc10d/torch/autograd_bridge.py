@@ -318,6 +318,11 @@ def _remove(handles: Iterable[Any]) -> None:
         handle.remove()
 
 
+def in_backward_pass() -> bool:
+    """Return whether this thread runs a part of a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested lists, tuples, dicts, sets and dataclasses."""
     if isinstance(value, torch.Tensor):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from nc10d.testing import run_local, run_ranks
 from nc10d.torch import (
@@ -115,10 +115,10 @@ def test_parameters_are_those_of_data_parallel_training(units, accumulate):
 
     expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 3)[0]
     for state, held, shards, count in run_local(run, 3):
-        assert state.keys() == expected.keys() - {"out.weight"}
+        assert state.keys() == expected.keys()
         assert same(state, expected)
         assert held == 0
-        total = sum(x.numel() for x in state.values()) - 5
+        total = sum(x.numel() for x in Net().parameters())
         assert total <= 3 * shards <= total + 3 * count
 
 
@@ -155,6 +155,251 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(units):
 
     once, twice = run_local(run, 2)[0]
     torch.testing.assert_close(twice, [2 * x for x in once])
+
+
+class Block(nn.Module):
+    """A unit whose parameters are read by elements, under a checkpoint, and behind a kept loss."""
+
+    def __init__(self, inner: bool | None) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.first, self.last, self.inner = nn.Linear(4, 6), nn.Linear(6, 4), inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        self.loss = (x * self.shift).square().sum()
+
+        def body(x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.first(x)))
+
+        return x + (
+            body(x) if self.inner is None else checkpoint(body, x, use_reentrant=self.inner)
+        )
+
+
+class Blocks(nn.Module):
+    """Two blocks, under a checkpoint together; `deep` says whether the second is used."""
+
+    def __init__(self, inner: bool | None, outer: bool | None, deep: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(inner) for _ in range(3))
+        self.outer, self.deep = outer, deep
+        for x in self.parameters():
+            x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def both(x: torch.Tensor) -> Any:
+            x = self.blocks[0](x)
+            return x, self.blocks[1](x)
+
+        pair = both(x) if self.outer is None else checkpoint(both, x, use_reentrant=self.outer)
+        return self.blocks[2](pair[self.deep])
+
+
+def losses(module: nn.Module, output: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+    loss = output.square().sum()
+    if kind == "kept":
+        return loss + module.blocks[2].loss + module.blocks[0].loss
+    if kind == "penalty":
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + slope.square().sum()
+    return loss
+
+
+def input_of(rank: int) -> torch.Tensor:
+    return (torch.linspace(-1, 1, 12).view(3, 4) + rank).requires_grad_()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("units", [None, Block])
+@pytest.mark.parametrize(
+    ("inner", "outer", "kind"),
+    [(inner, outer, "") for inner in (None, False, True) for outer in (None, False, True)]
+    + [(inner, outer, "penalty") for inner in (None, False) for outer in (None, False)]
+    + [(None, None, "kept"), (False, None, "kept"), (True, None, "kept")],
+)
+def test_memory_is_there_on_every_path_of_a_backward_pass(units, inner, outer, kind):
+    """Freed weights are gathered for whatever reads them; gradients are a plain module's."""
+
+    def run(group: Any, deep: bool, early_stop: bool) -> Any:
+        model = fully_shard(Blocks(inner, outer, deep), units)
+        for _ in range(2):
+            for x in model.parameters():
+                x.grad = None
+            x = input_of(group.rank)
+            with set_checkpoint_early_stop(early_stop):
+                losses(model.module, model(x), x, kind).backward()
+        held = sum(flat.full.untyped_storage().nbytes() for flat in model.flats())
+        found = {}
+        for flat in model.flats():
+            own = flat.shard.grad
+            found.update(flat.layout.split(flat.whole(flat.shard if own is None else own)))
+        return found, held
+
+    for deep in (False, True):
+        module = Blocks(None, None, deep)
+        for rank in range(2):
+            x = input_of(rank)
+            (losses(module, module(x), x, kind) / 2).backward()
+        for early_stop in (False, True):
+            found, held = run_local(run, 2, [deep] * 2, [early_stop] * 2)[0]
+            assert held == 0
+            for name, x in module.named_parameters():
+                if x.grad is not None:
+                    torch.testing.assert_close(found[name], x.grad, msg=name)
+
+
+@pytest.mark.parametrize("again", [None, False, True])
+def test_few_units_have_memory_at_a_time(again):
+    """Also in the backward pass, and under a checkpoint around each unit or inside of it."""
+    depth = 8
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(again) for _ in range(depth))
+            self.most = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                if again is None:
+                    x = checkpoint(block, x, use_reentrant=False)
+                else:
+                    x = block(x)
+                x.register_hook(self.look)
+            return x
+
+        def look(self, _: Any) -> None:
+            sizes = [flat.full.untyped_storage().nbytes() for flat in self.flats]
+            self.most = max(self.most, sum(size > 0 for size in sizes))
+
+    def run(group: Any) -> int:
+        model = fully_shard(Deep(), Block)
+        model.module.flats = model.flats()
+        for _ in range(2):  # units are gathered ahead from the second pass on
+            model(input_of(group.rank)).sum().backward()
+        return model.module.most
+
+    assert max(run_local(run, 2)) <= 4
+
+
+def test_a_pass_that_was_left_leaves_no_gradient():
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, refuses: bool) -> torch.Tensor:
+            ctx.refuses = refuses
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            if ctx.refuses:
+                raise ValueError("on purpose")
+            return gradient, None
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+            self.layer.weight.data.copy_(torch.eye(2))
+
+        def forward(self, x: torch.Tensor, refuses: bool) -> torch.Tensor:
+            return self.layer(Refuses.apply(self.layer(x), refuses))
+
+    def run(group: Any) -> Any:
+        model = fully_shard(Twice(), nn.Linear)
+        x = torch.ones(1, 2)
+        with pytest.raises(ValueError, match="on purpose"):
+            model(x, True).sum().backward()
+        model(x, False).sum().backward()
+        return model.flats()[0].shard.grad.tolist()
+
+    assert run_local(run, 2) == [[2.0, 2.0]] * 2
+
+
+def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not():
+    def run(group: Any) -> Any:
+        model = fully_shard(nn.Linear(1, 2, bias=False))
+        first = model(torch.full((1, 1), 1.0 + group.rank))
+        with model.no_sync():
+            second = model(torch.full((1, 1), 10.0 + group.rank))
+        (first + second).sum().backward()
+        return model.flats()[0].shard.grad.item()
+
+    assert run_local(run, 2) == [12.0] * 2
+
+
+def test_gradients_are_added_and_divided_in_the_precision_of_reductions():
+    def run(group: Any) -> Any:
+        model = fully_shard(
+            nn.Linear(1, 3, bias=False), param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+        for value in (256.0, 1.0, 1.0):
+            with model.no_sync():
+                model(torch.full((1, 1), value)).sum().backward()
+        model(torch.ones(1, 1)).sum().backward()
+        return model.flats()[0].shard.grad.item()
+
+    assert run_local(run, 3) == [259.0] * 3
+
+
+def test_a_saved_tensor_that_was_changed_in_place_is_an_error():
+    def run(group: Any) -> None:
+        model = fully_shard(nn.Linear(3, 3), nn.Linear)
+        x = torch.ones(2, 3)
+        loss = model(x).sum()
+        x.add_(1)
+        with pytest.raises(RuntimeError, match=r"shape \(2, 3\) .* changed in place"):
+            loss.backward()
+
+    run_local(run, 2)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.AdamW])
+@pytest.mark.parametrize("count", [1, 3])
+def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
+    """Beside a parameter that is a number itself."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.ones(count)), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight * x).sum() * self.scale
+
+    def run(group: Any) -> Any:
+        model = fully_shard(Product())
+        optimizer = kind(model.parameters(), lr=0.1)
+        model(torch.ones(count)).backward()
+        optimizer.step()
+        whole = full_optim_state_dict(model, optimizer, rank0_only=False)
+        (again,) = shard_full_optim_state_dict(whole, model)["state"].values()
+        (state,) = optimizer.state.values()
+        return state, again
+
+    for state, again in run_local(run, 2):
+        torch.testing.assert_close(again, dict(state))
+
+
+def test_a_whole_state_has_the_names_of_the_plain_modules_state():
+    """A shared parameter has all its names; a buffer that is not persistent has none."""
+
+    def made() -> nn.Module:
+        net = Net()
+        net.register_buffer("scratch", torch.ones(3), persistent=False)
+        return net
+
+    def run(group: Any) -> Any:
+        model = fully_shard(made(), nn.Sequential)
+        state = model.full_state_dict()
+        model.load_full_state_dict({name: 2 * x for name, x in made().state_dict().items()})
+        return state, model.full_state_dict()
+
+    expected = made().state_dict()
+    for state, doubled in run_local(run, 2):
+        made().load_state_dict(state)
+        torch.testing.assert_close(state, dict(expected))
+        torch.testing.assert_close(doubled, {name: 2 * x for name, x in expected.items()})
 
 
 def test_ranks_of_the_engine_train_alike():
@@ -215,7 +460,7 @@ def test_a_whole_state_loads_into_other_units_on_another_number_of_ranks():
                 torch.testing.assert_close(x, expected[name])
     numbered = rekey_optim_state_dict(whole, "id", Net())
     net = Net()
-    net.load_state_dict({**state, "out.weight": state["table.weight"]})
+    net.load_state_dict(state)
     plain = torch.optim.AdamW(net.parameters(), lr=9.0)
     plain.load_state_dict(numbered)
     for step in range(2, 4):
@@ -229,7 +474,7 @@ def test_a_whole_state_loads_into_other_units_on_another_number_of_ranks():
 def test_the_state_of_a_plain_optimizer_goes_on_in_shards_and_back():
     def run(group: Any, saved: Any, state: Any) -> Any:
         model = fully_shard(Net(), nn.Sequential)
-        model.load_full_state_dict({k: x for k, x in state.items() if k != "out.weight"})
+        model.load_full_state_dict(state)
         optimizer = torch.optim.AdamW(model.parameters(), lr=9.0)
         named = rekey_optim_state_dict(saved, "name", model)
         optimizer.load_state_dict(shard_full_optim_state_dict(named, model))

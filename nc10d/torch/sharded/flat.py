@@ -8,6 +8,7 @@ again whenever the whole tensor has memory: its storage stays the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,11 +55,22 @@ class Layout(NamedTuple):
         return flat
 
 
+class Use(Enum):
+    """Where views of a flat tensor come from, by which its gradient comes."""
+
+    FORWARD = auto()
+    """A forward pass."""
+    AGAIN = auto()
+    """A unit that a checkpoint calls again in the backward pass."""
+    INSIDE = auto()
+    """The backward pass of a unit, for the checkpoints inside of it."""
+
+
 class Flat:
     """Parameters of a single dtype, in a flat tensor; `shard` is this rank's part of it.
 
     `dtypes` are those of the whole tensor and of the reduction of its gradient, None for the
-    parameters' own. `on_gradient(flat, gradient)` takes the whole gradient in a backward pass.
+    parameters' own. `on_gradient(flat, gradient, use)` takes a whole gradient in a backward pass.
     """
 
     def __init__(
@@ -67,7 +79,7 @@ class Flat:
         params: Sequence[torch.Tensor],
         group: ProcessGroup,
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
-        on_gradient: Callable[[Flat, torch.Tensor], None],
+        on_gradient: Callable[[Flat, torch.Tensor, Use], None],
     ) -> None:
         size, first = group.size(), params[0]
         count = sum(x.numel() for x in params)
@@ -84,12 +96,15 @@ class Flat:
         self._bytes = self.full.untyped_storage().nbytes()
         self._held: torch.Tensor | None = None
         self._work: Work | None = None
-        self._gathered = True
+        self._gathered, self._has_memory = False, True
         self.uses = 0
-        """How often the parameters have been used since the last backward pass ended."""
+        """How many uses of forward passes have no gradient yet."""
         self._current: torch.Tensor | None = None
         self._earlier: torch.Tensor | None = None
         self.on_gradient = on_gradient
+        empty = partial(torch.empty, dtype=self.shard.dtype, device="meta")
+        self._empty = {entry.name: empty(entry.shape) for entry in entries}
+        self._viewed = True
         self.free()
         self.remove_views()
 
@@ -102,7 +117,7 @@ class Flat:
         """Begin to gather the whole tensor, unless it is there. Does not block."""
         if self._gathered:
             return
-        self._gathered = True
+        self._gathered = self._has_memory = True
         self.full.untyped_storage().resize_(self._bytes)
         self._held = self.shard.detach().to(self.dtype)
         work = self.group.all_gather_into_tensor(self.full, self._held, async_op=True)
@@ -116,34 +131,41 @@ class Flat:
             work.wait()
             self._held = None
 
-    def free(self) -> None:
-        """Free the memory of the whole tensor."""
-        if self._gathered:
-            if self._work is not None:
-                self.wait()
-            self._gathered = False
+    def free(self, keep: bool = False) -> None:
+        """Free the memory of the whole tensor; with `keep`, only gather it anew the next time."""
+        if self._work is not None:
+            self.wait()
+        self._gathered = False
+        if not keep and self._has_memory:
+            self._has_memory = False
             self.full.untyped_storage().resize_(0)
 
-    def set_views(self) -> None:
+    def set_views(self, use: Use) -> None:
         """Let views of the whole tensor stand for the parameters, with autograd's history."""
-        self.uses += torch.is_grad_enabled() and self.shard.requires_grad
-        self.place(self.layout.split(_Whole.apply(self.shard, self)))
+        if use is Use.FORWARD:
+            self.uses += torch.is_grad_enabled() and self.shard.requires_grad
+        self._viewed = True
+        self.place(self.layout.split(_Whole.apply(self.shard, self, use)))
 
     def place(self, values: dict[str, torch.Tensor]) -> None:
         """Set the modules' attributes to values."""
         for entry in self.layout.entries:
             for module, name in entry.places:
-                setattr(module, name, values[entry.name])
+                module.__dict__[name] = values[entry.name]  # as setattr, which is slow
 
     def remove_views(self) -> None:
         """Let tensors without memory stand for the parameters, of their shapes."""
-        shapes = {entry.name: entry.shape for entry in self.layout.entries}
-        empty = partial(torch.empty, dtype=self.shard.dtype, device="meta")
-        self.place({name: empty(shape) for name, shape in shapes.items()})
+        if self._viewed:
+            self._viewed = False
+            self.place(self._empty)
 
     def accumulate(self, gradient: torch.Tensor) -> None:
-        """Add a whole gradient to those of this backward pass."""
-        self._current = _sum(self._current, gradient)
+        """Add a whole gradient to those of this backward pass, in the precision of reductions."""
+        self._current = _sum(self._current, gradient.detach().to(self._reduce_dtype))
+
+    def forget(self) -> None:
+        """Drop the gradients of a backward pass that was left."""
+        self._current = None
 
     def keep(self) -> None:
         """Add the gradient of this backward pass to that of earlier passes, without reducing it."""
@@ -158,7 +180,7 @@ class Flat:
         gradient, self._earlier = self._earlier, None
         if gradient is None:
             return None
-        whole = (gradient / self.layout.size).to(self._reduce_dtype)
+        whole = gradient / self.layout.size
         own = whole.new_empty(self.layout.length)
         work = self.group.reduce_scatter_tensor(own, whole, async_op=True)
         return own, require_work(work), whole
@@ -178,11 +200,11 @@ class _Whole(torch.autograd.Function):
     """From the shard to the whole tensor; its gradient goes to `Flat.on_gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, _shard: torch.Tensor, flat: Any) -> torch.Tensor:
-        ctx.flat = flat
+    def forward(ctx: Any, _shard: torch.Tensor, flat: Any, use: Use) -> torch.Tensor:
+        ctx.flat, ctx.use = flat, use
         return flat.full.view(-1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
-        ctx.flat.on_gradient(ctx.flat, gradient)
-        return None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        ctx.flat.on_gradient(ctx.flat, gradient, ctx.use)
+        return None, None, None

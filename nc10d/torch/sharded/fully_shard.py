@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from nc10d.group.process_group import ProcessGroup
-from nc10d.torch.autograd_bridge import tensors_in
+from nc10d.torch.autograd_bridge import in_backward_pass, tensors_in
 from nc10d.torch.backend.groups import own_group
-from nc10d.torch.sharded.flat import Flat, ParamEntry
+from nc10d.torch.sharded.flat import Flat, ParamEntry, Use
+from nc10d.torch.sharded.saved_views import saving_views
 from nc10d.torch.wrapped_module import mapped, same_everywhere
 from nc10d.work import Work
 
@@ -66,16 +67,22 @@ class FullyShardedModule(nn.Module):
     ) -> None:
         super().__init__()
         self.process_group, self._dtypes = group, dtypes
-        self.param_names = [name for name, _ in module.named_parameters()]
+        first_names = {x: name for name, x in module.named_parameters()}
+        self.param_names = [*first_names.values()]
         if not self.param_names:
             raise ValueError(
                 f"{type(module).__name__} has no parameters: there is nothing to divide"
             )
         same_everywhere(group, {**dict(module.named_parameters()), **dict(module.named_buffers())})
         self.module = module
+        kept = module.state_dict(keep_vars=True)
+        # A shared parameter has several names in a state; some buffers have none.
+        self._state_names = {
+            name: first_names.get(x, name) for name, x in kept.items() if torch.is_tensor(x)
+        }
         self._order: list[nn.Module] = []
-        self._recording = self._reducing = self._end_queued = False
-        self._reduces = True
+        self._recording = self._reducing = self._announced = self._end_queued = False
+        self._reduces, self._holding, self._creating = True, False, False
         self._pending: list[tuple[Flat, torch.Tensor, Work, torch.Tensor]] = []
         self._flats: dict[nn.Module, list[Flat]] = {}
         for unit, rows in _members(module, units).items():
@@ -83,6 +90,7 @@ class FullyShardedModule(nn.Module):
             if unit is not module:
                 unit.register_forward_pre_hook(self._before_unit)
                 unit.register_forward_hook(self._after_unit)
+        self._unit_of = {flat: unit for unit, flats in self._flats.items() for flat in flats}
 
     def _divided(self, unit: nn.Module, rows: Members) -> list[Flat]:
         kinds: dict[Any, list[torch.Tensor]] = {}
@@ -105,47 +113,61 @@ class FullyShardedModule(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, on all ranks."""
-        for flat in self.flats():
-            flat.free()  # values from before the last step
-        self._pending.clear()  # and what an exception in a backward pass has left
-        self._reducing, self._end_queued = self._reduces, False
-        self._recording = not self._order
+        if not in_backward_pass():  # else a checkpoint calls
+            self._begin()
         if self._dtypes[0] is not None:
             inputs, kwargs = mapped((inputs, kwargs), self._cast)
-        self._before_unit(self.module)
+        self._before_unit(self.module, ())
         try:
-            output = self.module(*inputs, **kwargs)
+            with saving_views(self.flats()):
+                output = self.module(*inputs, **kwargs)
         finally:
             for flat in self._flats.get(self.module, ()):
                 flat.remove_views()
         if torch.is_grad_enabled():
             self._hook_backward(self.module, output)
         else:
-            for flat in self.flats():
-                flat.free()
+            self._free(*self._flats)
         return output
+
+    def _begin(self) -> None:
+        """Begin a forward pass; drop what a backward pass has left that an exception ended."""
+        left, self._end_queued = self._end_queued, False
+        self._pending.clear()
+        for flat in self.flats():
+            flat.forget()
+            flat.uses = 0 if left else flat.uses
+        self._free(*self._flats)  # the values are from before the last step
+        self._recording = not self._order
+        if torch.is_grad_enabled():
+            # A pass in no_sync does not take back that an earlier one is to be reduced.
+            self._reducing = self._reduces or (self._announced and not left)
+            self._announced = self._reducing
 
     def _cast(self, x: Any) -> Any:
         floating = isinstance(x, torch.Tensor) and x.is_floating_point()
         return x.to(self._dtypes[0]) if floating else x
 
-    def _before_unit(self, unit: nn.Module, *_: Any) -> None:
+    def _before_unit(self, unit: nn.Module, inputs: Any) -> None:
         if self._recording and unit not in self._order:
             self._order.append(unit)
         flats = self._flats.get(unit, ())
         for flat in flats:
             flat.gather()
-        if not self._recording:
+        again = in_backward_pass()
+        if not (self._recording or again):
             self._prefetch(unit, 1)
         for flat in flats:
             flat.wait()
-            flat.set_views()
+            flat.set_views(Use.AGAIN if again else Use.FORWARD)
+        for x in () if again else tensors_in(inputs):
+            if x.grad_fn is not None:  # a leaf would keep the hook for all passes
+                x.register_hook(lambda _: self._free(unit))
 
     def _after_unit(self, unit: nn.Module, _inputs: Any, output: Any) -> None:
-        for flat in self._flats[unit]:
-            flat.remove_views()
-        self._free(unit)
         self._hook_backward(unit, output)
+        if not in_backward_pass():  # else a checkpoint has called, for the backward pass to come
+            self._free(unit)
 
     def _hook_backward(self, unit: nn.Module, output: Any) -> None:
         for x in tensors_in(output):
@@ -153,16 +175,16 @@ class FullyShardedModule(nn.Module):
                 x.register_hook(lambda _: self._before_backward(unit))
 
     def _before_backward(self, unit: nn.Module) -> None:
+        """Gather a unit for its backward pass, and for the checkpoints inside of it."""
+        self._queue_end()
         flats = self._flats.get(unit, ())
         for flat in flats:
             flat.gather()
         self._prefetch(unit, -1)
         for flat in flats:
             flat.wait()
-            if unit is self.module:  # a checkpoint may call a layer that is no unit again
-                with torch.enable_grad():
-                    flat.set_views()
-        self._queue_end()
+            with torch.enable_grad():
+                flat.set_views(Use.INSIDE)
 
     def _prefetch(self, unit: nn.Module, step: int) -> None:
         """Begin to gather the unit that comes next, in the order of the first forward pass."""
@@ -171,19 +193,22 @@ class FullyShardedModule(nn.Module):
             for flat in self._flats.get(self._order[place], ()):
                 flat.gather()
 
-    def _free(self, unit: nn.Module) -> None:
-        for flat in self._flats.get(unit, ()):
-            flat.free()
+    def _free(self, *units: nn.Module) -> None:
+        """Free units, unless the graph of a backward pass reads their memory."""
+        for unit in units:
+            for flat in self._flats.get(unit, ()):
+                flat.remove_views()
+                flat.free(keep=self._holding)
 
-    def _on_gradient(self, flat: Flat, gradient: torch.Tensor) -> None:
+    def _on_gradient(self, flat: Flat, gradient: torch.Tensor, use: Use) -> None:
         self._queue_end()
         flat.accumulate(gradient)
-        if flat in self._flats.get(self.module, ()):
-            return
-        flat.free()
-        flat.uses -= 1
-        if self._reducing and flat.uses <= 0:
-            self._reduce(flat)
+        flat.uses -= use is Use.FORWARD
+        unit = self._unit_of[flat]
+        if flat.uses <= 0 and use is not Use.INSIDE and unit is not self.module:
+            self._free(unit)
+            if self._reducing:
+                self._reduce(flat)
 
     def _reduce(self, flat: Flat) -> None:
         if (reduced := flat.reduce()) is not None:
@@ -192,25 +217,27 @@ class FullyShardedModule(nn.Module):
     def _queue_end(self) -> None:
         if not self._end_queued:
             self._end_queued = True
+            # With create_graph, the new graph reads the memory of the units, without a hook.
+            self._creating = torch.is_grad_enabled()
+            self._holding |= self._creating
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         """Set the shards' gradients to the means, and free what a pass has not used."""
-        self._end_queued = False
+        self._end_queued = self._announced = False
         for flat in self.flats():
             if self._reducing:
                 self._reduce(flat)  # parameters that not all outputs of the pass have used
             else:
                 flat.keep()
+            flat.uses = 0
         pending, self._pending = self._pending, []
         for flat, own, work, _ in pending:
             work.wait()
             mean = own.to(flat.shard.dtype)
             flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad + mean
-        for flat in self.flats():
-            flat.remove_views()
-            flat.free()
-            flat.uses = 0
+        self._holding = self._creating
+        self._free(*self._flats)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -226,27 +253,32 @@ class FullyShardedModule(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the whole module's parameters and buffers by name; all ranks call. Blocks."""
-        found = {}
+        """Return the parameters and buffers that the whole module's state_dict has, by name.
+
+        All ranks call. Blocks.
+        """
+        found = {name: x.detach().clone() for name, x in self.module.named_buffers()}
         for flat in self.flats():
             found.update(flat.layout.split(flat.whole(flat.shard)))
-        buffers = {name: x.detach().clone() for name, x in self.module.named_buffers()}
-        return {**{name: found[name] for name in self.param_names}, **buffers}
+        return {name: found[first] for name, first in self._state_names.items()}
 
     @torch.no_grad()
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take this rank's shards, and buffers, from a whole module's state.
+        """Take this rank's shards, and buffers, from the state of a whole module.
 
-        ValueError, before anything changes, if names or shapes differ.
+        The last value is taken of a parameter with several names. ValueError, before anything
+        changes, if names or shapes differ.
         """
         shapes = {e.name: e.shape for flat in self.flats() for e in flat.layout.entries}
         buffers = dict(self.module.named_buffers())
         shapes.update({name: x.shape for name, x in buffers.items()})
-        check_shapes(shapes, {name: x.shape for name, x in state_dict.items()})
+        expected = {name: shapes[first] for name, first in self._state_names.items()}
+        check_shapes(expected, {name: x.shape for name, x in state_dict.items()})
+        values = {first: state_dict[name] for name, first in self._state_names.items()}
         for flat in self.flats():
-            flat.shard.copy_(flat.own(flat.layout.joined(state_dict, flat.shard)))
-        for name, x in buffers.items():
-            x.copy_(state_dict[name])
+            flat.shard.copy_(flat.own(flat.layout.joined(values, flat.shard)))
+        for name in buffers.keys() & values.keys():
+            buffers[name].copy_(values[name])
 
 
 def check_shapes(expected: dict[str, Any], found: dict[str, Any]) -> None:

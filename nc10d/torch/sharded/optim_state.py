@@ -121,6 +121,7 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
     group_of = {name: i for i, g in enumerate(whole["param_groups"]) for name in g["params"]}
     check_shapes(dict.fromkeys(wanted), dict.fromkeys(group_of))
     own: dict[int, State] = {}
+    counts = _counts(state, wanted)
     members: list[list[int]] = [[] for _ in whole["param_groups"]]
     for index, flat in enumerate(model.flats()):
         names = [entry.name for entry in flat.layout.entries]
@@ -133,7 +134,7 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
         members[homes.pop()].append(index)
         rows = {name: state[name] for name in names if name in state}
         if rows:
-            own[index] = _joined(flat, rows, rank)
+            own[index] = _joined(flat, rows, counts, rank)
     order = [index for group in members for index in group]
     place = {index: i for i, index in enumerate(order)}
     groups = [
@@ -149,14 +150,25 @@ def _shape(row: Mapping[str, Any], default: Any) -> Any:
     return shapes.pop() if len(shapes) == 1 else default
 
 
-def _joined(flat: Flat, rows: Mapping[str, State], rank: int) -> State:
+def _counts(state: Mapping[str, State], shapes: Mapping[str, torch.Size]) -> set[str]:
+    """Return the keys whose value is one for a whole parameter, such as the number of steps."""
+    # The state of parameters that are numbers does not show it, if there are no others.
+    counts = {"step", "mu_product", "eta", "mu"}  # of torch's Adam, NAdam and ASGD
+    rows = [(bool(shapes[name]), key, x) for name, row in state.items() for key, x in row.items()]
+    elements = {key for _, key, x in rows if isinstance(x, torch.Tensor) and x.dim()}
+    return (counts | {key for has_shape, key, _ in rows if has_shape}) - elements
+
+
+def _joined(flat: Flat, rows: Mapping[str, State], counts: set[str], rank: int) -> State:
     """Return the state of a rank's shard from that of its parameters."""
     found: State = {}
-    shapes = {entry.name: entry.shape for entry in flat.layout.entries}
     for key in sorted(set().union(*rows.values())):
         values = {name: row[key] for name, row in rows.items() if key in row}
-        tensors = {n: x for n, x in values.items() if isinstance(x, torch.Tensor) and x.dim()}
-        tensors |= {n: x for n, x in values.items() if _is_whole_scalar(x, shapes[n], key)}
+        tensors = {
+            name: x
+            for name, x in values.items()
+            if isinstance(x, torch.Tensor) and (x.dim() or key not in counts)
+        }
         if tensors:
             like = next(iter(tensors.values()))
             found[key] = flat.own(flat.layout.joined(tensors, like), rank).clone()
@@ -169,11 +181,6 @@ def _joined(flat: Flat, rows: Mapping[str, State], rank: int) -> State:
             )
         found[key] = deepcopy(first)
     return found
-
-
-def _is_whole_scalar(x: Any, shape: torch.Size, key: str) -> bool:
-    """Return whether a number is the state of a parameter that is a number itself."""
-    return isinstance(x, torch.Tensor) and not shape and not x.dim() and key != "step"
 
 
 def rekey_optim_state_dict(

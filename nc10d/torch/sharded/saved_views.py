@@ -1,0 +1,74 @@
+"""Views of flat tensors that a forward pass saves for its backward pass.
+
+Contract: the memory of a flat tensor may be freed between the two. So a saved view is kept as its
+place, and the backward pass gathers the tensor before it reads the view, whatever the path on which
+it gets there: an output, a loss that a layer keeps, a checkpoint, a graph that is kept. A change in
+place of any other saved tensor is an error, as in torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from nc10d.torch.sharded.flat import Flat
+
+
+def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[None]:
+    """Return a block whose forward pass saves views of these flat tensors as their places.
+
+    Hooks around the block see all other tensors.
+    """
+    flat_of = {flat.full.untyped_storage()._cdata: flat for flat in flats}
+    around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # innermost ones only
+
+    def pack(x: torch.Tensor) -> Any:
+        flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
+        if flat is not None:
+            return _View.of(flat, x)
+        return around[0](x) if around else (x, x._version)
+
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, _View):
+            return packed.read()
+        if around:
+            found: torch.Tensor = around[1](packed)
+            return found
+        x, version = packed
+        if x._version != version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(x.shape)} that the backward pass needs has been changed "
+                f"in place since the forward pass: it is at version {x._version}, not {version}"
+            )
+        return x
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+class _View(NamedTuple):
+    """A view's place in the memory of a flat tensor."""
+
+    flat: Flat
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    conjugate: bool
+    negative: bool
+
+    @classmethod
+    def of(cls, flat: Flat, x: torch.Tensor) -> _View:
+        return cls(flat, x.dtype, x.storage_offset(), x.shape, x.stride(), x.is_conj(), x.is_neg())
+
+    def read(self) -> torch.Tensor:
+        """Gather the flat tensor if its memory was freed; return the view. Blocks."""
+        self.flat.wait()
+        whole = self.flat.full
+        with torch.no_grad():
+            x = torch.empty(0, dtype=self.dtype, device=whole.device)
+            x = x.set_(whole.untyped_storage(), self.offset, self.shape, self.strides)
+            x = x.conj() if self.conjugate else x
+            return torch._neg_view(x) if self.negative else x
