@@ -171,6 +171,29 @@ def test_prepared_calls_are_found_by_compiled_code_and_failures_are_raised_there
     run_ranks(in_a_process_of_its_own, 2, "processes")
 
 
+def behind_any_source(group: Any) -> None:
+    """A prepared receive of compiled code stays behind a receive from any source."""
+    x, first = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    if group.rank:
+        for number in range(6):
+            if number == 4:
+                group.barrier()
+            group.send(np.array([number]), 0, tag=3)
+        return
+    for number in range(4):
+        received(x, 1, 3)
+        assert x[0] == number
+    work = group.irecv(first, None, tag=3)
+    group.barrier()
+    received(x, 1, 3)
+    assert (first[0], x[0]) == (4, 5)
+    work.wait()
+
+
+def test_compiled_code_does_not_overtake_a_receive_from_any_source() -> None:
+    run_ranks(behind_any_source, 2, "processes")
+
+
 def test_a_cached_function_finds_its_calls_in_the_next_process(tmp_path: Path) -> None:
     program = tmp_path / "cached.py"
     program.write_text(

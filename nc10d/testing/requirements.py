@@ -101,6 +101,27 @@ def any_source_takes_each_message_once(group: ProcessGroup) -> None:
         assert numbers == sorted(numbers), f"messages of rank {sender} overtook: {numbers}"
 
 
+def receives_take_messages_in_the_order_of_posting(group: ProcessGroup) -> None:
+    """Of the receives from any source or a rank, the first posted takes the first message."""
+    if group.size == 1:
+        return
+    following, previous = neighbours(group)
+    sources = (None, previous, None, None, previous)
+    for turn in range(4):
+        got = [np.zeros(3, np.int64) for _ in sources]
+        receives = [group.irecv(x, src, 9) for x, src in zip(got, sources, strict=True)]
+        sent = [
+            group.isend(_message(group.rank, following, number), following, 9)
+            for number in range(len(sources))
+        ]
+        # Whichever is waited for first; from the second turn on, a backend may know the calls.
+        _wait_all(receives[::-1] if turn % 2 else receives)
+        for number, x in enumerate(got):
+            want = _message(previous, group.rank, number)
+            assert np.array_equal(x, want), f"receive {number} of {sources}: {x}, not {want}"
+        _wait_all(sent)
+
+
 def both_may_send_first(group: ProcessGroup) -> None:
     """Neighbours send large arrays with isend before either receives; also in a batch."""
     if group.size == 1:
@@ -292,6 +313,7 @@ REQUIREMENTS: tuple[Callable[[ProcessGroup], None], ...] = (
     tags_are_matched_in_any_order,
     one_tag_keeps_the_order,
     any_source_takes_each_message_once,
+    receives_take_messages_in_the_order_of_posting,
     both_may_send_first,
     an_exchange_goes_round_a_ring,
     a_probe_shows_the_next_message,

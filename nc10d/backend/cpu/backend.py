@@ -253,6 +253,7 @@ class CpuBackend(Backend):
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
         if self.group.health.close():
             self.waiter.notify()
+            self.launcher.mailbox.drop_pending()
             self.group.leave()
 
     def disown(self) -> None:

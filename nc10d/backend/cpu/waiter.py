@@ -17,7 +17,7 @@ from nc10d.backend.cpu.failure.error_text import describe
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.p2p.mailbox import AnySourceReceive
+from nc10d.backend.cpu.p2p.receive_queues import QueuedReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
 from nc10d.backend.cpu.works import CpuWork, Part
 from nc10d.base.deadline import Deadline
@@ -180,7 +180,7 @@ class Waiter:
                 # A waiting thread that has found the end leaves the callbacks to this `_finish`.
                 self._watched.discard(work)
                 work._finish()
-        return any(isinstance(work, AnySourceReceive) for work in list(self._watched))
+        return any(isinstance(work, QueuedReceive) for work in list(self._watched))
 
     def __del__(self) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.

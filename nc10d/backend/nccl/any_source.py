@@ -5,13 +5,16 @@ every rank tells it how many messages with that tag it has launched to this rank
 how many of them it has received: where there are more, a message waits. Programs without such
 receives send no text.
 
-A receive takes its sender when a thread waits for it or tests it, as on the CPU.
+A receive takes its sender when a thread waits for it or tests it. Receives of a tag take their
+messages in the order of posting: behind a receive without a sender, later ones of its tag wait in a
+queue, also those from a named rank. A receive whose Work is dropped leaves the queue.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -21,7 +24,7 @@ from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.shared_board import GroupMessages
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.promise import FAILED, PENDING
-from nc10d.errors import CollectiveTimeout, DistError
+from nc10d.errors import CollectiveTimeout
 from nc10d.ops import Recv
 
 _ANY, _SENT = "device/any", "device/sent"
@@ -41,6 +44,9 @@ class Senders:
         self._wanted: set[Place] = set()
         self._asked: set[int] = set()
         self._lock = threading.RLock()
+        self.matching = threading.RLock()
+        """Held while receives take their senders; never acquired under the lock above."""
+        self._queues: dict[int, deque[weakref.ref[AnySourceWork]]] = {}
         if messages is not None:
             messages.on_value = self._heard
 
@@ -66,6 +72,25 @@ class Senders:
             if tag not in self._asked:
                 self._asked.add(tag)
                 self.messages.set(f"{_ANY}/{self.rank}/{tag}", "")
+
+    def join(self, work: AnySourceWork, tag: int) -> None:
+        """Append a receive to the queue of its tag."""
+        with self.matching:
+            self._queues.setdefault(tag, deque()).append(weakref.ref(work))
+
+    def advance(self, tag: int) -> bool:
+        """Launch the receives of a tag in order, as far as possible; return whether any is left."""
+        if tag not in self._queues:
+            return False
+        with self.matching:
+            queue = self._queues.get(tag)
+            while queue:
+                first = queue[0]()
+                if first is not None and not first.take_sender():
+                    return True
+                queue.popleft()
+            self._queues.pop(tag, None)
+        return False
 
     def find(self, tag: int) -> int | None:
         """Return a rank from which a message with a tag waits, None if there is none."""
@@ -96,9 +121,9 @@ class Senders:
 
 
 class AnySourceWork(DeviceWork):
-    """A receive from any rank: once its sender is known, the Work of the receive from that rank."""
+    """A receive in a queue: once its sender is known, the Work of the receive from that rank."""
 
-    __slots__ = ("_check", "_inner", "_launch", "_matching", "_senders", "blocks", "deadline")
+    __slots__ = ("_check", "_error", "_inner", "_launch", "_senders", "blocks", "deadline")
 
     def __init__(
         self,
@@ -114,8 +139,9 @@ class AnySourceWork(DeviceWork):
         self.deadline = Deadline.after(timeout)
         self._senders, self._launch, self._check = senders, launch, check
         self._inner: NcclWork | None = None
-        self._matching = threading.RLock()
+        self._error: Exception | None = None
         senders.ask(op.tag)
+        senders.join(self, op.tag)
 
     @property
     def _op(self) -> Recv:
@@ -123,22 +149,35 @@ class AnySourceWork(DeviceWork):
         assert isinstance(op, Recv)
         return op
 
-    def _match(self) -> bool:
-        """Launch the receive if its sender is known; return whether it is, or has failed."""
-        with self._matching:
-            if self._inner is not None or self._state != PENDING:
-                return True
-            try:
-                self._check()
-                source = self._senders.find(self._op.tag)
-                if source is None:
-                    return False
-                op = Recv(self._op.x, source, self._op.tag)
-                self._inner = self._launch(op, self.deadline.remaining())
-                self._result = source  # also while the message is still on its way
-            except DistError as error:
-                self._finish(error)
+    def take_sender(self) -> bool:
+        """Launch this receive, the first of its queue, if its sender is known; False: it is not.
+
+        The caller holds `Senders.matching`.
+        """
+        if self._over():
             return True
+        try:
+            self._check()
+            named, tag = self._op.peer, self._op.tag
+            source = self._senders.find(tag) if named is None else named
+            if source is None:
+                return False
+            self._inner = self._launch(Recv(self._op.x, source, tag), self.deadline.remaining())
+            self._result = source  # also while the message is still on its way
+        except Exception as error:  # noqa: BLE001  (its own Work raises it)
+            self._error = error  # a thread of its own ends it: callbacks may take long
+        return True
+
+    def _over(self) -> bool:
+        return self._inner is not None or self._error is not None or self._state != PENDING
+
+    def _match(self) -> bool:
+        """Launch the receive if it can be; return whether it is, or has failed."""
+        if not self._over():
+            self._senders.advance(self._op.tag)
+        if self._error is not None:
+            self._finish(self._error)
+        return self._over()
 
     def _matched(self, until: Deadline) -> bool:
         """Block until the receive is launched, has failed, or `until`; return whether it is."""
@@ -146,19 +185,25 @@ class AnySourceWork(DeviceWork):
         assert messages is not None, "refused without a failure detector"
         while not self._match():
             if self.deadline.expired():
-                self._finish(
-                    CollectiveTimeout(
-                        f"rank {self._senders.rank}: no rank has sent a message with tag "
-                        f"{self._op.tag} within the timeout of a receive from any rank",
-                        op="recv",
-                    )
-                )
+                self._time_out()
                 return True
             if until.expired():
                 return False
             # It launches nothing under the lock of the texts, which a thread that launches needs.
             messages.until(self._is_known, until.slice(self.deadline.slice(_SLICE)))
         return True
+
+    def _time_out(self) -> None:
+        rank, tag = self._senders.rank, self._op.tag
+        named = "any rank" if self._op.peer is None else f"rank {self._op.peer}, behind such a one"
+        text = (
+            f"rank {rank}: no rank has sent a message with tag {tag} within the timeout of a "
+            f"receive from {named}"
+        )
+        with self._senders.matching:
+            if not self._over():
+                self._error = CollectiveTimeout(text, op="recv")
+        self._match()
 
     def _is_known(self) -> bool:
         return self._senders.find(self._op.tag) is not None

@@ -125,8 +125,9 @@ class NcclBackend(Backend):
         # Without `async_op` the current stream waits for them. The host does not, except for a
         # barrier, and for the ranks to meet.
         device_group = self._device_group or self._on_device(_device_of(ops))
-        if len(ops) == 1 and type(ops[0]) is Recv and ops[0].peer is None:
-            return self._receive_from_any(device_group, ops[0], timeout, async_op)
+        op = ops[0] if len(ops) == 1 else None
+        if isinstance(op, Recv) and (op.peer is None or device_group.senders.advance(op.tag)):
+            return self._receive_in_order(device_group, op, timeout, async_op)
         try:
             work = device_group.launch(ops, timeout, not async_op)
         except raised_here(DistError):
@@ -138,9 +139,10 @@ class NcclBackend(Backend):
             self._wait_unless_interrupted(work)
         return None
 
-    def _receive_from_any(
+    def _receive_in_order(
         self, device_group: DeviceGroup, op: Recv, timeout: float, async_op: bool
     ) -> Work | None:
+        """Receive from any rank, or behind such a receive."""
         checked(op, self.rank, self.size, device_group.senders)
         senders = device_group.senders
         work = AnySourceWork(op, timeout, senders, self._launch_receive, self._failure.check_peers)

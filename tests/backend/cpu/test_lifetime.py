@@ -165,6 +165,11 @@ def failed(group):
         group.all_reduce(np.ones(3 + rank))
 
 
+def pending(group):  # a queue holds them, and they hold no group
+    group.irecv(np.ones(3), None)
+    return group.irecv(np.ones(3), 1 - rank).is_completed()
+
+
 USES = {
     "all_reduce": lambda group: group.all_reduce(np.ones(3)),
     "later": lambda group: group.all_reduce(np.ones(300), async_op=True).wait(),
@@ -175,7 +180,7 @@ USES = {
     "gather": lambda group: group.gather(np.ones(3), None if rank else [np.ones(3), np.ones(3)]),
     "strided": lambda group: group.all_reduce(np.ones((6, 4))[:, 1:3]),
     "watched": watched,
-    "early": early, "block": block, "failed": failed,
+    "early": early, "block": block, "failed": failed, "pending": pending,
 }
 for name, use in USES.items():
     with own_world():
@@ -194,7 +199,7 @@ for name, use in USES.items():
 def test_groups_that_are_dropped_end_without_a_garbage_collection() -> None:
     with Job(DROPPED) as ranks:
         for rank in ranks:
-            said = [rank.line() for _ in range(12)]
+            said = [rank.line() for _ in range(13)]
             assert all(line.endswith("True") for line in said), said
 
 

@@ -60,6 +60,27 @@ def tags_and_named_receives_are_told_apart(group: ProcessGroup) -> None:
             group.isend(full(group, key), 0, tag=number).wait_blocking()
 
 
+def receives_take_messages_in_the_order_of_posting(group: ProcessGroup) -> None:
+    """Whichever is waited for first; one whose Work is dropped is not posted any more."""
+    if group.rank == 2:
+        return
+    sources = (None, 1, None, 1)
+    for turn in range(2):
+        got = [full(group, 0.0) for _ in sources]
+        if group.rank == 1:
+            after(group, f"posted-{turn}")
+            for number in range(len(sources)):
+                group.isend(full(group, float(number)), 0, tag=7).wait_blocking()
+            continue
+        group.irecv(full(group, 0.0), None, tag=7)
+        works = [group.irecv(x, src, tag=7) for x, src in zip(got, sources, strict=True)]
+        once(group, f"posted-{turn}")
+        for work in works[::-1] if turn else works:
+            work.wait()
+        assert [value(x) for x in got] == [0.0, 1.0, 2.0, 3.0]
+        assert [work.result() for work in works] == [1] * len(sources)
+
+
 def callbacks_find_their_sender(group: ProcessGroup) -> None:
     got, peer = full(group, 0.0), 3
     if group.rank == 0:
@@ -105,6 +126,7 @@ def blocks_refuse(group: ProcessGroup) -> None:
 LAWS = [
     messages_come_from_whoever_sends,
     tags_and_named_receives_are_told_apart,
+    receives_take_messages_in_the_order_of_posting,
     callbacks_find_their_sender,
     nobody_sends,
     an_abort_ends_the_wait,

@@ -21,7 +21,11 @@ from nc10d.testing import conformance
 from nc10d.testing.cases import NO_OP, OPS, cover
 from nc10d.testing.cases import reduction as reduction_of
 from nc10d.testing.ranks import Ranks
-from nc10d.testing.requirements import REQUIREMENTS, any_source_takes_each_message_once
+from nc10d.testing.requirements import (
+    REQUIREMENTS,
+    any_source_takes_each_message_once,
+    receives_take_messages_in_the_order_of_posting,
+)
 
 pytestmark = needs_emulators
 FEW = (DType.INT64, DType.UINT8, DType.INT16, DType.FLOAT32, DType.BFLOAT16, DType.BOOL)
@@ -63,11 +67,8 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
 def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int, list[str]]:
     """Return the number of checks on `size` ranks, and the failures."""
     cases = [case for case in cover((size,), dtypes, seed) if has(case.dtype, case.op)]
-    demands = [
-        requirement
-        for requirement in REQUIREMENTS
-        if requirement is not any_source_takes_each_message_once
-    ]
+    from_any = any_source_takes_each_message_once, receives_take_messages_in_the_order_of_posting
+    demands = [requirement for requirement in REQUIREMENTS if requirement not in from_any]
     found = []
     with Ranks(size, "processes", Registered("through-device"), timeout=30.0) as ranks:
         for dtype in dtypes:

@@ -169,25 +169,13 @@ class Health:
             return rank in self._control.left
         return self._memory.state(self._memory.group_ranks.index(rank)) == at.CLOSED
 
-    def all_left(self) -> bool:
-        """Return whether all other ranks have closed the group; see `have_left`."""
-        return self.have_left(
-            [rank for rank in self._memory.group_ranks if rank != self._memory.group_rank]
-        )
-
     def have_left(self, peers: Sequence[int]) -> bool:
         """Return whether all of `peers` have closed the group; False for a group across hosts."""
         # Between hosts a closed rank's messages may be in transit.
         return self._remote is None and bool(peers) and all(map(self.has_closed, peers))
 
-    def fail_all_left(self, ops: Sequence[Op]) -> DistError:
-        """Fail the group: all ranks for which `ops` could wait have left; return the failure."""
-        return self.fail_left(
-            [rank for rank in self._memory.group_ranks if rank != self._memory.group_rank], ops
-        )
-
     def fail_left(self, peers: Sequence[int], ops: Sequence[Op]) -> DistError:
-        """Do as `fail_all_left`, if `ops` wait for `peers` only."""
+        """Fail the group: all ranks for which `ops` could wait have left; return the failure."""
         return self._fail(self._text.peer_left(peers[0], ops, None))
 
     def _is_remote(self, rank: int) -> bool:

@@ -122,7 +122,7 @@ LINK_TICKS = 8
     C_WRITABLE,  # place in this rank's arena (-1: in private memory) that peers may write just now
     C_WRITABLE_BYTES,  # bytes from there on
     C_RECEIVING,  # 1 while a thread receives a link's message by itself, past the ring
-    C_GUARD,  # threads that hold the unexpected queue plus messages in it; not 0: no C_RECEIVING
+    C_GUARD,  # not 0: no C_RECEIVING (the unexpected queue is held or not empty, or Inbox.in_order)
     C_RING,  # address of the ring: the descriptors from C_HEAD to C_TAIL
     C_POSTING,  # threads that post a receive past the inbox's lock; it excludes C_GUARD
     C_CELL,  # a link's cell of this round

@@ -9,6 +9,8 @@ once the slot is free, or the message there, it runs to its end.
     a thread that posts a receive       C_POSTING is not 0       the same
     the unexpected queue (Python)       C_GUARD is not 0         both
 
+C_GUARD also excludes both while a receive from any source is pending, which they would overtake.
+
 Both sides set their own mark and then look at the other's, with a full fence between the two, so at
 most a single side goes on.
 """

@@ -1,8 +1,7 @@
-"""Sending and receiving for a rank of a group: posting, matching, receives from any source."""
+"""Sending and receiving for a rank of a group: posts, matches and shows messages."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,6 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.engine.channel import Channel, Submission, deadline_ns
-from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
 from nc10d.backend.cpu.lowering.prepared import PreparedMessage
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
@@ -24,19 +22,20 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
+from nc10d.backend.cpu.p2p.receive_queues import PendingReceive, QueuedReceive, ReceiveQueues
 from nc10d.backend.cpu.transport.links import SLOT, Header, Inbox, LinksStopped, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.errors import CollectiveMismatch, DistError
-from nc10d.ops import MessageInfo, Op, Recv, Send
+from nc10d.errors import CollectiveMismatch
+from nc10d.ops import MessageInfo, Recv, Send
 from nc10d.work import Work
 
 End = TypeVar("End")
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 _PAUSE = 0.05
-"""Seconds between two looks of a thread that waits for a message from any source."""
+"""Seconds between two looks of a thread that probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +52,28 @@ class Mailbox:
     def __init__(self, group: Group, waiter: PartWaiter, cache: PreparedCache) -> None:
         self._group, self._links = group, group.links
         self._waiter, self._cache = waiter, cache
+        self._others = [rank for rank in range(group.size) if rank != group.rank]
+        self._all_inboxes: list[Inbox] = []
+        self._queues = ReceiveQueues()
+        self._in_order: bool | None = False
+        """Whether prepared receives come to this Mailbox, which keeps them in order."""
+        # Not this Mailbox: its group refers to its health.
+        queues = self._queues
+        group.health.on_failure.append(lambda _: queues.clear())
 
     def launch(
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
         """Post a message or a receive, and return its Work."""
-        # A receive with dependencies is deferred if the engine can't carry it out: its source is
-        # any rank, or its message is in the unexpected queue.
+        # A receive with dependencies is deferred if the engine can't carry it out: it stands in a
+        # queue (receive_queues.py), or its message is in the unexpected queue.
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
-        if op.peer is not None:
-            inbox = self._end(self._links.inbox, op.peer)
-            with inbox.lock, inbox:
-                return self._receive_from(inbox, op, op.peer, deadline, dependencies)
-        if dependencies:
-            receive = partial(self._receive_any, op, deadline)
-            return DeferredReceive(dependencies, receive)
-        return self._receive_any(op, deadline)
+        if op.peer is None or op.tag in self._queues:
+            return self._receive_in_order(op, deadline, dependencies)
+        inbox = self._end(self._links.inbox, op.peer)
+        with inbox.lock, inbox:
+            return self._receive_from(inbox, op, op.peer, deadline, dependencies)
 
     def _end(self, find: Callable[[int], End], peer: int) -> End:
         """Return an end of a link to or from a rank; raises the group's failure."""
@@ -164,70 +168,130 @@ class Mailbox:
         part = (self._end(self._links.inbox, peer).channel, early.submission)
         return CpuWork(self._waiter, (op,), [part], deadline, [copy], peer)
 
-    # -- receives from any source ----------------------------------------------------------------
+    # -- receives in queues ----------------------------------------------------------------------
 
-    def _receive_any(self, op: Recv, deadline: Deadline) -> Work:
-        group = self._group
-        peers = [rank for rank in range(group.size) if rank != group.rank]
+    def _receive_in_order(
+        self, op: Recv, deadline: Deadline, dependencies: MessageDependencies
+    ) -> Work | DeferredReceive:
+        """Post a receive to the queue of its tag: from any source, or behind such a receive."""
+        pending = PendingReceive(op, deadline, may_start=not dependencies)
+        with self._queues.lock:
+            self._queues.join(pending)
+            self._advance(op.tag)
+        if pending.work is not None:
+            return pending.work
+        peers = self._others if op.peer is None else [op.peer]
+        work = QueuedReceive(
+            *(self._waiter, self._group.health, pending, peers),
+            *(self._advance, self._announced, self.await_words),
+        )
+        if not dependencies:
+            return work
 
-        def match() -> Work | None:
-            for peer in peers:
-                inbox = self._end(self._links.inbox, peer)
-                with inbox.lock, inbox:  # no other thread may receive a message that is ready
-                    if self._ready(inbox, op.tag) is not None:
-                        work = self._receive_from(inbox, op, peer, deadline, INDEPENDENT)
-                        assert isinstance(work, Work), "it has no dependencies"
-                        return work
-            return None
+        def start() -> Work:
+            pending.may_start = True
+            return work
 
-        pause = partial(self._pause, peers)
-        return AnySourceReceive(self._waiter, group.health, (op,), deadline, match, pause)
+        return DeferredReceive(dependencies, start)
 
-    def _ready(self, inbox: Inbox, tag: int | None) -> Header | None:
-        """Return the next message with `tag` (None: any) to which no posted receive is entitled."""
+    def _advance(self, tag: int) -> None:
+        """Post what the queue of a tag can post, and let prepared receives pass if none is left."""
+        with self._queues.lock:
+            self._queues.advance(tag, self._post)
+            wanted = bool(self._queues)
+            if wanted is not self._in_order:
+                self._in_order = None  # Ctrl-C may come: the next call repeats what is half done
+                for inbox in self._inboxes():
+                    inbox.keep_in_order(wanted)
+                self._in_order = wanted
+
+    def _inboxes(self) -> Sequence[Inbox]:
+        """Return the inboxes of all other ranks, made if need be."""
+        if not self._all_inboxes:
+            self._all_inboxes = [self._end(self._links.inbox, peer) for peer in self._others]
+        return self._all_inboxes
+
+    def _post(self, pending: PendingReceive) -> Work | None:
+        """Post the first receive of a queue to a link; None if no message has come for it."""
+        op, deadline = pending.op, pending.deadline
+        for peer, inbox in zip(self._others, self._inboxes(), strict=True):
+            if op.peer not in (None, peer):
+                continue
+            with inbox.lock, inbox:  # no other thread may receive a message that is ready
+                if op.peer is not None or self._ready(inbox, op.tag.__eq__) is not None:
+                    work = self._receive_from(inbox, op, peer, deadline, INDEPENDENT)
+                    assert isinstance(work, Work), "it has no dependencies"
+                    return work
+        return None
+
+    def drop_pending(self) -> None:
+        """Drop the receives in queues, whose group has ended on this rank."""
+        self._queues.clear()
+
+    # -- looking at messages ---------------------------------------------------------------------
+
+    def _ready(self, inbox: Inbox, fits: Callable[[int], bool]) -> Header | None:
+        """Return the next message with a fitting tag to which no posted receive is entitled."""
+        # The caller holds the inbox.
         channel = inbox.channel
-        if inbox.receiving:  # the head is being received; messages behind it can wait
-            return inbox.first_unexpected(tag)
-        oldest = channel.oldest()
-        if oldest is not None:
-            # Receives are posted: let the link find out whether its next message matches.
-            answer = entry_points.wait(channel.address, oldest.address, 1)
-            if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
-                self._group.health.engine_failed(channel, answer)
-            unexpected.receive_unexpected_from(self._links, inbox)
-        elif inbox.first_unexpected(tag) is None and channel.idle() and unexpected.arrived(channel):
-            header = unexpected.head(channel)
-            if tag in (None, header[0]):
-                return header
-            unexpected.post_unexpected(self._links, inbox, header)
-        return inbox.first_unexpected(tag)
+        before = None
+        while not inbox.receiving:  # else the head is being received; messages behind it can wait
+            # Messages with other tags are moved aside, as long as there is one at the head.
+            oldest = channel.oldest()
+            state = len(inbox.unexpected), oldest is None
+            if state == before:
+                break
+            before = state
+            if oldest is not None:
+                # Receives are posted: let the link find out whether its next message matches.
+                answer = entry_points.wait(channel.address, oldest.address, 1)
+                if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
+                    self._group.health.engine_failed(channel, answer)
+                unexpected.receive_unexpected_from(self._links, inbox)
+            if (found := inbox.first_unexpected(fits)) is not None:
+                return found
+            if oldest is None and channel.idle() and unexpected.arrived(channel):
+                header = unexpected.head(channel)
+                if fits(header[0]):
+                    return header
+                unexpected.post_unexpected(self._links, inbox, header)
+        return inbox.first_unexpected(fits)
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
         """Return the next message; see Backend.probe. Blocks."""
-        group, health = self._group, self._group.health
-        others = [rank for rank in range(group.size) if rank != group.rank]
-        peers = others if peer is None else [peer]
+        health, peers = self._group.health, self._others if peer is None else [peer]
         while True:
             health.check()
             # Asked before looking, so that messages sent before a rank left are found.
             left = health.have_left(peers)
+            found = self._look(peers, tag)
+            if found is not None or deadline.expired():
+                return found
+            if left:
+                raise copy_to_raise(health.fail_left(peers, (Recv(None, peer, tag or 0),)))
+            self.await_words(self._announced(peers), deadline.slice(_PAUSE))
+
+    def _look(self, peers: Sequence[int], tag: int | None) -> MessageInfo | None:
+        """Return the next message from any of `peers` that no pending receive will take."""
+        with self._queues.lock:
+            for queued in self._queues.tags():
+                self._advance(queued)
+            # A queue that is left takes the next message with its tag, which may come now.
+            taken = self._queues.tags()
             for rank in peers:
                 inbox = self._end(self._links.inbox, rank)
                 with inbox.lock, inbox:
-                    found = self._ready(inbox, tag)
+                    found = self._ready(inbox, lambda t: tag in (None, t) and t not in taken)
                 if found is not None:
                     return MessageInfo(rank, *found[:2])
-            if deadline.expired():
-                return None
-            if left:
-                raise copy_to_raise(health.fail_left(peers, (Recv(None, peer, tag or 0),)))
-            self._pause(peers, deadline.slice(_PAUSE))
+        return None
 
-    def _pause(self, peers: Sequence[int], seconds: float) -> None:
-        """Wait for a message from any of `peers`, for `seconds` at most."""
-        inboxes = [self._end(self._links.inbox, peer) for peer in peers]
+    def _announced(self, peers: Sequence[int] | None = None) -> list[tuple[int, int]]:
+        """Return the words that announce the next messages from `peers` (None: any)."""
+        found = peers if peers is not None else self._others
+        inboxes = [self._end(self._links.inbox, peer) for peer in found]
         waiting = [inbox.channel for inbox in inboxes if not inbox.receiving]
-        self.await_words([*map(unexpected.next_message, waiting)], seconds)
+        return [*map(unexpected.next_message, waiting)]
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait for `seconds`, or until the word of any (address, value) reaches its value."""
@@ -238,72 +302,3 @@ class Mailbox:
         rows_at, block = plain.address(table), context.rank_block
         answer = entry_points.wait_any(block, bit, rows_at, len(rows), slice_ns)
         return bool(answer >= 0)
-
-
-class AnySourceReceive(Work):
-    """A receive from the first rank that sends; matched when a thread waits for it or looks."""
-
-    # `match` returns the Work of the matched receive, or None; `pause` waits for any message for
-    # some seconds at most.
-
-    __slots__ = (
-        *("_awaited", "_health", "_inner", "_match", "_matching", "_pause", "_waiter"),
-        "deadline",
-    )
-
-    def __init__(
-        self,
-        waiter: PartWaiter,
-        health: Health,
-        ops: Sequence[Op],
-        deadline: Deadline,
-        match: Callable[[], Work | None],
-        pause: Callable[[float], None],
-    ) -> None:
-        super().__init__(ops)
-        self._waiter, self._health = waiter, health
-        self._match, self._pause = match, pause
-        self._matching = threading.Lock()
-        self._inner: Work | None = None
-        self._awaited = False
-        self.deadline = deadline
-
-    def _poll(self) -> None:
-        self._block(Deadline(0.0))
-
-    def _block(self, deadline: Deadline) -> None:
-        until = deadline if deadline.at < self.deadline.at else self.deadline
-        while self._inner is None:
-            failure = self._health.failure()
-            if failure is None and self.deadline.expired():
-                failure = self._health.fail_timeout(self.ops, None, self.deadline.limit)
-            if failure is not None:
-                self._finish(failure)
-                return
-            # Asked before matching, so that messages sent before a rank left are found. A thread
-            # that only polls has not asked to wait, and is no reason for an error.
-            awaited = self._awaited or deadline.at > 0
-            all_left = awaited and self._health.all_left()
-            # The notifier and several waiting threads may match: a single thread takes the message.
-            with self._matching:
-                if self._inner is None:
-                    try:
-                        self._inner = self._match()
-                    except DistError as error:
-                        self._finish(error)
-                        return
-            if self._inner is None:
-                if all_left:
-                    self._finish(self._health.fail_all_left(self.ops))
-                    return
-                if until.expired():
-                    return
-                self._pause(until.slice(_PAUSE))
-        inner = self._inner
-        inner._block(deadline) if deadline.at > 0 else inner._poll()
-        if inner._look():
-            self._finish(inner._exception, inner._result)
-
-    def _watch(self) -> None:
-        self._awaited = True  # a callback or a coroutine waits
-        self._waiter.watch(self)

@@ -75,6 +75,8 @@ class Inbox:
         self.unexpected: deque[UnexpectedMessage] = deque()
         """Changed only by threads that hold the inbox."""
         self.lock = threading.RLock()
+        self.in_order = False
+        """Whether prepared receives must be posted by the Mailbox (see p2p/receive_queues.py)."""
 
     def __enter__(self) -> None:
         """Keep other threads from receiving directly, and from posting receives."""
@@ -98,18 +100,24 @@ class Inbox:
                 return kept
         return None
 
-    def first_unexpected(self, tag: int | None) -> Header | None:
-        """Return the oldest queued message with `tag` (None: any); the caller holds the inbox."""
-        found = (kept for kept in self.unexpected if tag in (None, kept.tag))
+    def keep_in_order(self, in_order: bool) -> None:
+        """Send prepared receives to the Mailbox, or let them receive directly again."""
+        with self.lock:
+            self.in_order = in_order
+            self._guard(0)
+
+    def first_unexpected(self, fits: Callable[[int], bool]) -> Header | None:
+        """Return the oldest queued message with a fitting tag; the caller holds the inbox."""
+        found = (kept for kept in self.unexpected if fits(kept.tag))
         return next(((kept.tag, kept.data.size, kept.dtype) for kept in found), None)
 
     def _guard(self, holders: int) -> None:
-        # The word counts the holder and the queued messages: while it is not 0, no thread may
-        # receive directly. It is recomputed on every call, so that a call interrupted by Ctrl-C is
-        # repaired by the next holder. The swap is a full fence: either a thread that begins a
-        # direct receive sees this word, or this thread sees that receive.
+        # The word counts the holder, the queued messages, and `in_order`: while it is not 0, no
+        # thread may receive directly. It is recomputed on every call, so that a call interrupted by
+        # Ctrl-C is repaired by the next holder. The swap is a full fence: either a thread that
+        # begins a direct receive sees this word, or this thread sees that receive.
         before = self.channel.get(at.C_GUARD)
-        after = holders + len(self.unexpected)
+        after = holders + len(self.unexpected) + self.in_order
         entry_points.compare_and_swap(self.channel.address + at.C_GUARD, before, after)
 
     def unmatched(self) -> Header | None:

@@ -1,0 +1,181 @@
+"""Receives from any source, and the order in which receives take messages.
+
+Of two receives that a message fits, the one that was posted first takes it, as in MPI. A link keeps
+this order for receives from a named rank. A receive from any source has no link before a message
+has come for it. Until then it stands in the queue of its tag, and so do later receives of that tag.
+
+    receive                                        is posted to a link
+    from a rank, and its tag has no queue          at once
+    from a rank, in a queue                        when it is the first of the queue
+    from any source                                when it is the first, and a rank has sent for it
+
+So the first receive of a queue that stays is one from any source, or it waits for earlier
+operations of its batch. A queue advances when a receive joins it, and when a thread waits for or
+tests any of its receives, or probes. Prepared receives pass the queues by: while there is a queue,
+`Inbox.in_order` sends them to the Mailbox.
+
+A queue keeps receives, not their Works: a Work that is dropped leaves its receive posted, and a
+group that is dropped leaves without garbage collection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nc10d.backend.cpu.failure.health import Health
+from nc10d.backend.cpu.works import PartWaiter
+from nc10d.base.deadline import Deadline
+from nc10d.ops import Recv
+from nc10d.work import Work
+
+_PAUSE = 0.05
+"""Seconds between two looks of a thread that waits for a receive in a queue."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingReceive:
+    """A receive in a queue; once it has left, it has a `work` or an `error`."""
+
+    op: Recv
+    deadline: Deadline
+    may_start: bool
+    """Whether the earlier operations of its batch that it depends on have ended."""
+    work: Work | None = None
+    error: Exception | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether the receive has left its queue, or is about to."""
+        return self.work is not None or self.error is not None
+
+
+class ReceiveQueues:
+    """The queues of a group, by tag; any thread may call."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held while a queue changes, and by a thread that must find it unchanged."""
+        self._queues: dict[int, deque[PendingReceive]] = {}
+
+    def __contains__(self, tag: int) -> bool:
+        return tag in self._queues
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def tags(self) -> list[int]:
+        """Return the tags that have a queue."""
+        return list(self._queues)
+
+    def join(self, pending: PendingReceive) -> None:
+        """Append a receive to the queue of its tag."""
+        with self.lock:
+            self._queues.setdefault(pending.op.tag, deque()).append(pending)
+
+    def advance(self, tag: int, post: Callable[[PendingReceive], Work | None]) -> None:
+        """Post the receives of a queue in order, up to the first for which `post` returns None."""
+        with self.lock:
+            queue = self._queues.get(tag)
+            while queue:
+                first = queue[0]
+                if first.may_start and not first.left:
+                    try:
+                        first.work = post(first)
+                    except Exception as error:  # noqa: BLE001  (its own Work raises it)
+                        # Its traceback would keep this frame, and with it all of the group.
+                        first.error = error.with_traceback(None)
+                if not first.left:
+                    return
+                queue.popleft()
+            # Last of all: a thread that finds no queue posts its receive behind all of these.
+            self._queues.pop(tag, None)
+
+    def clear(self) -> None:
+        """Drop all receives: the group has ended. Takes no lock."""
+        self._queues.clear()
+
+
+class QueuedReceive(Work):
+    """The Work of a receive that was posted to a queue."""
+
+    __slots__ = (
+        *("_advance", "_announced", "_await", "_awaited", "_health", "_peers", "_pending"),
+        "_waiter",
+    )
+
+    def __init__(
+        self,
+        waiter: PartWaiter,
+        health: Health,
+        pending: PendingReceive,
+        peers: Sequence[int],
+        advance: Callable[[int], None],
+        announced: Callable[[], Sequence[tuple[int, int]]],
+        await_words: Callable[[Sequence[tuple[int, int]], float], object],
+    ) -> None:
+        """`advance` advances the queue of a tag; `announced` returns what `await_words` takes.
+
+        These words change when a message comes from any rank. The message is from one of `peers`.
+        """
+        super().__init__((pending.op,))
+        self._waiter, self._health = waiter, health
+        self._pending, self._peers = pending, peers
+        self._advance, self._announced, self._await = advance, announced, await_words
+        self._awaited = False
+
+    @property
+    def deadline(self) -> Deadline:
+        """The deadline of the receive."""
+        return self._pending.deadline
+
+    def _poll(self) -> None:
+        self._block(Deadline(0.0))
+
+    def _block(self, deadline: Deadline) -> None:
+        pending = self._pending
+        if not pending.left:
+            self._leave_queue(deadline)
+        inner = pending.work
+        if inner is not None:
+            inner._block(deadline) if deadline.at > 0 else inner._poll()
+            if inner._look():
+                self._finish(inner._exception, inner._result)
+        elif pending.error is not None:
+            self._finish(pending.error)
+
+    def _leave_queue(self, deadline: Deadline) -> None:
+        """Advance the queue until this receive has left it, has failed, or `deadline`."""
+        pending, health = self._pending, self._health
+        until = deadline if deadline.at < self.deadline.at else self.deadline
+        words: Sequence[tuple[int, int]] | None = None
+        while not pending.left:
+            failure = health.failure()
+            if failure is None and self.deadline.expired():
+                failure = health.fail_timeout(self.ops, None, self.deadline.limit)
+            if failure is not None:
+                self._finish(failure)
+                return
+            # Asked before matching, so that messages sent before a rank left are found. A thread
+            # that only polls has not asked to wait, and is no reason for an error.
+            awaited = self._awaited or deadline.at > 0
+            peers_left = awaited and health.have_left(self._peers)
+            self._advance(pending.op.tag)
+            if pending.left:
+                return
+            if peers_left:
+                self._finish(health.fail_left(self._peers, self.ops))
+                return
+            if until.expired():
+                return
+            # The words are read before the queue advances: a message that another thread takes in
+            # between has changed them, and this thread does not wait.
+            if words is not None:
+                self._await(words, until.slice(_PAUSE))
+            words = self._announced()
+
+    def _watch(self) -> None:
+        self._awaited = True  # a callback or a coroutine waits
+        self._waiter.watch(self)
