@@ -203,6 +203,26 @@ def test_groups_that_are_dropped_end_without_a_garbage_collection() -> None:
             assert all(line.endswith("True") for line in said), said
 
 
+def mapped_arenas() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:nc10d")
+
+
+def test_ranks_that_have_left_unmap_their_memory_without_a_garbage_collection() -> None:
+    """Address space ends: a process maps 64 times 64 arenas for 64 ranks as threads, but once."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = mapped_arenas()
+        with Ranks(3) as ranks:
+            ranks.run(lambda group: group.barrier())
+            inside = mapped_arenas()
+        after = mapped_arenas()
+    finally:
+        gc.enable()
+    assert inside >= before + 9
+    assert after <= before
+
+
 @pytest.mark.usefixtures("balanced")
 def test_a_dropped_group_ends_the_works_that_it_watches() -> None:
     store, heard = HashStore(), list[BaseException | None]()

@@ -213,3 +213,8 @@ class ControlConnections:
             connection.wire.close()
             connection.ended = connection.ended or "this rank has closed it"
             self._ended.setdefault(connection.number, connection.ended)
+        self._on_message = self._on_end = self.wake = _nothing  # their owner may be freed
+
+
+def _nothing(*_: object) -> None:
+    """Take a message, or an end, after the close."""
