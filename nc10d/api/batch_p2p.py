@@ -69,8 +69,8 @@ def recv(
     """Receive `tensor` from rank `src`, or from any rank; return the sender's global rank.
 
     Blocks until the first message with that tag has come; CollectiveMismatch if it has another
-    dtype or size. Returns -1 for a non-member, and inside a coalescing block, where no message
-    has come yet.
+    dtype or size. A receive that was posted before takes its message first. Returns -1 for a
+    non-member, and inside a coalescing block, where no message has come yet.
     """
     default = process_world.default if group is None is group_src and not own_worlds else None
     if default is not None and type(src) is int and type(tag) is int:
@@ -94,7 +94,8 @@ def irecv(
 ) -> Work:
     """Start to receive `tensor` from rank `src`, or from any rank if none is given.
 
-    The Work's `result()` is the sender's rank in the group.
+    Of two receives that a message fits, the one that was posted first takes it. The Work's
+    `result()` is the sender's rank in the group.
     """
     default = process_world.default if group is None is group_src and not own_worlds else None
     if default is not None and type(src) is int and type(tag) is int:

@@ -39,7 +39,7 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
     try:
         found = Argument(call, name, as_buffer(x), written)
     except TypeError as error:
-        error.args = (f"{call}: {name}: {error}",)
+        error.args = (f"{call}: {name}: {error}",)  # of its type: nc10d.torch tells wrappers apart
         raise
     if written and not found.buffer.writable:
         message = f"{call}: {name} is written, so it must not be read-only"

@@ -258,13 +258,13 @@ class Reducer(PassStats):
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
 
-    def finish(self, whole: bool = True) -> None:
+    def finish(self, *, interrupted: bool = False) -> None:
         """End the pass; afterwards `gradients` are the means, on every rank.
 
         Blocks until all buckets are reduced. RuntimeError names the missing gradients. A DistError,
         or the error of a hook, is raised when no operation is in flight any more. After any error
-        the pass is over. Ctrl-C ends it, too, without waiting. A pass that was left before its end
-        is not `whole`: with `static_graph` it does not count as the first.
+        the pass is over. Ctrl-C ends it, too, without waiting. After an exception in the backward
+        pass, call with `interrupted`: the first pass of a static graph is then still to come.
         """
         with self._lock:
             current, self._pass = self._pass, None
@@ -282,9 +282,9 @@ class Reducer(PassStats):
             self._averaging.reset()
         self._record(Moment.COMM_END)
         self.skipped_buckets = current.skipped
-        if self.arrived is None:  # all ranks rebuild the buckets next, also one that has left
+        if self.arrived is None:  # all ranks rebuild next, also one that was interrupted
             self.arrived = current.arrived
-        if self._first_counts is None and whole:
+        if self._first_counts is None and not interrupted:
             self._first_counts = current.counts()
         self._ended(current.began, current.times, current.first_launch)
 

@@ -14,6 +14,10 @@ SHOWN = 10
 _NONE = range(0)
 
 
+class UnexpectedGradientError(RuntimeError):
+    """A gradient is ready that the pass does not expect, or not again."""
+
+
 class Schedule:
     """Counts the marks of each pass; errors call parameters by `names`, or by their numbers."""
 
@@ -66,9 +70,9 @@ class Schedule:
         return self._next == len(self._buckets)
 
     def require_expected(self, param: int) -> None:
-        """Raise a RuntimeError if this pass does not expect the gradient, or not again."""
+        """Raise an UnexpectedGradientError if the gradient is not expected, or not again."""
         if self.remaining[param] == 0:
-            raise RuntimeError(self._too_often(param))
+            raise UnexpectedGradientError(self._too_often(param))
 
     def missing(self) -> list[int]:
         """Return the parameters whose gradients are missing."""

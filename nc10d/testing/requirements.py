@@ -114,7 +114,7 @@ def receives_take_messages_in_the_order_of_posting(group: ProcessGroup) -> None:
             group.isend(_message(group.rank, following, number), following, 9)
             for number in range(len(sources))
         ]
-        # Whichever is waited for first; from the second turn on, a backend may know the calls.
+        # The order of waits must not matter. Later turns may run as prepared calls.
         _wait_all(receives[::-1] if turn % 2 else receives)
         for number, x in enumerate(got):
             want = _message(previous, group.rank, number)

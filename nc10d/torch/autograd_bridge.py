@@ -1,7 +1,7 @@
 """Connect autograd to the Reducer: pass on gradients as autograd computes them, return the means.
 
-Contract: autograd calls `_ready` once for each parameter in a backward pass, in any order. The call
-comes on the thread that called `backward`, or on autograd's thread of a GPU, and the stream of the
+Contract: autograd calls `_ready` once for each parameter in a backward pass, in any order, and with
+a static graph once for each use. The call comes on the thread that called `backward`, or on autograd's thread of a GPU, and the stream of the
 gradient is current. The first call begins the Reducer's pass, and the end of autograd's work ends
 it. A forward pass without a backward pass has no effect. A hook holds only a weak reference to its
 Gradients object.
@@ -22,6 +22,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.streaming import STREAM_BYTES
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
+from nc10d.reducer.schedule import UnexpectedGradientError
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
 from nc10d.torch.slots import Cast, Dense, Sparse, allocation, as_sparse, slot_of, write_means
@@ -110,9 +111,10 @@ class Gradients:
             self._make_slots()
 
     def expect(self, reducing: bool, output: Any) -> None:
-        """Announce a backward pass from `output`: whether it is reduced.
+        """Announce that a backward pass from `output` may come, and whether it is reduced.
 
-        The next pass is reduced, too, if an earlier one was announced that has not come.
+        It is also reduced if an earlier pass was announced as reduced and has not come: a forward
+        pass in no_sync does not take an announcement back.
         """
         unused: Collection[int] = ()
         if self._searching and (reducing or self._announced):
@@ -123,7 +125,7 @@ class Gradients:
         self._announced = self._reducing
         if not self._static:  # its first pass has shown the unused parameters
             self._unused = unused
-        if reducing:
+        if self._reducing:
             # With checkpointing, parameters get their gradients in a nested backward pass, which
             # ends before the outer pass. The outputs' gradients come before any nested pass.
             hook = _output_hook(weakref.ref(self))
@@ -149,9 +151,8 @@ class Gradients:
         self._arrived.add(index)
         try:
             self.reducer.grad_ready(index, gradient, divided)
-        except RuntimeError as error:
-            if type(error) is RuntimeError:
-                error.add_note(_UNEXPECTED)
+        except UnexpectedGradientError as error:
+            error.add_note(_UNEXPECTED)
             raise
         if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):
             self._end()
@@ -257,7 +258,7 @@ class Gradients:
     def _finish_interrupted(self) -> None:
         self._running = self._announced = False
         try:
-            self.reducer.finish(whole=False)
+            self.reducer.finish(interrupted=True)
         except RuntimeError as error:
             error.add_note(_COMPILED if self._compiled else _INTERRUPTED)
             raise

@@ -221,6 +221,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
         failure: DistError | None = None
+        if self._precision is not None:
+            self._precision.repair()
         try:
             self._before(recording, reducing)
         except DistError as error:

@@ -132,7 +132,7 @@ class LowPrecision:
         found = [(n, x) for n, x in layer._parameters.items() if _castable(x) and id(x) not in own]
         if options.param_dtype is None:
             return ()
-        places = len(self._places)
+        before = len(self._places)
         for name, x in found:
             if x.dtype != options.param_dtype:
                 if id(x) not in self._copies:
@@ -140,7 +140,7 @@ class LowPrecision:
                     copy = torch.nn.Parameter(low, requires_grad=x.requires_grad)
                     self._copies[id(x)] = (x, copy)
                 self._places.append((layer._parameters, name, *self._copies[id(x)]))
-        return self._places[places:]
+        return self._places[before:]
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -153,6 +153,12 @@ class LowPrecision:
             yield
         finally:
             self._active = False
+            self._exchange(self._places, _OWN)
+
+    def repair(self) -> None:
+        """Give the module its parameters back, if Ctrl-C left a layer in a backward pass."""
+        if self._depth and not self._used():
+            self._depth = 0
             self._exchange(self._places, _OWN)
 
     def inputs(self, value: Any) -> Any:
@@ -220,26 +226,28 @@ class LowPrecision:
         names: list[str] = getattr(layer, "_flat_weights_names", []) if places else []
 
         def exchange(which: int) -> None:
-            if not self._active:
-                self._depth -= which == _OWN
-                if not self._depth:
-                    if self._released:
-                        self._refresh()
-                    self._exchange(places, which)
-                self._depth += which == _COPY
+            if not self._active and not self._depth:
+                if self._released:
+                    self._refresh()
+                self._exchange(places, which)
             if names:
-                cast = {place[1]: place[which] for place in places}
+                own = [place for place in places if place[0] is layer._parameters]
+                cast = {place[1]: place[which] for place in own}
                 layer._flat_weights = [cast.get(name, layer._parameters[name]) for name in names]
 
         def before(_: Any, args: Any, kwargs: Any) -> Any:
             if not self._used():
                 return None
             exchange(_COPY)
+            if not self._active:
+                self._depth += 1
             return None if given is None else mapped((args, kwargs), lambda x: _cast(x, given))
 
         def after(_: Any, _args: Any, output: Any) -> Any:
             if not self._used():
                 return None
+            if not self._active:
+                self._depth -= 1
             exchange(_OWN)
             return None if result is None else mapped(output, lambda x: _cast(x, result))
 

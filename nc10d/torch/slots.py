@@ -1,9 +1,10 @@
 """Move a parameter's gradient into the Reducer, and its mean back: by a bucket's slot, or by rows.
 
 Contract: `take` copies the accumulated `x.grad` to its slot, or returns an array that the Reducer
-copies to the slot and back. `divide` copies it divided, and `fill` always copies it. `give` writes
-the mean to `x.grad`, or returns the (target, source) of a copy, which `write_means` makes. Compiled
-code copies only between plain CPU tensors of one dtype, shape and layout.
+copies to the slot and back. `divide` copies it divided, `fill` always copies it, and `add` adds a
+further one. `give` writes the mean to `x.grad`, or returns the (target, source) of a copy, which
+`write_means` makes. Compiled code copies only between plain CPU tensors of one dtype, shape and
+layout.
 """
 
 from __future__ import annotations
@@ -137,22 +138,25 @@ class Cast(Dense):
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor, past: bool) -> None:
         super().__init__(x, gradient, False, past)
-        self._target, self._count = target, 1
+        self._target, self._divided_by = target, 1
 
     def divide(self, x: torch.Tensor, divisor: int) -> bool:
         """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
-        self._count = 1
+        self._divided_by = 1
         if self._target.grad is not None or not super().divide(x, divisor):
             return False
-        x.grad, self._count = None, divisor
+        x.grad, self._divided_by = None, divisor
         return True
 
     def add(self, x: torch.Tensor) -> bool:
-        """Add a further gradient of the pass to the bucket; return whether that is divided."""
+        """Add a further gradient of the pass to the bucket, divided as the first one was.
+
+        Return whether that was divided.
+        """
         own = self._taken(x)
         if own is not None:
-            self.view.add_(own, alpha=1 / self._count)
-        return self._count > 1
+            self.view.add_(own, alpha=1 / self._divided_by)
+        return self._divided_by > 1
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` to the bucket, with what has been accumulated before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -178,7 +179,10 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Two blocks, under a checkpoint together; `deep` says whether the second is used."""
+    """Three blocks, the first two under one checkpoint.
+
+    `deep` selects whether the third gets the second's output or the first's.
+    """
 
     def __init__(self, inner: bool | None, outer: bool | None, deep: bool) -> None:
         super().__init__()
@@ -328,6 +332,40 @@ def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not():
     assert run_local(run, 2) == [12.0] * 2
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_checkpoint_may_be_around_the_whole_model(reentrant, accumulates):
+    def run(group: Any) -> Any:
+        model = fully_shard(nn.Linear(1, 2, bias=False))
+        for last in (False, True) if accumulates else (True,):
+            x = torch.zeros(1, 1) + (1.0 + group.rank)
+            with contextlib.nullcontext() if last else model.no_sync():
+                checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+        return model.flats()[0].shard.grad.item()
+
+    assert run_local(run, 2) == [3.0 if accumulates else 1.5] * 2
+
+
+def test_an_evaluation_after_a_pass_that_was_left_announces_nothing():
+    def run(group: Any) -> Any:
+        model = fully_shard(nn.Linear(1, 2, bias=False))
+        x = torch.ones(1, 1, requires_grad=True)
+        x.register_hook(refuse)
+        with pytest.raises(ValueError, match="on purpose"):
+            model(x).sum().backward()
+        with torch.no_grad():
+            model(torch.ones(1, 1))
+        with model.no_sync():
+            model(torch.ones(1, 1)).sum().backward()
+        return model.flats()[0].shard.grad
+
+    assert run_local(run, 2) == [None] * 2
+
+
+def refuse(_: Any) -> None:
+    raise ValueError("on purpose")
+
+
 def test_gradients_are_added_and_divided_in_the_precision_of_reductions():
     def run(group: Any) -> Any:
         model = fully_shard(
@@ -384,20 +422,26 @@ def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
 def test_a_whole_state_has_the_names_of_the_plain_modules_state():
     """A shared parameter has all its names; a buffer that is not persistent has none."""
 
+    class Stateful(nn.Module):
+        def get_extra_state(self) -> torch.Tensor:
+            return torch.zeros(1)
+
     def made() -> nn.Module:
         net = Net()
         net.register_buffer("scratch", torch.ones(3), persistent=False)
+        net.register_buffer("alias", net.offset)
+        net.more = Stateful()
         return net
 
     def run(group: Any) -> Any:
         model = fully_shard(made(), nn.Sequential)
         state = model.full_state_dict()
-        model.load_full_state_dict({name: 2 * x for name, x in made().state_dict().items()})
+        model.load_full_state_dict({name: 2 * x for name, x in state.items()})
         return state, model.full_state_dict()
 
     expected = made().state_dict()
+    del expected["more._extra_state"]
     for state, doubled in run_local(run, 2):
-        made().load_state_dict(state)
         torch.testing.assert_close(state, dict(expected))
         torch.testing.assert_close(doubled, {name: 2 * x for name, x in expected.items()})
 

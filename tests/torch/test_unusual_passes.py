@@ -57,6 +57,32 @@ def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(options, 
     assert run_local(run, SIZE) == [[mean] * 2] * SIZE
 
 
+def test_the_backward_pass_of_another_pass_may_be_the_announced_one():
+    """Also with nested backward passes, which end before it."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return x
+
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Two())
+        for x in model.parameters():
+            x.data.fill_(1.0)
+        model(torch.ones(1, 1, requires_grad=True))
+        with model.no_sync():
+            output = model(torch.full((1, 1), 1.0 + group.rank, requires_grad=True))
+        output.sum().backward()
+        return gradients(model)
+
+    assert run_local(run, SIZE) == [[1.5, 1.0, 2.5, 1.0, 3.5, 1.0]] * SIZE
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 @pytest.mark.parametrize("together", [False, True])
 def test_two_announced_passes_may_use_different_parameters(first, together):
@@ -128,6 +154,21 @@ def test_the_error_of_an_unseen_use_says_what_to_return():
 
     for (note,) in run_local(run, SIZE):
         assert "forward() must return all tensors that the loss depends on" in note
+
+
+def test_the_error_of_a_hook_is_not_taken_for_an_unseen_use():
+    def run(group: Any) -> Any:
+        model = DistributedDataParallel(Scaled())
+        model.register_comm_hook(None, refused)
+        with pytest.raises(RuntimeError, match="of the hook") as caught:
+            model(1.0).backward()
+        return getattr(caught.value, "__notes__", [])
+
+    assert run_local(run, SIZE) == [[]] * SIZE
+
+
+def refused(_state: Any, _bucket: Any) -> Any:
+    raise RuntimeError("of the hook")
 
 
 def conv(channels_last: bool) -> nn.Module:
@@ -230,6 +271,29 @@ class Checkpointed(nn.Module):
         if self.reentrant is None:
             return self.inner(x)
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+def test_ctrl_c_in_a_checkpointed_layer_leaves_a_usable_model_in_mixed_precision():
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(4, 4), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 2:  # in the backward pass
+                raise KeyboardInterrupt
+            return self.layer(x)
+
+    def run(group: Any) -> Any:
+        module = Checkpointed(Interrupted(), False)
+        model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(1, 4)).float().sum().backward()
+        model(torch.ones(1, 4)).float().sum().backward()
+        return {x.dtype for x in module.parameters()}, module.inner.layer.bias.grad.tolist()
+
+    assert run_local(run, SIZE) == [({torch.float32}, [1.0] * 4)] * SIZE
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

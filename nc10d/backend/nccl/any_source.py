@@ -45,8 +45,8 @@ class Senders:
         self._asked: set[int] = set()
         self._lock = threading.RLock()
         self.matching = threading.RLock()
-        """Held while receives take their senders; never acquired under the lock above."""
-        self._queues: dict[int, deque[weakref.ref[AnySourceWork]]] = {}
+        """Held while receives take their senders. Acquire it before `_lock`, not inside of that."""
+        self._queues: dict[int, deque[weakref.ref[QueuedNcclReceive]]] = {}
         if messages is not None:
             messages.on_value = self._heard
 
@@ -73,7 +73,7 @@ class Senders:
                 self._asked.add(tag)
                 self.messages.set(f"{_ANY}/{self.rank}/{tag}", "")
 
-    def join(self, work: AnySourceWork, tag: int) -> None:
+    def join(self, work: QueuedNcclReceive, tag: int) -> None:
         """Append a receive to the queue of its tag."""
         with self.matching:
             self._queues.setdefault(tag, deque()).append(weakref.ref(work))
@@ -86,7 +86,7 @@ class Senders:
             queue = self._queues.get(tag)
             while queue:
                 first = queue[0]()
-                if first is not None and not first.take_sender():
+                if first is not None and not first.launch_if_sender_known():
                     return True
                 queue.popleft()
             self._queues.pop(tag, None)
@@ -120,7 +120,7 @@ class Senders:
         self.messages.set(f"{_SENT}/{self.rank}/{rank}/{tag}", str(self._sent[place]), (rank,))
 
 
-class AnySourceWork(DeviceWork):
+class QueuedNcclReceive(DeviceWork):
     """A receive in a queue: once its sender is known, the Work of the receive from that rank."""
 
     __slots__ = ("_check", "_error", "_inner", "_launch", "_senders", "blocks", "deadline")
@@ -149,8 +149,8 @@ class AnySourceWork(DeviceWork):
         assert isinstance(op, Recv)
         return op
 
-    def take_sender(self) -> bool:
-        """Launch this receive, the first of its queue, if its sender is known; False: it is not.
+    def launch_if_sender_known(self) -> bool:
+        """Launch this receive, which is first in its queue; False if its sender is unknown yet.
 
         The caller holds `Senders.matching`.
         """
@@ -165,7 +165,7 @@ class AnySourceWork(DeviceWork):
             self._inner = self._launch(Recv(self._op.x, source, tag), self.deadline.remaining())
             self._result = source  # also while the message is still on its way
         except Exception as error:  # noqa: BLE001  (its own Work raises it)
-            self._error = error  # a thread of its own ends it: callbacks may take long
+            self._error = error  # `_match` ends it without the lock: callbacks may take long
         return True
 
     def _over(self) -> bool:
@@ -195,10 +195,11 @@ class AnySourceWork(DeviceWork):
 
     def _time_out(self) -> None:
         rank, tag = self._senders.rank, self._op.tag
-        named = "any rank" if self._op.peer is None else f"rank {self._op.peer}, behind such a one"
+        peer = self._op.peer
+        source = "any rank" if peer is None else f"rank {peer}, behind one from any rank"
         text = (
             f"rank {rank}: no rank has sent a message with tag {tag} within the timeout of a "
-            f"receive from {named}"
+            f"receive from {source}"
         )
         with self._senders.matching:
             if not self._over():

@@ -15,7 +15,7 @@ from typing import Any
 
 from nc10d.arrays.access import first_array
 from nc10d.backend.base import Backend, BackendSetup, OtherBackends
-from nc10d.backend.nccl.any_source import AnySourceWork, checked
+from nc10d.backend.nccl.any_source import QueuedNcclReceive, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import Library, library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
@@ -145,7 +145,9 @@ class NcclBackend(Backend):
         """Receive from any rank, or behind such a receive."""
         checked(op, self.rank, self.size, device_group.senders)
         senders = device_group.senders
-        work = AnySourceWork(op, timeout, senders, self._launch_receive, self._failure.check_peers)
+        work = QueuedNcclReceive(
+            op, timeout, senders, self._launch_receive, self._failure.check_peers
+        )
         if async_op:
             return work
         self._wait_unless_interrupted(work)

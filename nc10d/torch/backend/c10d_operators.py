@@ -118,7 +118,7 @@ def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable
                 if self.nc10d_group.in_batch():
                     raise
                 refusal = error
-        install(operator.name)
+        _install(operator.name)
         call = _Call(self, own, arguments[operator.arguments :], options)
         outer, _calls.call = _calls.call, call
         try:
@@ -132,19 +132,29 @@ def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable
     return method
 
 
-@functools.cache
-def install(name: str = _GATHER.name) -> torch.library.Library:
-    """Replace an operator's kernels, once. Return the library, whose end would undo it.
+_libraries: dict[str, torch.library.Library] = {}
+"""The replaced kernels, by operator: the end of a library would undo it."""
+_installing = threading.Lock()
 
-    The default is the operator behind `all_gather_into_tensor_out`. It calls a method of the group
-    that torch 2.13 does not let Python override.
+
+def install_gather() -> None:
+    """Replace the kernels of the operator behind `all_gather_into_tensor_out`.
+
+    They call a method of the group that torch 2.13 does not let Python override.
     """
-    library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
+    _install(_GATHER.name)
+
+
+def _install(name: str) -> None:
+    """Replace an operator's kernels; again: no change."""
+    with _installing, warnings.catch_warnings():
+        if name in _libraries:
+            return
+        library = torch.library.Library("c10d", "IMPL")
         warnings.simplefilter("ignore")  # the kernels that these replace are torch's
         for device in _DEVICES:
             library.impl(name, _kernel(name, device), device, with_keyset=True)
-    return library
+        _libraries[name] = library
 
 
 def _kernel(name: str, device: str) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def create(setup: Any, options: Any) -> Any:
     world = current_world() if adopted else torch_world
     if SUPPORTED:
         return PythonBackend(group, world)
-    c10d_operators.install()
+    c10d_operators.install_gather()
     return PythonGroup(group, world)
 
 

@@ -8,6 +8,7 @@ stand for a list of one, as in torch's own bindings.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -32,12 +33,17 @@ from nc10d.torch.stores import release
 c10d: Any = torch._C._distributed_c10d
 
 
+class _Blocks(threading.local):
+    def __init__(self) -> None:
+        self.open: list[CoalescingManager] = []
+
+
 class TorchCalls(TorchLauncher):
     """A torch group's calls on the group of nc10d below it."""
 
     def _open(self, group: ProcessGroup, world: World) -> None:
         super()._open(group, world)
-        self.open_blocks: list[CoalescingManager] = []
+        self._blocks = _Blocks()
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -245,19 +251,23 @@ class TorchCalls(TorchLauncher):
         """Collect this thread's calls until _end_coalescing, which launches them together."""
         block = self.nc10d_group.coalescing_manager(async_ops=True)
         block.__enter__()
-        self.open_blocks.append(block)
+        self._blocks.open.append(block)
 
     def _end_coalescing(self, device: Any = None) -> TorchWork | None:
         """Launch the calls since _start_coalescing; None if there were none."""
-        block = self.open_blocks.pop()
+        block = self._blocks.open.pop()
         with raising_torch_errors():
             block.__exit__(None, None, None)
         return self._kept(block.works[0], []) if block.works else None
 
+    def open_blocks(self) -> int:
+        """Return the number of this thread's open blocks."""
+        return len(self._blocks.open)
+
     def drop_blocks(self, count: int, error: BaseException) -> None:
         """End this thread's blocks but the first `count`, without a launch."""
-        while len(self.open_blocks) > count:
-            self.open_blocks.pop().__exit__(type(error), error, error.__traceback__)
+        while len(self._blocks.open) > count:
+            self._blocks.open.pop().__exit__(type(error), error, error.__traceback__)
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

@@ -116,12 +116,13 @@ def _closing_blocks(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(group: Group | None = None, *arguments: Any, **options: Any) -> Iterator[Any]:
         group = group or dist.group.WORLD
         calls = calls_of(group)
-        outer = len(calls.open_blocks) if calls is not None else 0
+        outer, entered = calls.open_blocks() if calls is not None else 0, False
         try:
             with theirs(group, *arguments, **options) as manager:
+                entered = True
                 yield manager
         except BaseException as error:
-            if calls is not None:
+            if calls is not None and entered:
                 c10d._world.pg_coalesce_state.pop(group, None)
                 calls.drop_blocks(outer, error)
             raise

@@ -1,8 +1,8 @@
 """Parameters as a flat tensor that is divided over a group: each rank keeps a shard of it.
 
-Contract: the shard is a parameter. The whole tensor has memory between `gather` and `free` alone.
-Views of it stand for the parameters in a forward pass. autograd saves such views, which are valid
-again whenever the whole tensor has memory: its storage stays the same object.
+Contract: the shard is a parameter. The whole tensor has memory from `gather` to `free`. Views of it
+stand for the parameters in a pass. Its storage stays the same object, so views are valid again
+after the next `gather`. Views that autograd saves are kept as places (saved_views.py).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Layout(NamedTuple):
 
 
 class Use(Enum):
-    """Where views of a flat tensor come from, by which its gradient comes."""
+    """The reason for which views were set; the views' gradient arrives with it."""
 
     FORWARD = auto()
     """A forward pass."""
-    AGAIN = auto()
-    """A unit that a checkpoint calls again in the backward pass."""
-    INSIDE = auto()
-    """The backward pass of a unit, for the checkpoints inside of it."""
+    RECOMPUTED = auto()
+    """A checkpoint around the unit runs its forward again."""
+    IN_BACKWARD = auto()
+    """The unit's own backward pass runs; checkpoints inside of it read these views."""
 
 
 class Flat:
@@ -98,7 +98,7 @@ class Flat:
         self._work: Work | None = None
         self._gathered, self._has_memory = False, True
         self.uses = 0
-        """How many uses of forward passes have no gradient yet."""
+        """The number of forward uses whose gradient has not come yet."""
         self._current: torch.Tensor | None = None
         self._earlier: torch.Tensor | None = None
         self.on_gradient = on_gradient
@@ -124,7 +124,7 @@ class Flat:
         self._work = require_work(work)
 
     def wait(self) -> None:
-        """Wait for the whole tensor."""
+        """Gather the whole tensor unless it is there, and block until it is."""
         self.gather()
         work, self._work = self._work, None
         if work is not None:
@@ -132,7 +132,7 @@ class Flat:
             self._held = None
 
     def free(self, keep: bool = False) -> None:
-        """Free the memory of the whole tensor; with `keep`, only gather it anew the next time."""
+        """Free the memory of the whole tensor; with `keep`, only gather anew at the next use."""
         if self._work is not None:
             self.wait()
         self._gathered = False
@@ -151,7 +151,7 @@ class Flat:
         """Set the modules' attributes to values."""
         for entry in self.layout.entries:
             for module, name in entry.places:
-                module.__dict__[name] = values[entry.name]  # as setattr, which is slow
+                module.__dict__[name] = values[entry.name]  # nn.Module's setattr is slow
 
     def remove_views(self) -> None:
         """Let tensors without memory stand for the parameters, of their shapes."""

@@ -67,22 +67,29 @@ class FullyShardedModule(nn.Module):
     ) -> None:
         super().__init__()
         self.process_group, self._dtypes = group, dtypes
-        first_names = {x: name for name, x in module.named_parameters()}
-        self.param_names = [*first_names.values()]
+        self.param_names = [name for name, _ in module.named_parameters()]
         if not self.param_names:
             raise ValueError(
                 f"{type(module).__name__} has no parameters: there is nothing to divide"
             )
         same_everywhere(group, {**dict(module.named_parameters()), **dict(module.named_buffers())})
         self.module = module
+        # A shared tensor has several names in a state; some buffers have none.
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        first_names = {x: name for name, x in tensors}
         kept = module.state_dict(keep_vars=True)
-        # A shared parameter has several names in a state; some buffers have none.
         self._state_names = {
-            name: first_names.get(x, name) for name, x in kept.items() if torch.is_tensor(x)
+            name: first_names[x]
+            for name, x in kept.items()
+            if torch.is_tensor(x) and x in first_names
         }
         self._order: list[nn.Module] = []
         self._recording = self._reducing = self._announced = self._end_queued = False
-        self._reduces, self._holding, self._creating = True, False, False
+        self._reduces = True
+        self._postponed: bool | None = None
+        """Whether a pass without a graph reduces, if a checkpoint calls it again with one."""
+        self._holding = self._creating = False
+        """Whether a graph of create_graph may read the units' memory, and this pass makes one."""
         self._pending: list[tuple[Flat, torch.Tensor, Work, torch.Tensor]] = []
         self._flats: dict[nn.Module, list[Flat]] = {}
         for unit, rows in _members(module, units).items():
@@ -113,8 +120,11 @@ class FullyShardedModule(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module, on all ranks."""
-        if not in_backward_pass():  # else a checkpoint calls
+        if not in_backward_pass():
             self._begin()
+        elif torch.is_grad_enabled() and self._postponed is not None:
+            # A checkpoint around the module calls it again, this time with a graph.
+            self._announce(self._postponed)
         if self._dtypes[0] is not None:
             inputs, kwargs = mapped((inputs, kwargs), self._cast)
         self._before_unit(self.module, ())
@@ -133,6 +143,7 @@ class FullyShardedModule(nn.Module):
     def _begin(self) -> None:
         """Begin a forward pass; drop what a backward pass has left that an exception ended."""
         left, self._end_queued = self._end_queued, False
+        self._announced = self._announced and not left
         self._pending.clear()
         for flat in self.flats():
             flat.forget()
@@ -140,9 +151,14 @@ class FullyShardedModule(nn.Module):
         self._free(*self._flats)  # the values are from before the last step
         self._recording = not self._order
         if torch.is_grad_enabled():
-            # A pass in no_sync does not take back that an earlier one is to be reduced.
-            self._reducing = self._reduces or (self._announced and not left)
-            self._announced = self._reducing
+            self._announce(self._reduces)
+        else:
+            self._postponed = self._reduces
+
+    def _announce(self, reducing: bool) -> None:
+        """Announce a backward pass; one in no_sync does not take an earlier announcement back."""
+        self._postponed = None
+        self._reducing = self._announced = reducing or self._announced
 
     def _cast(self, x: Any) -> Any:
         floating = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -159,7 +175,7 @@ class FullyShardedModule(nn.Module):
             self._prefetch(unit, 1)
         for flat in flats:
             flat.wait()
-            flat.set_views(Use.AGAIN if again else Use.FORWARD)
+            flat.set_views(Use.RECOMPUTED if again else Use.FORWARD)
         for x in () if again else tensors_in(inputs):
             if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                 x.register_hook(lambda _: self._free(unit))
@@ -184,7 +200,7 @@ class FullyShardedModule(nn.Module):
         for flat in flats:
             flat.wait()
             with torch.enable_grad():
-                flat.set_views(Use.INSIDE)
+                flat.set_views(Use.IN_BACKWARD)
 
     def _prefetch(self, unit: nn.Module, step: int) -> None:
         """Begin to gather the unit that comes next, in the order of the first forward pass."""
@@ -203,12 +219,15 @@ class FullyShardedModule(nn.Module):
     def _on_gradient(self, flat: Flat, gradient: torch.Tensor, use: Use) -> None:
         self._queue_end()
         flat.accumulate(gradient)
-        flat.uses -= use is Use.FORWARD
+        if use is Use.FORWARD:
+            flat.uses -= 1
         unit = self._unit_of[flat]
-        if flat.uses <= 0 and use is not Use.INSIDE and unit is not self.module:
+        if flat.uses > 0 or use is Use.IN_BACKWARD or unit is self.module:
+            return
+        if all(other.uses <= 0 for other in self._flats[unit]):
             self._free(unit)
-            if self._reducing:
-                self._reduce(flat)
+        if self._reducing:
+            self._reduce(flat)
 
     def _reduce(self, flat: Flat) -> None:
         if (reduced := flat.reduce()) is not None:
@@ -253,9 +272,9 @@ class FullyShardedModule(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers that the whole module's state_dict has, by name.
+        """Return the tensors of the plain module's state_dict, by the same names.
 
-        All ranks call. Blocks.
+        State that is not a parameter or buffer is left out. All ranks call. Blocks.
         """
         found = {name: x.detach().clone() for name, x in self.module.named_buffers()}
         for flat in self.flats():
@@ -266,8 +285,8 @@ class FullyShardedModule(nn.Module):
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Take this rank's shards, and buffers, from the state of a whole module.
 
-        The last value is taken of a parameter with several names. ValueError, before anything
-        changes, if names or shapes differ.
+        Of a parameter with several names, the value of the last name counts. ValueError, before
+        anything changes, if names or shapes differ.
         """
         shapes = {e.name: e.shape for flat in self.flats() for e in flat.layout.entries}
         buffers = dict(self.module.named_buffers())

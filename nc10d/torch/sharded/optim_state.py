@@ -121,7 +121,7 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
     group_of = {name: i for i, g in enumerate(whole["param_groups"]) for name in g["params"]}
     check_shapes(dict.fromkeys(wanted), dict.fromkeys(group_of))
     own: dict[int, State] = {}
-    counts = _counts(state, wanted)
+    counts = _per_parameter_keys(state, wanted)
     members: list[list[int]] = [[] for _ in whole["param_groups"]]
     for index, flat in enumerate(model.flats()):
         names = [entry.name for entry in flat.layout.entries]
@@ -150,9 +150,9 @@ def _shape(row: Mapping[str, Any], default: Any) -> Any:
     return shapes.pop() if len(shapes) == 1 else default
 
 
-def _counts(state: Mapping[str, State], shapes: Mapping[str, torch.Size]) -> set[str]:
-    """Return the keys whose value is one for a whole parameter, such as the number of steps."""
-    # The state of parameters that are numbers does not show it, if there are no others.
+def _per_parameter_keys(state: Mapping[str, State], shapes: Mapping[str, torch.Size]) -> set[str]:
+    """Return the keys of the optimizer's state that have one number a parameter, such as `step`."""
+    # A 0-dimensional parameter has one number under every key. If all are so, only names tell.
     counts = {"step", "mu_product", "eta", "mu"}  # of torch's Adam, NAdam and ASGD
     rows = [(bool(shapes[name]), key, x) for name, row in state.items() for key, x in row.items()]
     elements = {key for _, key, x in rows if isinstance(x, torch.Tensor) and x.dim()}

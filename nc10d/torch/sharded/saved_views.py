@@ -1,9 +1,9 @@
 """Views of flat tensors that a forward pass saves for its backward pass.
 
-Contract: the memory of a flat tensor may be freed between the two. So a saved view is kept as its
-place, and the backward pass gathers the tensor before it reads the view, whatever the path on which
-it gets there: an output, a loss that a layer keeps, a checkpoint, a graph that is kept. A change in
-place of any other saved tensor is an error, as in torch.
+Contract: the memory of a flat tensor may be freed before the backward pass. So a saved view is kept
+as its place, and the backward pass gathers the tensor before it reads the view, whatever the path
+on which it gets there: an output, a loss that a layer keeps, a checkpoint, a graph that is kept. A
+change in place of any other saved tensor is an error, as in torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
     Hooks around the block see all other tensors.
     """
     flat_of = {flat.full.untyped_storage()._cdata: flat for flat in flats}
-    around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # innermost ones only
+    around: Any = torch._C._autograd._top_saved_tensors_default_hooks(
+        True
+    )  # of the innermost block around: torch calls no others
 
     def pack(x: torch.Tensor) -> Any:
         flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None

@@ -239,7 +239,7 @@ def test_the_receives_of_a_batch_keep_their_order(kind: Any) -> None:
     run_ranks(in_a_batch, 2, kind)
 
 
-# -- who looks ---------------------------------------------------------------------------------
+# -- which thread advances a queue ------------------------------------------------------------
 
 
 def called_back(group: Any) -> None:

@@ -208,7 +208,7 @@ def mapped_arenas() -> int:
 
 
 def test_ranks_that_have_left_unmap_their_memory_without_a_garbage_collection() -> None:
-    """Address space ends: a process maps 64 times 64 arenas for 64 ranks as threads, but once."""
+    """64 ranks as threads map 64 times 64 arenas: a second such job has no room beside them."""
     gc.collect()
     gc.disable()
     try:

@@ -213,7 +213,7 @@ class ControlConnections:
             connection.wire.close()
             connection.ended = connection.ended or "this rank has closed it"
             self._ended.setdefault(connection.number, connection.ended)
-        self._on_message = self._on_end = self.wake = _nothing  # their owner may be freed
+        self._on_message = self._on_end = self.wake = _nothing  # else a cycle with their owner
 
 
 def _nothing(*_: object) -> None:

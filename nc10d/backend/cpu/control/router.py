@@ -172,7 +172,7 @@ class Router:
         if shared:
             self._lock = threading.RLock()
         self.control.close(shared=shared)
-        self.on_job_message = None
+        self.on_job_message = None  # else a cycle with the deadlock detector
         with self._lock:
             wake, self._wake = self._wake, -1
         if wake >= 0:

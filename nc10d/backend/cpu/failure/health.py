@@ -175,7 +175,7 @@ class Health:
         return self._remote is None and bool(peers) and all(map(self.has_closed, peers))
 
     def fail_left(self, peers: Sequence[int], ops: Sequence[Op]) -> DistError:
-        """Fail the group: all ranks for which `ops` could wait have left; return the failure."""
+        """Fail the group: all `peers`, which alone could end `ops`, have left. Return why."""
         return self._fail(self._text.peer_left(peers[0], ops, None))
 
     def _is_remote(self, rank: int) -> bool:

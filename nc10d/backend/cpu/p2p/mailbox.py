@@ -1,4 +1,4 @@
-"""Sending and receiving for a rank of a group: posts, matches and shows messages."""
+"""Sending and receiving for a rank of a group: post, match and probe messages."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Mailbox:
         self._all_inboxes: list[Inbox] = []
         self._queues = ReceiveQueues()
         self._in_order: bool | None = False
-        """Whether prepared receives come to this Mailbox, which keeps them in order."""
-        # Not this Mailbox: its group refers to its health.
+        """Whether prepared receives come to this Mailbox; None while the inboxes are switched."""
+        # The callback must not refer to this Mailbox, which refers to the group and its health.
         queues = self._queues
         group.health.on_failure.append(lambda _: queues.clear())
 

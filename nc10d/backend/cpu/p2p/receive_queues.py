@@ -11,8 +11,8 @@ has come for it. Until then it stands in the queue of its tag, and so do later r
 
 So the first receive of a queue that stays is one from any source, or it waits for earlier
 operations of its batch. A queue advances when a receive joins it, and when a thread waits for or
-tests any of its receives, or probes. Prepared receives pass the queues by: while there is a queue,
-`Inbox.in_order` sends them to the Mailbox.
+tests any of its receives, or probes. A prepared receive would bypass the queues. So while there is
+a queue, `Inbox.in_order` sends it to the Mailbox.
 
 A queue keeps receives, not their Works: a Work that is dropped leaves its receive posted, and a
 group that is dropped leaves without garbage collection.
@@ -37,7 +37,7 @@ _PAUSE = 0.05
 
 @dataclass(slots=True, eq=False)
 class PendingReceive:
-    """A receive in a queue; once it has left, it has a `work` or an `error`."""
+    """A receive in a queue. When it leaves the queue, it has a `work` or an `error`."""
 
     op: Recv
     deadline: Deadline
@@ -116,9 +116,10 @@ class QueuedReceive(Work):
         announced: Callable[[], Sequence[tuple[int, int]]],
         await_words: Callable[[Sequence[tuple[int, int]], float], object],
     ) -> None:
-        """`advance` advances the queue of a tag; `announced` returns what `await_words` takes.
+        """`advance` advances the queue of a tag. The message comes from one of `peers`.
 
-        These words change when a message comes from any rank. The message is from one of `peers`.
+        `announced()` returns (address, value) rows, and `await_words(rows, seconds)` blocks until
+        any word reaches its value, which the next message does.
         """
         super().__init__((pending.op,))
         self._waiter, self._health = waiter, health
