@@ -1,10 +1,10 @@
 """Connect autograd to the Reducer: pass on gradients as autograd computes them, return the means.
 
 Contract: autograd calls `_ready` once for each parameter in a backward pass, in any order, and with
-a static graph once for each use. The call comes on the thread that called `backward`, or on autograd's thread of a GPU, and the stream of the
-gradient is current. The first call begins the Reducer's pass, and the end of autograd's work ends
-it. A forward pass without a backward pass has no effect. A hook holds only a weak reference to its
-Gradients object.
+a static graph once for each use. The call comes on the thread that called `backward`, or on
+autograd's thread of a GPU, and the stream of the gradient is current. The first call begins the
+Reducer's pass, and the end of autograd's work ends it. A forward pass without a backward pass has
+no effect. A hook holds only a weak reference to its Gradients object.
 """
 
 from __future__ import annotations
