@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -251,6 +253,99 @@ def test_memory_is_there_on_every_path_of_a_backward_pass(units, inner, outer, k
             for name, x in module.named_parameters():
                 if x.grad is not None:
                     torch.testing.assert_close(found[name], x.grad, msg=name)
+
+
+class Called(nn.Module):
+    """Calls a block twice, its output being its next input, also under a checkpoint."""
+
+    def __init__(self, inner: bool | None, outer: bool | None) -> None:
+        super().__init__()
+        self.block, self.outer = Block(inner), outer
+        for x in self.parameters():
+            x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def both(x: torch.Tensor) -> Any:
+            return self.block(self.block(x))
+
+        return both(x) if self.outer is None else checkpoint(both, x, use_reentrant=self.outer)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("inner", [None, False, True])
+@pytest.mark.parametrize("outer", [None, False, True])
+def test_a_unit_may_take_its_own_output(inner, outer):
+    def run(group: Any) -> Any:
+        model = fully_shard(Called(inner, outer), Block)
+        model(input_of(group.rank)).square().sum().backward()
+        found = {}
+        for flat in model.flats():
+            found.update(flat.layout.split(flat.whole(flat.shard.grad)))
+        return found
+
+    module = Called(None, None)
+    for rank in range(2):
+        (module(input_of(rank)).square().sum() / 2).backward()
+    found = run_local(run, 2)[0]
+    for name, x in module.named_parameters():
+        if x.grad is not None:  # a loss that is not used has no gradient
+            torch.testing.assert_close(found[name], x.grad, msg=name)
+
+
+class Prompt(nn.Module):
+    """A unit whose output is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return [self.weight, x]
+
+
+@pytest.mark.parametrize("units", [None, Prompt])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_unit_may_return_a_parameter(units, grows):
+    def run(group: Any) -> Any:
+        model = fully_shard(nn.Sequential(Prompt()), units)
+        with torch.set_grad_enabled(grows):
+            weight, x = model(torch.full((3,), 2.0))
+        if grows:
+            (weight * x).sum().backward()
+            return weight.tolist(), [flat.whole(flat.shard.grad)[:3] for flat in model.flats()]
+        return weight.tolist(), [torch.full((3,), 2.0)]
+
+    for weight, (gradient,) in run_local(run, 2):
+        assert weight == [1.0, 2.0, 3.0]
+        assert gradient.tolist() == [2.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_hooks_that_compute_with_a_units_parameters_see_them():
+    def made() -> nn.Module:
+        layer = nn.utils.weight_norm(nn.Linear(4, 3))
+        for x in layer.parameters():
+            x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+        return nn.Sequential(layer)
+
+    def run(group: Any) -> Any:
+        return fully_shard(made(), nn.Linear)(torch.ones(1, 4)).tolist()
+
+    assert run_local(run, 2) == [made()(torch.ones(1, 4)).tolist()] * 2
+
+
+def test_a_graph_that_is_dropped_is_freed():
+    """An output that its own node saves does not keep itself alive."""
+
+    def run(group: Any) -> Any:
+        model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear)
+        output = model(torch.ones(1, 4))
+        alive = weakref.ref(output)
+        del output
+        gc.collect()
+        return alive() is None
+
+    assert run_local(run, 2) == [True] * 2
 
 
 @pytest.mark.parametrize("again", [None, False, True])

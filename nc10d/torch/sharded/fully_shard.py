@@ -95,7 +95,8 @@ class FullyShardedModule(nn.Module):
         for unit, rows in _members(module, units).items():
             self._flats[unit] = self._divided(unit, rows)
             if unit is not module:
-                unit.register_forward_pre_hook(self._before_unit)
+                # First: other hooks, such as weight_norm's, compute with the parameters.
+                unit.register_forward_pre_hook(self._before_unit, prepend=True)
                 unit.register_forward_hook(self._after_unit)
         self._unit_of = {flat: unit for unit, flats in self._flats.items() for flat in flats}
 
@@ -130,7 +131,7 @@ class FullyShardedModule(nn.Module):
         self._before_unit(self.module, ())
         try:
             with saving_views(self.flats()):
-                output = self.module(*inputs, **kwargs)
+                output = self._without_views(self.module, self.module(*inputs, **kwargs))
         finally:
             for flat in self._flats.get(self.module, ()):
                 flat.remove_views()
@@ -170,20 +171,34 @@ class FullyShardedModule(nn.Module):
         flats = self._flats.get(unit, ())
         for flat in flats:
             flat.gather()
-        again = in_backward_pass()
+        again, is_last = in_backward_pass(), not any(flat.uses for flat in flats)
         if not (self._recording or again):
             self._prefetch(unit, 1)
         for flat in flats:
             flat.wait()
             flat.set_views(Use.RECOMPUTED if again else Use.FORWARD)
-        for x in () if again else tensors_in(inputs):
+        # Of several uses, the backward pass comes to the first one last.
+        for x in tensors_in(inputs) if is_last and not again else ():
             if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                 x.register_hook(lambda _: self._free(unit))
 
-    def _after_unit(self, unit: nn.Module, _inputs: Any, output: Any) -> None:
+    def _after_unit(self, unit: nn.Module, _inputs: Any, output: Any) -> Any:
+        output = self._without_views(unit, output)
         self._hook_backward(unit, output)
         if not in_backward_pass():  # else a checkpoint has called, for the backward pass to come
             self._free(unit)
+        return output
+
+    def _without_views(self, unit: nn.Module, output: Any) -> Any:
+        """Return an output with copies of the unit's parameters, whose memory will be freed."""
+        owned = {flat.full.untyped_storage()._cdata for flat in self._flats.get(unit, ())}
+
+        def is_view(x: torch.Tensor) -> bool:
+            return x.layout is torch.strided and x.untyped_storage()._cdata in owned
+
+        if not any(map(is_view, tensors_in(output))):
+            return output
+        return mapped(output, lambda x: x.clone() if is_view(x) else x)
 
     def _hook_backward(self, unit: nn.Module, output: Any) -> None:
         for x in tensors_in(output):

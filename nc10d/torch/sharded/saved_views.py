@@ -31,7 +31,8 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
         flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
         if flat is not None:
             return _View.of(flat, x)
-        return around[0](x) if around else (x, x._version)
+        # Detached: an output that its own node saves would keep itself alive.
+        return around[0](x) if around else (x.detach(), x._version)
 
     def unpack(packed: Any) -> torch.Tensor:
         if isinstance(packed, _View):
