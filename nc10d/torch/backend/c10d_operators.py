@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch.backend.launching import as_torchs
 from nc10d.torch.backend.works import TorchWork
 from nc10d.torch.tensors import WrapperTensorError
 
@@ -115,16 +116,15 @@ def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable
             try:
                 return own(self, *arguments, **options)
             except WrapperTensorError as error:
-                if self.nc10d_group.in_batch():
-                    raise
                 refusal = error
+        return as_torchs(refusal, self.nc10d_group, lambda: by_operator(self, arguments, options))
+
+    def by_operator(self: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         _install(operator.name)
         call = _Call(self, own, arguments[operator.arguments :], options)
         outer, _calls.call = _calls.call, call
         try:
             returned = getattr(call.carrier, name)(*arguments, **options)
-        except NotImplementedError as error:  # the tensor's class does not know the operator
-            raise refusal or error from None
         finally:
             _calls.call = outer
         return self._joined(call.works) if call.works else returned

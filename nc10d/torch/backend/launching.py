@@ -23,6 +23,7 @@ from nc10d.ops import OP_NAMES, Op
 from nc10d.torch.backend import profiling
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
 from nc10d.torch.backend.works import FutureOrder, TorchWork, ended_work
+from nc10d.torch.tensors import WrapperTensorError
 from nc10d.work import Work, collect_all
 
 UNSET = timedelta(milliseconds=-1)
@@ -39,6 +40,21 @@ class _Blocking(threading.local):
 blocking = _Blocking()
 """`here` is True from the start of torch.distributed.send or recv on this thread to its call of the
 group."""
+
+
+def as_torchs(
+    refusal: WrapperTensorError | None, group: ProcessGroup, call: Callable[[], Any]
+) -> Any:
+    """Make a call as torch's own groups do, so that dispatch modes and tensors' classes see it.
+
+    `refusal` is why the group itself could not make it; it is raised if nothing else can be done.
+    """
+    if refusal is not None and group.in_batch():
+        raise refusal
+    try:
+        return call()
+    except NotImplementedError as error:  # the tensor's class does not know the operator
+        raise refusal or error from None
 
 
 class TorchLauncher:

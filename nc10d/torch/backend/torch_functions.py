@@ -21,7 +21,7 @@ from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
 from nc10d.torch.backend.group_calls import TorchCalls
 from nc10d.torch.backend.groups import calls_of
-from nc10d.torch.backend.launching import blocking
+from nc10d.torch.backend.launching import as_torchs, blocking
 from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
@@ -80,16 +80,12 @@ def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return own(calls, *arguments, **options)
             except WrapperTensorError as error:
-                if calls.nc10d_group.in_batch():
-                    raise
                 refusal = error
         blocking.here = False  # a hook may start messages of its own
-        try:
-            # The hooks, modes and the tensor's class see the call, and then the backend.
-            with calls.noting_messages() as works:
-                returned = theirs(group, *arguments, **options)
-        except NotImplementedError as error:  # the tensor's class does not know the operator
-            raise refusal or error from None
+        with calls.noting_messages() as works:
+            returned = as_torchs(
+                refusal, calls.nc10d_group, lambda: theirs(group, *arguments, **options)
+            )
         return calls._joined(works) if works else returned
 
     return message

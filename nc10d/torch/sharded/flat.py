@@ -55,6 +55,20 @@ class Layout(NamedTuple):
         return flat
 
 
+def check_shapes(expected: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise a ValueError that names the first difference between names and shapes."""
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{name}: the module has {_in_words(expected.get(name))}, the state "
+                f"{_in_words(found.get(name))}: a state fits modules with the same parameters only"
+            )
+
+
+def _in_words(shape: Any) -> str:
+    return "no such parameter" if shape is None else f"the shape {tuple(shape)}"
+
+
 class Use(Enum):
     """The reason for which views were set; the views' gradient arrives with it."""
 
@@ -70,8 +84,11 @@ class Flat:
     """Parameters of a single dtype, in a flat tensor; `shard` is this rank's part of it.
 
     `dtypes` are those of the whole tensor and of the reduction of its gradient, None for the
-    parameters' own. `on_gradient(flat, gradient, use)` takes a whole gradient in a backward pass.
+    parameters' own.
     """
+
+    on_gradient: Callable[[Flat, torch.Tensor, Use], None]
+    """Takes a whole gradient in a backward pass; set before the first pass."""
 
     def __init__(
         self,
@@ -79,7 +96,6 @@ class Flat:
         params: Sequence[torch.Tensor],
         group: ProcessGroup,
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
-        on_gradient: Callable[[Flat, torch.Tensor, Use], None],
     ) -> None:
         size, first = group.size(), params[0]
         count = sum(x.numel() for x in params)
@@ -101,7 +117,6 @@ class Flat:
         """The number of forward uses whose gradient has not come yet."""
         self._current: torch.Tensor | None = None
         self._earlier: torch.Tensor | None = None
-        self.on_gradient = on_gradient
         empty = partial(torch.empty, dtype=self.shard.dtype, device="meta")
         self._empty = {entry.name: empty(entry.shape) for entry in entries}
         self._viewed = True

@@ -19,8 +19,8 @@ import torch
 
 from nc10d.api.objects import scatter_object_list
 from nc10d.torch.optim.global_state import options_of
-from nc10d.torch.sharded.flat import Flat
-from nc10d.torch.sharded.fully_shard import FullyShardedModule, check_shapes
+from nc10d.torch.sharded.flat import Flat, check_shapes
+from nc10d.torch.sharded.fully_shard import FullyShardedModule
 
 State = dict[str, Any]
 

@@ -22,7 +22,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
-from nc10d.backend.cpu.p2p.receive_queues import PendingReceive, QueuedReceive, ReceiveQueues
+from nc10d.backend.cpu.p2p.receive_queues import PAUSE, PendingReceive, QueuedReceive, ReceiveQueues
 from nc10d.backend.cpu.transport.links import SLOT, Header, Inbox, LinksStopped, UnexpectedMessage
 from nc10d.backend.cpu.works import CpuWork, PartWaiter
 from nc10d.base.call_site import called, here
@@ -34,8 +34,6 @@ from nc10d.work import Work
 
 End = TypeVar("End")
 _LABELS = {dtype.code: dtype.label for dtype in DType}
-_PAUSE = 0.05
-"""Seconds between two looks of a thread that probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +267,7 @@ class Mailbox:
                 return found
             if left:
                 raise copy_to_raise(health.fail_left(peers, (Recv(None, peer, tag or 0),)))
-            self.await_words(self._announced(peers), deadline.slice(_PAUSE))
+            self.await_words(self._announced(peers), deadline.slice(PAUSE))
 
     def _look(self, peers: Sequence[int], tag: int | None) -> MessageInfo | None:
         """Return the next message from any of `peers` that no pending receive will take."""

@@ -31,8 +31,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.ops import Recv
 from nc10d.work import Work
 
-_PAUSE = 0.05
-"""Seconds between two looks of a thread that waits for a receive in a queue."""
+PAUSE = 0.05
+"""Seconds between two looks of a thread that waits for a message from any rank."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +174,7 @@ class QueuedReceive(Work):
             # The words are read before the queue advances: a message that another thread takes in
             # between has changed them, and this thread does not wait.
             if words is not None:
-                self._await(words, until.slice(_PAUSE))
+                self._await(words, until.slice(PAUSE))
             words = self._announced()
 
     def _watch(self) -> None:

@@ -1,0 +1,49 @@
+"""The division of a module's parameters into units, each of which is gathered on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from nc10d.torch.sharded.flat import ParamEntry
+
+Units = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
+Members = dict[torch.Tensor, ParamEntry]
+
+
+def _is_instance(kinds: Any, module: nn.Module) -> bool:
+    return isinstance(module, kinds)
+
+
+def members_of(root: nn.Module, units: Units | None) -> dict[nn.Module, Members]:
+    """Return the parameters of each unit, with their names and places.
+
+    A parameter that several units share belongs to the root, which is gathered all the time.
+    """
+    is_unit: Any = units
+    if units is None or isinstance(units, (type, tuple)):
+        is_unit = partial(_is_instance, units or ())
+    homes: dict[torch.Tensor, set[nn.Module]] = {}
+    entries: Members = {}
+
+    def visit(module: nn.Module, path: str, unit: nn.Module) -> None:
+        for name, x in module._parameters.items():
+            if x is not None:
+                entry = entries.setdefault(x, ParamEntry(f"{path}{name}", x.shape, []))
+                if (module, name) not in entry.places:
+                    entry.places.append((module, name))
+                homes.setdefault(x, set()).add(unit)
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{path}{name}.", child if is_unit(child) else unit)
+
+    visit(root, "", root)
+    found: dict[nn.Module, Members] = {root: {}}
+    for x, entry in entries.items():
+        unit = next(iter(homes[x])) if len(homes[x]) == 1 else root
+        found.setdefault(unit, {})[x] = entry
+    return found
