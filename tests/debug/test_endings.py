@@ -138,6 +138,7 @@ class Loud(Still):
         atexit.register(os.write, 2, b"one thing more")
 
 
+@pytest.mark.slow
 def test_output_at_exit_is_reported() -> None:
     assert endings.left(Loud(), 3).words == "says something 3x"
 

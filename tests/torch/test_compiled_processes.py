@@ -70,6 +70,7 @@ def all_equal(two, name, as_views):
     return all(map(all, two.run(compare, [name] * 2, [as_views] * 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "as_views"), [("perceptron", True), ("branches", False)])
 def test_gradients_are_those_of_an_uncompiled_pass(name, as_views, two):
     assert all_equal(two, name, as_views)

@@ -100,7 +100,7 @@ def test_many_hosts_reduce_in_the_order_of_hosts() -> None:
 
 
 FAR = [
-    "all_reduce",
+    pytest.param("all_reduce", marks=pytest.mark.slow),
     "fused",
     "broadcast",
     "barrier",

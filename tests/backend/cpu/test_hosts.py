@@ -44,6 +44,7 @@ def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
         unregister_backend("hosts")
 
 
+@pytest.mark.slow
 def test_ranks_on_separate_hosts_conform() -> None:
     assert check_backend(functools.partial(on_hosts, "abcde"), (2, 3), seed=5) > 200
 
