@@ -18,8 +18,8 @@ import numpy as np
 from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
-from nc10d.codec.messages import LARGEST
-from nc10d.codec.openings import Openings
+from nc10d.codec.messages import LARGEST, OPENING
+from nc10d.codec.openings import Openings, take
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -57,11 +57,6 @@ def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> Outgo
         return OutgoingObject(_encoded(value, openings.stream(), allow_pickle), nbytes, None)
     except Exception as error:  # noqa: BLE001  (raised by `raise_if_failed`, after the exchange)
         return OutgoingObject.failed(error, nbytes)
-
-
-def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
-    """Return the bytes of this rank's object that travel first."""
-    return openings.own if out is None else out.opening
 
 
 def raise_if_failed(out: OutgoingObject | None) -> None:
@@ -137,20 +132,22 @@ class ObjectCall:
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name, self._device = name, device
+        self._name = name
+        self._device = device
         self._allow_pickle = False if weights_only else allow_pickle
         self._locate = None if location is None else _locate(name, location)
 
-    def begin(self) -> bool:
-        """Start the timeout; return whether this rank takes part.
+    def begin(self, count: int | None = None, nbytes: int = OPENING) -> Openings | None:
+        """Start the timeout; return the openings of `count` messages, by default one a rank.
 
-        ValueError inside a coalescing block, or if the group lacks the backend.
+        None if this rank is no member. ValueError inside a coalescing block, or if the group lacks
+        the backend.
         """
-        if isinstance(self.found, NonMember):
+        group = self.found
+        if isinstance(group, NonMember):
             warn_non_member(self._name, 4)
-            return False
-        self.group = group = self.found
-        self.rank = group.rank
+            return None
+        self.group = group
         allowed = group.allow_pickle if self._allow_pickle is None else bool(self._allow_pickle)
         self.allow_pickle = _program_allows(group) if allowed is None else allowed
         group.refuse_in_batch(self._name)
@@ -161,7 +158,7 @@ class ObjectCall:
             message = f"{self._name}: device is {self._device!r}, for which {self.group!r}"
             raise ValueError(f"{message} has no backend")
         self._until = monotonic() + group.timeout
-        return True
+        return take(group.size if count is None else count, nbytes)
 
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""
@@ -203,8 +200,8 @@ class ObjectCall:
             return make()
         except MemoryError as error:
             # The other ranks are about to run a collective that this rank can't run.
-            reason = f"{self._name}: no memory for {envelope.total} bytes on rank {self.rank}"
-            self.group.abort(Aborted(reason, rank=self.rank, op=self._name))
+            reason = f"{self._name}: no memory for {envelope.total} bytes on rank {self.group.rank}"
+            self.group.abort(Aborted(reason, rank=self.group.rank, op=self._name))
             raise MemoryError(reason) from error
 
     def decode(self, incoming: IncomingObject) -> Any:

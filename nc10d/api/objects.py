@@ -35,14 +35,13 @@ from nc10d.api.object_exchange import (
     ObjectCall,
     OutgoingObject,
     encode_outgoing,
-    opening_of,
     part,
     raise_if_failed,
     rounds,
 )
 from nc10d.codec import MessageKind
 from nc10d.codec.messages import MESSAGE_OPENING
-from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back, take
+from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back
 from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
@@ -68,15 +67,16 @@ def broadcast_object_list(
     )
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
-    if not call.begin():
+    openings = call.begin(1)
+    if openings is None:
         return
-    openings = take(1)
-    if call.rank == root:
+    if call.group.rank == root:
         out = encode_outgoing([*object_list], call.allow_pickle, openings)
-        call.group.broadcast(opening_of(out, openings), root)
-        for each in call.encoded(out):
-            call.group.broadcast(each, root, timeout=call.remaining())
-        raise_if_failed(out)
+        call.group.broadcast(openings.own if out is None else out.opening, root)
+        if out is not None:
+            for each in call.encoded(out):
+                call.group.broadcast(each, root, timeout=call.remaining())
+            raise_if_failed(out)
         give_back(openings)
         return
     call.group.broadcast(openings.table, root)
@@ -108,12 +108,13 @@ def all_gather_object(
     """
     call = ObjectCall("all_gather_object", group, allow_pickle, weights_only, map_location)
     _check_list("all_gather_object", object_list)
-    if not call.begin():
+    openings = call.begin()
+    if openings is None:
         return
     _check_length("object_list", object_list, call.group.size)
-    openings = take(call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    first = openings.own if out is None else out.opening
+    call.group.all_gather_into_tensor(openings.table, first)
     objects = openings.objects()
     if objects is not None:
         give_back(openings)
@@ -146,12 +147,13 @@ def gather_object(
     """
     call = ObjectCall("gather_object", group, allow_pickle, weights_only, map_location)
     root = rank_in(call.found, "dst", rank_or_first(dst, group_dst), group_dst)
-    if not call.begin():
+    openings = call.begin()
+    if openings is None:
         return
-    places = _gather_list(object_gather_list, call.rank == root, call.group.size)
-    openings = take(call.group.size)
+    places = _gather_list(object_gather_list, call.group.rank == root, call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    first = openings.own if out is None else out.opening
+    call.group.all_gather_into_tensor(openings.table, first)
     objects = openings.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
@@ -193,23 +195,24 @@ def scatter_object_list(
     """
     call = ObjectCall("scatter_object_list", group, allow_pickle, weights_only, map_location)
     root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
-    if not call.begin():
+    openings = call.begin()
+    if openings is None:
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
-    openings = take(call.group.size)
+    rank = call.group.rank
     out: list[OutgoingObject | None] = []
-    if call.rank == root:
+    if rank == root:
         out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
     call.group.broadcast(openings.table, root)
-    mine = slice(call.rank, call.rank + 1)
+    mine = slice(rank, rank + 1)
     objects = openings.objects(mine)
     if objects is not None:
         give_back(openings)
         scatter_object_output_list[0] = objects[0]
         return
     found = call.incoming_all(openings.table, root)
-    incoming = found[call.rank]
+    incoming = found[rank]
     sent, received = list(map(call.encoded, out)), call.allocate(incoming)
     for number in rounds(found):
         parts = [part(each, number) for each in sent] or None
@@ -239,14 +242,15 @@ def send_object_list(
     call = ObjectCall("send_object_list", group, allow_pickle, weights_only, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
-    if not call.begin():
+    openings = call.begin(1, MESSAGE_OPENING)
+    if openings is None:
         return
-    openings = take(1, MESSAGE_OPENING)
     out = encode_outgoing([*object_list], call.allow_pickle, openings)
-    call.group.send(opening_of(out, openings), peer)
-    for each in call.encoded(out):
-        call.group.send(each, peer, timeout=call.remaining())
-    raise_if_failed(out)
+    call.group.send(openings.own if out is None else out.opening, peer)
+    if out is not None:
+        for each in call.encoded(out):
+            call.group.send(each, peer, timeout=call.remaining())
+        raise_if_failed(out)
     give_back(openings)
 
 
@@ -270,23 +274,23 @@ def recv_object_list(
     call = ObjectCall("recv_object_list", group, allow_pickle, weights_only, map_location, device)
     peer = source_in(call.found, src, group_src)
     _check_list("recv_object_list", object_list)
-    if not call.begin():
+    openings = call.begin(1, MESSAGE_OPENING)
+    if openings is None:
         return -1
-    openings = take(1, MESSAGE_OPENING)
     sender = call.group.recv(openings.table, peer)
     assert sender is not None, "no block is open, so the message has come"
     found = openings.objects()
     if found is not None:
         give_back(openings)
         _fill(object_list, found[0], sender)
-        return call.group.global_rank(sender)
+        return call.group.ranks[sender]
     incoming = call.incoming(openings.table[0], sender)
     for each in call.allocate(incoming):
         call.group.recv(each, sender, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
     _fill(object_list, objects, sender)
-    return call.group.global_rank(sender)
+    return call.group.ranks[sender]
 
 
 def _for_each_rank(
@@ -306,7 +310,7 @@ def _for_each_rank(
             failed = OutgoingObject.failed(message.error, openings.own.size)
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
-        opening[:] = opening_of(message, openings)
+        opening[:] = openings.own if message is None else message.opening
         out.append(message)
     return out
 

@@ -21,6 +21,8 @@ from nc10d.codec.messages import OPENING, WORDS, MessageKind
 from nc10d.codec.plain import MALFORMED, PlainWriter, is_plain
 
 _PLAIN = int(MessageKind.PLAIN)
+_START = WORDS.size
+"""The byte of an opening at which the stream begins."""
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
@@ -38,30 +40,32 @@ class Openings:
     __slots__ = ("_dirty", "_end", "_rows", "_streams", "_writer", "own", "table")
 
     def __init__(self, count: int, nbytes: int = OPENING) -> None:
-        self._writer = PlainWriter(WORDS.size)
+        self._writer = PlainWriter(_START)
         self.own: Bytes = self._writer.memory[:nbytes]
         self.table: Bytes = np.zeros((count, nbytes), np.uint8)
-        self._streams = [row.data[WORDS.size :] for row in self.table]
+        self._streams = [row.data[_START:] for row in self.table]
         self._rows = np.empty((opcodes.ROWS, nbytes + 1), np.int64)
-        self._dirty = self._end = WORDS.size
+        self._dirty = self._end = _START
 
     def put(self, value: Any) -> bool:
         """Write an object; return whether `own` has its message: it is plain, and small."""
+        own = self.own
         self._end = end = self._writer.write(value)
         dirty, self._dirty = self._dirty, abs(end)
-        if 0 < end <= self.own.size:
-            return bool(opcodes.seal(self.own, end, dirty, _PLAIN, WORDS.size, self._rows))
-        self.own[abs(end) :] = 0
+        if 0 < end <= len(own):
+            sealed: bool = opcodes.seal(own, end, dirty, _PLAIN, _START, self._rows)
+            return sealed
+        own[abs(end) :] = 0
         return False
 
     def stream(self) -> Bytes | None:
         """Return the stream of the object of the latest `put`, None if that is not plain."""
-        stream = self._writer.memory[WORDS.size : max(WORDS.size, self._end)]
+        stream = self._writer.memory[_START : max(_START, self._end)]
         return stream if is_plain(stream) else None
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless each message is that of a plain object."""
-        if not opcodes.check_openings(self.table, _PLAIN, WORDS.size, self._rows):
+        if not opcodes.check_openings(self.table, _PLAIN, _START, self._rows):
             return None
         try:
             return list(map(pickle.loads, self._streams[rows]))
