@@ -70,7 +70,7 @@ WORKERS = -n $(JOBS) --dist loadfile --max-worker-restart 0
 unit: .venv/test.stamp
 	$(BIN)/pytest $(WORKERS)
 
-# What takes ten seconds or more: whole programs, benchmarks, checks of whole backends.
+# What takes five seconds or more: whole programs, benchmarks, checks of whole backends.
 test-slow: warm
 	$(BIN)/pytest -m "slow and not long" $(WORKERS)
 

@@ -25,6 +25,7 @@ from nc10d.work import Work
 FEW = (DType.FLOAT32, DType.INT8, DType.BFLOAT16, DType.COMPLEX128, DType.BOOL)
 
 
+@pytest.mark.slow
 def test_the_cpu_backend_conforms_with_ranks_as_threads() -> None:
     assert check_backend("cpu") > 350
 

@@ -59,7 +59,13 @@ def test_pages_have_examples() -> None:
     assert {example.page for example in EXAMPLES} >= {"README.md", "testing.md"}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.page}: {e.name}")
+def speed(example: Example) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if "import torch" in example.code else []
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=speed(e), id=f"{e.page}: {e.name}") for e in EXAMPLES]
+)
 def test_an_example_runs(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / example.name).write_text(example.code)
     assert example.command[0] == "python"

@@ -167,6 +167,7 @@ def two_threads(group: Any) -> None:
     assert (results[1 - rank] == 19 + 10 * (1 - rank)).all()
 
 
+@pytest.mark.slow
 def test_prepared_calls_are_found_by_compiled_code_and_failures_are_raised_there() -> None:
     run_ranks(in_a_process_of_its_own, 2, "processes")
 

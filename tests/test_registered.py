@@ -89,6 +89,7 @@ STARTS = st.sampled_from([None, 0, 1])
 COUNTS = st.sampled_from([1, 1000, LARGE, 1_000_000])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(STARTS, min_size=3, max_size=3), COUNTS)
 def test_results_are_those_of_plain_arrays(

@@ -345,6 +345,7 @@ hear()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["dist.ProcessGroup.successor", "shrink.ShrinkAttempt.confirm"])
 def test_a_rank_that_stops_while_ranks_shrink_delays_them_no_longer_than_the_timeout(
     moment: str,

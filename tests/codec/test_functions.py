@@ -75,6 +75,7 @@ print(run_ranks(scaled, 2, "processes"))
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_a_repl_and_of_a_lambda_run_as_processes() -> None:
     done = subprocess.run(
         [sys.executable, "-i", "-q"], input=REPL, capture_output=True, text=True, check=True

@@ -109,6 +109,7 @@ def test_ranks_that_begin_together_share_the_compiling(tmp_path):
     assert all(worker.returncode == 0 for worker in workers)
 
 
+@pytest.mark.slow
 def test_damaged_files_are_compiled_again(tmp_path):
     pairs = [(kind, "uint32") for kind in ("MAX", "MIN", "PRODUCT", "SUM")]
     finish(start(pairs, tmp_path))

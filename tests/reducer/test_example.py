@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reducer_numpy.py"
 
 
+@pytest.mark.slow
 def test_overlap_changes_no_weight():
     command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "2", str(EXAMPLE)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

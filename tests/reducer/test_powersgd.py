@@ -286,6 +286,7 @@ def each_beside_torch(group, cases, meeting):
     return found
 
 
+@pytest.mark.slow
 def test_torchs_hooks_compute_the_same(tmp_path):
     pytest.importorskip("torch")
     cases = [(name, *how) for name in OURS for how in [(1, True), (2, False), (4, True)]]

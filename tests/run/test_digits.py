@@ -81,6 +81,7 @@ def test_every_number_of_ranks_learns_the_same(launch: Launch) -> None:
     assert accuracies.pop() > 95
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_keyboard_ends_the_command_without_output_within_a_second(
     environment: dict[str, str],
 ) -> None:

@@ -71,6 +71,7 @@ nc10d.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_torchs_own_client_meets_in_that_store_too(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     script = tmp_path / "torch_ranks.py"

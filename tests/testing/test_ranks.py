@@ -105,6 +105,7 @@ def hangs(group: Any, here: bool) -> int:
     return int(group.rank)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_answer_are_named_and_ended() -> None:
     with Ranks(2, "processes", timeout=20.0) as ranks:
         assert ranks.run(hangs, [False, False]) == [0, 1]

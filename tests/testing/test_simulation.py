@@ -23,7 +23,9 @@ def play_all(seeds: range) -> None:
             simulation.play(seed)
 
 
-@pytest.mark.parametrize("begin", range(0, 2000, 500))
+@pytest.mark.parametrize(
+    "begin", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (500, 1000, 1500))]
+)
 def test_every_schedule_keeps_its_laws(begin: int) -> None:
     play_all(range(begin, begin + 500))
 
@@ -134,6 +136,7 @@ def test_a_bug_without_a_target_is_an_error(target: str) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_every_seeded_bug_fits_the_product() -> None:
     for bug in BUGS.values():
         hunt(bug, 130)  # BrokenBug if it does not; few schedules do not find every bug

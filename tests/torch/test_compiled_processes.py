@@ -96,6 +96,7 @@ def left_out(group):
     return str(raised.value), raised.value.__notes__
 
 
+@pytest.mark.slow
 def test_a_pass_without_a_parameter_is_an_error_of_the_next_forward_pass(two):
     for message, notes in two.run(left_out):
         assert "1.weight" in message

@@ -239,6 +239,7 @@ print("met")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "nc10d.run"])
 def test_a_launchers_store_serves_torch_and_nc10d(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "both.py"

@@ -49,7 +49,7 @@ def around_thresholds(group: ProcessGroup) -> Thresholds:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("limits", [DEFAULTS, Thresholds(32 << 20, NEVER)])
 def test_staging_buffers_and_the_kernel_give_the_same_results(
     size: int, limits: Thresholds, monkeypatch: pytest.MonkeyPatch

@@ -176,6 +176,7 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) ->
     assert f"pid {ranks[-1].pid}" in text
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_only_slow() -> None:
     with job("ab", count=1 << 20) as ranks:
         for rank in ranks:

@@ -137,6 +137,7 @@ hear()
         assert all("'ib7' has no address here (there are" in rank.line() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_a_vanished_host_is_found_out_within_seconds() -> None:
     code = """
 group = join()
