@@ -80,7 +80,7 @@ def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMes
         if not allow_pickle:
             raise
         message = encode_pickled(value)
-    nbytes = message.envelope().total
+    nbytes = len(message.header) + message.payload
     if nbytes > LARGEST:
         raise CodecError(f"the object has {nbytes} bytes, and a message {LARGEST} at most")
     return message
@@ -180,10 +180,10 @@ class ObjectCall:
         """Return the parts that follow the opening; abort the group if there is no memory."""
         if out is None:
             return ()
-        message, envelope = out.message, out.message.envelope()
-        if envelope.inline:
+        message = out.message
+        if message.inline:
             return ()
-        return self._or_abort(envelope, lambda: [message.flat(), *message.long])
+        return self._or_abort(message.envelope(), lambda: [message.flat(), *message.long])
 
     def allocate(self, incoming: IncomingObject) -> Sequence[Bytes]:
         """Return memory for the parts that follow an opening; abort the group if there is none."""

@@ -75,6 +75,8 @@ class Envelope(NamedTuple):
         room = opening.size - WORDS.size
         if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= room // _PLACE.size:
             raise CodecError(f"no message has the kind and sizes {word}, {header}, {payload}")
+        if count == 0 and header + payload <= LARGEST:
+            return cls(_KINDS[kind], header, payload, (), room)
         long = tuple(_PLACE.iter_unpack(opening.data[WORDS.size :][: count * _PLACE.size]))
         found = cls(_KINDS[kind], header, payload, long, room)
         places = [place for place, _ in long]
@@ -96,10 +98,7 @@ class Envelope(NamedTuple):
     @property
     def inline(self) -> bool:
         """Whether the opening has the whole message."""
-        if self.long:
-            return False
-        header, payload = self.header, self.payload
-        return (aligned(header) + payload if payload else header) <= self.room
+        return not self.long and _fits(self.header, self.payload, self.room)
 
     @property
     def nbytes(self) -> int:
@@ -150,17 +149,24 @@ class Envelope(NamedTuple):
 _KINDS = {int(kind): kind for kind in MessageKind}
 
 
+def _fits(header: int, payload: int, room: int) -> bool:
+    """Return whether an opening has room for a message."""
+    return (aligned(header) + payload if payload else header) <= room
+
+
 class EncodedMessage:
     """An object to send: `chunks` are the user's arrays, which must not change until it is sent."""
 
-    __slots__ = ("_envelope", "chunks", "header", "kind", "long")
+    __slots__ = ("_places", "_room", "chunks", "header", "kind", "long", "payload")
 
     def __init__(self, kind: MessageKind, header: bytes, chunks: Sequence[Array] = ()) -> None:
         self.kind, self.header, self.chunks = kind, header, chunks
+        self.payload = sum([aligned(chunk.nbytes) for chunk in chunks]) if chunks else 0
+        """The bytes of the chunks, each with its gap, but for those that travel by themselves."""
         self.long: list[Bytes] = []
         """The chunks that travel by themselves, as bytes; see `divide`."""
-        payload = sum([aligned(chunk.nbytes) for chunk in chunks]) if chunks else 0
-        self._envelope = Envelope(kind, len(header), payload)
+        self._places: tuple[tuple[int, int], ...] = ()
+        self._room = OPENING - WORDS.size
 
     @classmethod
     def failed(cls, reason: BaseException) -> EncodedMessage:
@@ -170,7 +176,9 @@ class EncodedMessage:
 
     def divide(self, opening: int = OPENING) -> None:
         """Let long chunks travel by themselves, behind an opening of so many bytes."""
-        room = opening - WORDS.size
+        self._room = room = opening - WORDS.size
+        if self.payload < LONG:
+            return
         short: list[Array] = []
         places: list[tuple[int, int]] = []
         at = 0
@@ -181,33 +189,38 @@ class EncodedMessage:
             else:
                 short.append(chunk)
                 at += aligned(chunk.nbytes)
-        self.chunks = short
-        self._envelope = Envelope(self.kind, len(self.header), at, tuple(places), room)
+        self.chunks, self.payload, self._places = short, at, tuple(places)
 
     def envelope(self) -> Envelope:
         """Return the envelope, which travels before the message."""
-        return self._envelope
+        return Envelope(self.kind, len(self.header), self.payload, self._places, self._room)
+
+    @property
+    def inline(self) -> bool:
+        """Whether the opening has the whole message."""
+        return not self.long and _fits(len(self.header), self.payload, self._room)
 
     def opening(self) -> Bytes:
         """Return the opening, with the whole message if there is room."""
-        kind, header, payload, long, room = self._envelope
-        if payload == 0 and header <= room and not long:
-            words = WORDS.pack(kind, header, payload)
-            block = (words + self.header).ljust(WORDS.size + room, b"\0")
-            return np.frombuffer(bytearray(block), np.uint8)
-        opening = np.zeros(WORDS.size + room, np.uint8)
-        WORDS.pack_into(opening.data, 0, kind + _KIND * len(long), header, payload)
-        for number, place in enumerate(long):
-            _PLACE.pack_into(opening.data, WORDS.size + number * _PLACE.size, *place)
-        if self._envelope.inline:
-            body = self.flat()[:room]
-            opening[WORDS.size : WORDS.size + body.size] = body
-        return opening
+        block = bytearray(WORDS.size + self._room)
+        word = self.kind + _KIND * len(self.long)
+        WORDS.pack_into(block, 0, word, len(self.header), self.payload)
+        if self.inline:
+            at = WORDS.size
+            for part in (self.header, *(chunk.tobytes() for chunk in self.chunks)):
+                block[at : at + len(part)] = part
+                at += aligned(len(part))
+        for number, place in enumerate(self._places):
+            _PLACE.pack_into(block, WORDS.size + number * _PLACE.size, *place)
+        return np.frombuffer(block, np.uint8)
 
     def flat(self) -> Bytes:
         """Return header and chunks copied into a flat array; gaps are zeros, not old memory."""
         flat = np.empty(self.envelope().nbytes, np.uint8)
-        at = _copy_chunk(flat, 0, np.frombuffer(self.header, np.uint8))
+        size = len(self.header)
+        flat.data[:size] = self.header
+        at = aligned(size) if self.chunks else size
+        flat[size:at] = 0
         for chunk in self.chunks:
             at = _copy_chunk(flat, at, chunk)
         flat[at:] = 0
