@@ -321,7 +321,7 @@ class OpLauncher:
         context, health = self._group.context, self._group.health
         context.need_worker()
         for gate in work.dependencies.waits:
-            while not self.mailbox.await_words([(gate, 1)], SLICE):
+            while not self.mailbox.await_gate(gate, SLICE):
                 failure = health.check_wait((), self._channel, deadline)
                 if failure is not None:
                     raise copy_to_raise(failure)

@@ -239,6 +239,81 @@ def test_the_receives_of_a_batch_keep_their_order(kind: Any) -> None:
     run_ranks(in_a_batch, 2, kind)
 
 
+def into_one_array(group: Any, any_source: bool) -> None:
+    """Rank 0 receives twice into an array, in a block, behind a message that it does not want."""
+    if group.rank:
+        for tag in (7, 5, 9, 3):
+            numbers(group, tag, tag, tag=tag)
+        return
+    x = empty()
+    group.recv(x, 1, tag=5)  # the message of tag 7 is aside now, that of tag 9 at the link's head
+    with group.coalescing_manager():
+        group.recv(x, 1, tag=3)
+        group.recv(x, None if any_source else 1, tag=7)
+    assert x[0] == 7
+    group.recv(x, None, tag=9)
+    assert x[0] == 9
+
+
+@KINDS
+@pytest.mark.parametrize("any_source", [False, True])
+def test_a_block_passes_messages_that_it_does_not_receive(kind: Any, any_source: bool) -> None:
+    with Ranks(2, kind, timeout=20.0) as ranks:
+        ranks.run(into_one_array, [any_source] * 2)
+
+
+def beside_a_block(group: Any) -> list[bool]:
+    """Return whether rank 0's first waits ended early: it receives behind a block that waits."""
+    if group.rank:
+        numbers(group, 7, 8, tag=7)
+        group.barrier()
+        group.recv(empty(), 0)
+        numbers(group, 3, 3, tag=3)
+        return []
+    group.barrier()
+    mailbox = group.backend("cpu").launcher.mailbox
+    gate, words = mailbox.await_gate, mailbox.await_words
+    x, y, early = empty(), empty(), []
+    in_block, waits = threading.Event(), threading.Event()
+
+    def await_gate(*given: Any) -> Any:
+        in_block.set()
+        return gate(*given)
+
+    def await_words(*given: Any) -> Any:
+        found = words(*given)
+        if threading.current_thread() is receiver:
+            early.append(found)
+            if len(early) == 3:
+                waits.set()
+        return found
+
+    def block() -> None:
+        with group.coalescing_manager():
+            group.recv(x, 1, tag=3)
+            group.recv(x, None, tag=7)
+
+    mailbox.await_gate, mailbox.await_words = await_gate, await_words
+    blocked = threading.Thread(target=block)
+    receiver = threading.Thread(target=lambda: group.recv(y, None, tag=7))
+    blocked.start()
+    assert in_block.wait(20.0)
+    receiver.start()
+    assert waits.wait(20.0)
+    found = early[:3]
+    group.send(empty(), 1)
+    blocked.join()
+    receiver.join()
+    del mailbox.await_gate, mailbox.await_words
+    assert (x[0], y[0]) == (7, 8)
+    return found
+
+
+def test_a_thread_behind_a_block_that_waits_waits_for_its_gate() -> None:
+    with Ranks(2, timeout=20.0) as ranks:
+        assert ranks.run(beside_a_block)[0] == [False] * 3
+
+
 # -- which thread advances a queue ------------------------------------------------------------
 
 

@@ -172,7 +172,7 @@ class Mailbox:
         self, op: Recv, deadline: Deadline, dependencies: MessageDependencies
     ) -> Work | DeferredReceive:
         """Post a receive to the queue of its tag: from any source, or behind such a receive."""
-        pending = PendingReceive(op, deadline, may_start=not dependencies)
+        pending = PendingReceive(op, deadline, dependencies)
         with self._queues.lock:
             self._queues.join(pending)
             self._advance(op.tag)
@@ -181,13 +181,13 @@ class Mailbox:
         peers = self._others if op.peer is None else [op.peer]
         work = QueuedReceive(
             *(self._waiter, self._group.health, pending, peers),
-            *(self._advance, self._announced, self.await_words),
+            *(self._advance, self._next_words, self.await_words),
         )
         if not dependencies:
             return work
 
         def start() -> Work:
-            pending.may_start = True
+            pending.dependencies = INDEPENDENT
             return work
 
         return DeferredReceive(dependencies, start)
@@ -284,12 +284,30 @@ class Mailbox:
                     return MessageInfo(rank, *found[:2])
         return None
 
+    def _next_words(self, tag: int) -> list[tuple[int, int]]:
+        """Return the words that let the queue of a tag advance: of gates, or next messages."""
+        closed = [(gate, 1) for gate in self._queues.gates(tag) if not entry_points.load_word(gate)]
+        return closed or self._announced()
+
     def _announced(self, peers: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """Return the words that announce the next messages from `peers` (None: any)."""
         found = peers if peers is not None else self._others
         inboxes = [self._end(self._links.inbox, peer) for peer in found]
         waiting = [inbox.channel for inbox in inboxes if not inbox.receiving]
         return [*map(unexpected.next_message, waiting)]
+
+    def await_gate(self, gate: int, seconds: float) -> bool:
+        """Wait for `seconds`, or until a gate of a batch opens; return whether it has opened.
+
+        Messages that block the receives of the batch are moved aside.
+        """
+        if self.await_words([(gate, 1)], seconds):
+            return True
+        for inbox in self._links.inboxes():
+            if inbox.channel.get(at.C_UNMATCHED):
+                with inbox.lock, inbox:
+                    unexpected.receive_unexpected_from(self._links, inbox)
+        return False
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait for `seconds`, or until the word of any (address, value) reaches its value."""

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.failure.health import Health
+from nc10d.backend.cpu.lowering.ordering import MessageDependencies
 from nc10d.backend.cpu.works import PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Recv
@@ -41,8 +42,8 @@ class PendingReceive:
 
     op: Recv
     deadline: Deadline
-    may_start: bool
-    """Whether the earlier operations of its batch that it depends on have ended."""
+    dependencies: MessageDependencies
+    """The operations of its batch that must end first; INDEPENDENT once they have ended."""
     work: Work | None = None
     error: Exception | None = None
 
@@ -70,6 +71,12 @@ class ReceiveQueues:
         """Return the tags that have a queue."""
         return list(self._queues)
 
+    def gates(self, tag: int) -> Sequence[int]:
+        """Return the gates for which the first receive of a queue waits."""
+        with self.lock:
+            queue = self._queues.get(tag)
+            return queue[0].dependencies.waits if queue else ()
+
     def join(self, pending: PendingReceive) -> None:
         """Append a receive to the queue of its tag."""
         with self.lock:
@@ -81,7 +88,7 @@ class ReceiveQueues:
             queue = self._queues.get(tag)
             while queue:
                 first = queue[0]
-                if first.may_start and not first.left:
+                if not (first.dependencies or first.left):
                     try:
                         first.work = post(first)
                     except Exception as error:  # noqa: BLE001  (its own Work raises it)
@@ -102,7 +109,7 @@ class QueuedReceive(Work):
     """The Work of a receive that was posted to a queue."""
 
     __slots__ = (
-        *("_advance", "_announced", "_await", "_awaited", "_health", "_peers", "_pending"),
+        *("_advance", "_await", "_awaited", "_health", "_next_words", "_peers", "_pending"),
         "_waiter",
     )
 
@@ -113,18 +120,18 @@ class QueuedReceive(Work):
         pending: PendingReceive,
         peers: Sequence[int],
         advance: Callable[[int], None],
-        announced: Callable[[], Sequence[tuple[int, int]]],
+        next_words: Callable[[int], Sequence[tuple[int, int]]],
         await_words: Callable[[Sequence[tuple[int, int]], float], object],
     ) -> None:
         """`advance` advances the queue of a tag. The message comes from one of `peers`.
 
-        `announced()` returns (address, value) rows, and `await_words(rows, seconds)` blocks until
-        any word reaches its value, which the next message does.
+        `next_words(tag)` returns (address, value) rows, and `await_words(rows, seconds)` blocks
+        until any word reaches its value: then the queue may advance.
         """
         super().__init__((pending.op,))
         self._waiter, self._health = waiter, health
         self._pending, self._peers = pending, peers
-        self._advance, self._announced, self._await = advance, announced, await_words
+        self._advance, self._next_words, self._await = advance, next_words, await_words
         self._awaited = False
 
     @property
@@ -175,7 +182,7 @@ class QueuedReceive(Work):
             # between has changed them, and this thread does not wait.
             if words is not None:
                 self._await(words, until.slice(PAUSE))
-            words = self._announced()
+            words = self._next_words(pending.op.tag)
 
     def _watch(self) -> None:
         self._awaited = True  # a callback or a coroutine waits
