@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
@@ -241,7 +241,7 @@ def wait_all(futures: Sequence[Future[S]], timeout: Timeout = None) -> list[S]:
     ]
 
 
-def wait_any(works: Sequence[Promise | None], timeout: Timeout = None) -> int | None:
+def wait_any(works: Iterable[Promise | None], timeout: Timeout = None) -> int | None:
     """Block until any of `works` has ended; return its index, the lowest if several have.
 
     A None in the list is skipped, so a loop sets `works[index] = None` and goes on; the result is
@@ -249,6 +249,7 @@ def wait_any(works: Sequence[Promise | None], timeout: Timeout = None) -> int | 
     (seconds or timedelta), CollectiveTimeout in this caller alone if none has ended by then. The
     end of an operation on a device is awaited on the host. Futures may stand in the list, too.
     """
+    works = [*works]
     ended = _some_ended(works, timeout, "wait_any")
     if not ended:
         return None
@@ -256,12 +257,13 @@ def wait_any(works: Sequence[Promise | None], timeout: Timeout = None) -> int | 
     return ended[0]
 
 
-def wait_some(works: Sequence[Promise | None], timeout: Timeout = None) -> list[int]:
+def wait_some(works: Iterable[Promise | None], timeout: Timeout = None) -> list[int]:
     """Block until any of `works` has ended; return the indices of all that have ended by then.
 
     As wait_any; the list is empty when only Nones are left. Raises the error of the first that
     failed, if any did.
     """
+    works = [*works]
     ended = _some_ended(works, timeout, "wait_some")
     for index in ended:
         _raise_failure(works[index])

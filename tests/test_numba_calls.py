@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import njit, types
 from numba.core.errors import TypingError
 
 import nc10d as dist
@@ -193,6 +193,34 @@ def behind_any_source(group: Any) -> None:
 
 def test_compiled_code_does_not_overtake_a_receive_from_any_source() -> None:
     run_ranks(behind_any_source, 2, "processes")
+
+
+def in_a_block(group: Any) -> None:
+    """A block takes no call of compiled code, whose arrays may be gone at its end."""
+    with dist.coalescing_manager():
+        for call in (lambda: reduced(np.ones(3)), lambda: received(np.zeros(1, np.int64), 1, 3)):
+            with pytest.raises(ValueError, match="a call of compiled code is not possible inside"):
+                call()
+    x = np.ones(3)
+    reduced(x)
+    assert (x == group.size).all()
+
+
+def test_compiled_code_joins_no_block() -> None:
+    run_ranks(in_a_block, 2, "processes")
+
+
+@pytest.mark.parametrize("rank_type", [types.float64, types.unicode_type])
+def test_ranks_and_tags_are_integers(rank_type: Any) -> None:
+    x = types.Array(types.float64, 1, "C")
+    for function, arguments in (
+        (lambda x, src: nb.broadcast(x, src), (x, rank_type)),
+        (lambda x, dst: nb.send(x, dst), (x, rank_type)),
+        (lambda x, tag: nb.send(x, 1, tag), (x, rank_type)),
+        (lambda x, src: nb.recv(x, src), (x, rank_type)),
+    ):
+        with pytest.raises(TypingError, match="must be an integer"):
+            njit(function).compile(arguments)
 
 
 def test_a_cached_function_finds_its_calls_in_the_next_process(tmp_path: Path) -> None:

@@ -346,6 +346,39 @@ def test_ranks_of_sub_groups_and_of_the_world(three: Ranks) -> None:
     assert three.run(among_two) == [[0], [2, 1], [2, 1]]
 
 
+def test_errors_of_a_sub_group_name_its_ranks_and_the_group(three: Ranks) -> None:
+    def among_two(group: Any) -> Any:
+        two = dist.new_group([1, 2])
+        if group.rank == 0:
+            return
+        places = [object()] if group.rank == 1 else [None]
+        words = "objects of type" if group.rank == 1 else "from rank 0 of group 'world/"
+        with pytest.raises(CodecError, match=words):
+            dist.broadcast_object_list(places, 1, two)
+        if group.rank == 1:
+            dist.broadcast_object_list([1], 1, two)
+            return
+        with pytest.raises(CodecError, match=r"rank 0 of group 'world/.* has sent 1") as found:
+            dist.broadcast_object_list([1, 2], 1, two)
+        assert (found.value.rank, found.value.group) == (0, two.name)
+        assert found.value.op == "broadcast_object_list"
+
+    three.run(among_two)
+
+
+def test_lists_are_lists(three: Ranks) -> None:
+    def mistakes(group: Any) -> None:
+        if group.rank == 0:
+            with pytest.raises(TypeError, match="object_gather_list must be a list, got tuple"):
+                dist.gather_object(1, (0, 0, 0))
+            for given in (iter([1, 2, 3]), {1, 2, 3}, "abc"):
+                with pytest.raises(TypeError, match="scatter_object_input_list must be a list"):
+                    dist.scatter_object_list([None], given)
+        group.barrier()
+
+    three.run(mistakes)
+
+
 def test_mistakes_are_found_before_anything_is_sent(three: Ranks) -> None:
     def err(group: Any) -> None:
         size, cases = group.size, []

@@ -153,6 +153,11 @@ def in_a_block(group: Any) -> None:
         assert (y == 9).all()
         with pytest.raises(ValueError, match="a probe is not possible inside a coalescing block"):
             dist.iprobe()
+        # Both would copy an array now that an earlier call of the block may change.
+        with pytest.raises(ValueError, match="sendrecv_replace is not possible inside"):
+            dist.sendrecv_replace(x, peer, peer)
+        with pytest.raises(ValueError, match="sendrecv with this rank itself is not possible"):
+            dist.sendrecv(x, group.rank, np.zeros(3, x.dtype), group.rank)
     assert (y == peer).all()
 
 
@@ -256,6 +261,9 @@ def test_wait_some_returns_all_that_have_ended_and_raises_their_failure() -> Non
     done, failed, pending = dist.Future(), dist.Future(), dist.Future()
     done.set_result(1)
     assert dist.wait_some([pending, done, None, done]) == [1, 3]
+    assert dist.wait_some(work for work in [pending, done]) == [1]
+    with pytest.raises(CollectiveTimeout, match="wait_any of 1"):
+        dist.wait_any(iter([pending]), timeout=0.01)
     failed.set_exception(PeerLost("gone"))
     assert dist.wait_any([pending, done, failed]) == 1
     with pytest.raises(PeerLost, match="gone"):

@@ -30,7 +30,8 @@ def sendrecv(
     is needed. The peers may call sendrecv, or send and recv. `src` is a global rank, or None for
     any rank; `recv_tag` is `tag` unless given. `tensor` and `output` may differ in size and dtype,
     and share no memory. As in MPI, `dst` and `src` may both be this rank: `output` is then a copy.
-    Returns -1 for a non-member, and inside a coalescing block, which the two messages join.
+    Returns -1 for a non-member, and inside a coalescing block, which the two messages join unless
+    they are for this rank (ValueError).
     """
     default = process_world.default if group is None and not own_worlds else None
     if default is not None and type(dst) is type(src) is int and group_dst is group_src is None:
@@ -56,6 +57,7 @@ def sendrecv_replace(
     """Send `tensor` to rank `dst`, and replace it by the array that rank `src` sends.
 
     As sendrecv, on a single array; a copy of it is sent. A device array must be contiguous.
+    ValueError inside a coalescing block.
     """
     chosen = group_or_default(group)
     to, source = rank_in(chosen, "dst", dst, group_dst), source_in(chosen, src, group_src)

@@ -216,8 +216,24 @@ class ObjectCall:
             raise self._error_from(error, incoming.sender) from error
 
     def _error_from(self, error: CodecError, sender: int) -> CodecError:
-        message = f"{self._name}: from rank {sender}: {error}"
-        return CodecError(message, rank=sender, group=self.group.name, op=self._name)
+        return self.error(f"from rank {{}}: {error}", sender)
+
+    def error(self, text: str, sender: int) -> CodecError:
+        """Return a CodecError; `text` has {} in place of the sender."""
+        group = self.group
+        known = str(sender)
+        if group.ranks[sender] != sender:
+            known = f"{sender} of group {group.name!r}"
+        message = f"{self._name}: {text.replace('{}', known, 1)}"
+        return CodecError(message, rank=sender, group=group.name, op=self._name)
+
+    def fill(self, places: list[Any], objects: Any, sender: int) -> None:
+        """Put received objects into the caller's list, in place."""
+        if type(objects) is not list or len(objects) != len(places):
+            count = len(objects) if type(objects) is list else "no list of"
+            text = f"rank {{}} has sent {count} objects, and the list here has {len(places)}"
+            raise self.error(text, sender)
+        places[:] = objects
 
 
 def _kind(device: Any) -> str:

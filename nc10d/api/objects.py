@@ -42,7 +42,6 @@ from nc10d.api.object_exchange import (
 from nc10d.codec import MessageKind
 from nc10d.codec.messages import MESSAGE_OPENING
 from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back
-from nc10d.errors import CodecError
 from nc10d.group.world import Group
 
 
@@ -83,14 +82,14 @@ def broadcast_object_list(
     found = openings.objects()
     if found is not None:
         give_back(openings)
-        _fill(object_list, found[0], root)
+        call.fill(object_list, found[0], root)
         return
     incoming = call.incoming(openings.table[0], root)
     for each in call.allocate(incoming):
         call.group.broadcast(each, root, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
-    _fill(object_list, objects, root)
+    call.fill(object_list, objects, root)
 
 
 def all_gather_object(
@@ -170,8 +169,7 @@ def gather_object(
     if places is None:
         for incoming in found:  # the destination has the reason
             if incoming.envelope.kind is MessageKind.FAILED:
-                message = f"gather_object: rank {incoming.sender} could not encode its object"
-                raise CodecError(message, rank=incoming.sender)
+                raise call.error("rank {} could not encode its object", incoming.sender)
     else:
         places[:] = [call.decode(incoming) for incoming in found]
     give_back(openings)
@@ -282,14 +280,14 @@ def recv_object_list(
     found = openings.objects()
     if found is not None:
         give_back(openings)
-        _fill(object_list, found[0], sender)
+        call.fill(object_list, found[0], sender)
         return call.group.ranks[sender]
     incoming = call.incoming(openings.table[0], sender)
     for each in call.allocate(incoming):
         call.group.recv(each, sender, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
-    _fill(object_list, objects, sender)
+    call.fill(object_list, objects, sender)
     return call.group.ranks[sender]
 
 
@@ -302,6 +300,9 @@ def _for_each_rank(
     """
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
+    if not isinstance(objects, (list, tuple)):
+        kind = type(objects).__name__
+        raise TypeError(f"scatter_object_input_list must be a list, got {kind}")
     _check_length("scatter_object_input_list", objects, len(openings.table))
     out: list[OutgoingObject | None] = []
     for value, opening in zip(objects, openings.table, strict=True):
@@ -323,6 +324,8 @@ def _gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any]
         return None
     if places is None:
         raise ValueError("object_gather_list must be given on the destination rank")
+    if not isinstance(places, list):
+        raise TypeError(f"object_gather_list must be a list, got {type(places).__name__}")
     _check_length("object_gather_list", places, size)
     return places
 
@@ -335,12 +338,3 @@ def _check_list(call: str, objects: Any) -> None:
 def _check_length(name: str, objects: Sequence[Any], size: int) -> None:
     if len(objects) != size:
         raise ValueError(f"{name} must have one place per rank, {size}, got {len(objects)}")
-
-
-def _fill(places: list[Any], objects: Any, sender: int) -> None:
-    """Put received objects into the caller's list, in place."""
-    if type(objects) is not list or len(objects) != len(places):
-        count = len(objects) if type(objects) is list else "no list of"
-        message = f"rank {sender} has sent {count} objects, and the list here has {len(places)}"
-        raise CodecError(message, rank=sender)
-    places[:] = objects

@@ -15,6 +15,7 @@ import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -87,24 +88,40 @@ for _path in (pathlib.PurePosixPath, pathlib.PosixPath):
     register_type(_path, str, _path, f"pathlib.{_path.__name__}")
 
 
-def _iso(value: Any) -> str:
-    """Return a date or a time as a text; CodecError if a text does not hold all of it."""
-    if getattr(value, "fold", 0) or type(getattr(value, "tzinfo", None)) not in _ZONES:
+def _iso(value: Any) -> Any:
+    """Return a date or a time as a text, and its zone if that has a name of its own.
+
+    CodecError if a text does not hold all of it.
+    """
+    zone = getattr(value, "tzinfo", None)
+    if getattr(value, "fold", 0) or type(zone) not in _ZONES:
         raise CodecError(f"{value!r} can't be carried: send it with a datetime.timezone, or as UTC")
+    if zone is not None and len(_parts_of(zone)) > 1:
+        return value.replace(tzinfo=None).isoformat(), zone
     return str(value.isoformat())
+
+
+def _parts_of(zone: Any) -> Any:
+    """Return the offset of a zone, and its name if it has one of its own."""
+    return zone.__getinitargs__()
+
+
+def _from_iso(read: Callable[[str], Any], state: Any) -> Any:
+    if type(state) is str:
+        return read(state)
+    text, zone = _take(state, str, datetime.timezone)
+    return read(text).replace(tzinfo=zone)
 
 
 _ZONES = {type(None), datetime.timezone}
 for _kind in (datetime.date, datetime.time, datetime.datetime):
-    register_type(_kind, _iso, _kind.fromisoformat)
+    register_type(_kind, _iso, partial(_from_iso, _kind.fromisoformat))
 register_type(
     datetime.timedelta,
     lambda x: (x.days, x.seconds, x.microseconds),
     lambda state: datetime.timedelta(*_take(state, int, int, int)),
 )
-register_type(
-    datetime.timezone, lambda x: x.utcoffset(None), lambda state: datetime.timezone(state)
-)
+register_type(datetime.timezone, _parts_of, lambda state: datetime.timezone(*state))
 
 
 def _find(module: Any, qualname: Any) -> Any:

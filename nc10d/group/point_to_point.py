@@ -120,8 +120,8 @@ class PointToPoint(Runner):
         """Send `tensor` to rank `dst` and receive `output` from rank `src`; return the sender.
 
         Both go on at once: blocks until both are done. `src` is None for any rank, `recv_tag` is
-        `tag` unless given. As in MPI, `dst` and `src` may both be this rank. Returns None inside a
-        coalescing block.
+        `tag` unless given. As in MPI, `dst` and `src` may both be this rank, but not inside a
+        coalescing block. Returns None inside one.
         """
         take = tag if recv_tag is None else recv_tag
         plain = type(dst) is type(src) is type(tag) is type(take) is int and timeout is None
@@ -141,8 +141,11 @@ class PointToPoint(Runner):
     ) -> int | None:
         """Send `tensor` to rank `dst`, then replace it by an array from `src`; see `sendrecv`.
 
-        A copy of `tensor` is sent.
+        A copy of `tensor` is sent. ValueError inside a coalescing block.
         """
+        if self.in_batch():  # an earlier call of the block may be what computes `tensor`
+            message = "sendrecv_replace is not possible inside a coalescing block: use two arrays"
+            raise ValueError(message)
         return self.sendrecv(copy_of(tensor), dst, tensor, src, tag, recv_tag, timeout)
 
     def _start_messages(self, ops: Sequence[Send | Recv], timeout: Timeout) -> list[Work]:
@@ -156,6 +159,9 @@ class PointToPoint(Runner):
     def _exchange_new(self, send: Send, recv: Recv, timeout: Timeout) -> int | None:
         check_exchange(send, recv, self.rank, self.size)
         if self.in_batch():
+            if send.peer == self.rank:
+                message = "with this rank itself is not possible inside a coalescing block"
+                raise ValueError(f"sendrecv {message}: copy the array")
             self._run(send, send.x, False, timeout)
             self._run(recv, recv.x, False, timeout)
             return None

@@ -102,6 +102,7 @@ def _answer(request: int) -> int:
         x = _array(key, count, data)
         if answer in (at.BUSY, at.NEW_SITE):
             group = world.get_default_group()
+            group.refuse_in_batch("a call of compiled code")  # its array may be gone at the end
             op = _operation(key, x, rank, tag)
             group._run(op, x, False, None)
             if not block:
@@ -225,6 +226,13 @@ def _key(call: str, x: Any, kind: int, written: bool) -> int:
         raise errors.TypingError(f"nc10d.numba.{call}: {error}") from error
 
 
+def _require_integers(call: str, **arguments: Any) -> None:
+    """Raise TypingError unless ranks and tags have Numba's types of integers."""
+    for name, kind in arguments.items():
+        if not isinstance(kind, (int, types.Integer, types.Boolean, types.Omitted)):
+            raise errors.TypingError(f"nc10d.numba.{call}: {name} must be an integer, got {kind}")
+
+
 def _check(status: int) -> None:
     """Raise the error of a call, inside compiled code."""
 
@@ -255,6 +263,7 @@ def _all_reduce_compiled(x: Any, op: Any = RedOp.SUM) -> Callable[..., None]:
 @overload(broadcast)
 def _broadcast_compiled(x: Any, src: Any) -> Callable[..., None]:
     key = _key("broadcast", x, _BROADCAST, True)
+    _require_integers("broadcast", src=src)
 
     def call(x: Any, src: Any) -> None:
         _check(_call(_state_address(), key, x.size, src, 0, x.ctypes.data))
@@ -265,6 +274,7 @@ def _broadcast_compiled(x: Any, src: Any) -> Callable[..., None]:
 @overload(send)
 def _send_compiled(x: Any, dst: Any, tag: Any = 0) -> Callable[..., None]:
     key = _key("send", x, _SEND, False)
+    _require_integers("send", dst=dst, tag=tag)
 
     def call(x: Any, dst: Any, tag: Any = 0) -> None:
         _check(_call(_state_address(), key, x.size, dst, tag, x.ctypes.data))
@@ -275,6 +285,7 @@ def _send_compiled(x: Any, dst: Any, tag: Any = 0) -> Callable[..., None]:
 @overload(recv)
 def _recv_compiled(x: Any, src: Any, tag: Any = 0) -> Callable[..., None]:
     key = _key("recv", x, _RECV, True)
+    _require_integers("recv", src=src, tag=tag)
 
     def call(x: Any, src: Any, tag: Any = 0) -> None:
         _check(_call(_state_address(), key, x.size, src, tag, x.ctypes.data))

@@ -331,7 +331,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
-    elif isinstance(value, (list, tuple, set)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -7,8 +7,10 @@ needs no GPU, since only the `device` attribute of tensors is read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
@@ -24,6 +26,8 @@ _KINDS = {"cpu", "cuda"}
 _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
 Tables = Sequence[dict[str, Any]]
 """Dicts of layers, with what a layer has by name."""
+SHARD = "_flat_shard_"
+"""The names of fully_shard's parameters begin so: shards, of which each rank has its own."""
 _C_NAMES = {
     torch.float64: "double",
     torch.float32: "float",
@@ -75,17 +79,25 @@ def placement(
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a copy of nested tuples, lists and dicts with all tensors on a device."""
+    """Return a copy of nested containers (see `mapped`) with all tensors on a device."""
     return mapped(value, lambda x: x.to(device))
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested tuples, lists and dicts with function(x) for each tensor x.
+    """Return a copy of nested containers with function(x) for each tensor x.
 
-    Other containers stay unchanged, as in torch.
+    They are tuples, lists, dicts, sets and dataclasses; others stay unchanged.
     """
     if isinstance(value, (torch.Tensor, PackedSequence)):
         return function(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in fields(value):
+            item = mapped(getattr(value, field.name), function)
+            object.__setattr__(made, field.name, item)  # of a frozen one, too
+        return made
+    if isinstance(value, (set, frozenset)):
+        return type(value)(mapped(item, function) for item in value)
     if not isinstance(value, (list, tuple, dict)) or not value:
         return value
     if isinstance(value, dict):
@@ -103,6 +115,7 @@ class Contents:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        refuse_shards(module)
         self.ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module = module
         self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
@@ -223,6 +236,16 @@ class Contents:
             named = self._module.named_buffers()
             self._buffers = {name: x for name, x in named if name not in self.ignored}
         return self._buffers
+
+
+def refuse_shards(module: torch.nn.Module) -> None:
+    """Raise a ValueError if a part of a module is divided by fully_shard already."""
+    for name, _ in module.named_parameters():
+        if name.rpartition(".")[2].startswith(SHARD):
+            raise ValueError(
+                f"{type(module).__name__} has {name}: fully_shard has divided this part already, "
+                "and each rank has other values. Divide the module by a single call, with `units`"
+            )
 
 
 def _parts(tables: Tables) -> Iterator[Any]:

@@ -18,6 +18,9 @@ VALUES = [
     dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=-3, seconds=7))),
     dt.timedelta(days=-3, microseconds=7),
     dt.timezone(dt.timedelta(minutes=90)),
+    dt.timezone(dt.timedelta(hours=1), "CET"),
+    dt.time(12, 30, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")),
+    dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")),
 ]
 
 
@@ -28,6 +31,7 @@ def test_a_time_comes_back_the_same_inside_a_container(value):
     assert back == value
     assert type(back) is type(value)
     assert getattr(back, "tzinfo", None) == getattr(value, "tzinfo", None)
+    assert repr(back) == repr(value)  # zones are equal if their offsets are
 
 
 @pytest.mark.parametrize(

@@ -273,3 +273,20 @@ def test_a_buffer_hook_takes_the_place_of_rank_0s_buffers(when):
 
     first = {"PRE_FORWARD": (3.0, 3.0), "POST_FORWARD": (1.0, 2.0)}[when]
     assert run_local(run, 2) == [(x, 3.0) for x in first]
+
+
+@pytest.mark.parametrize("when", ["PRE_FORWARD", "POST_FORWARD"])
+def test_a_buffer_hook_may_write_buffers_that_the_backward_pass_reads(when):
+    places = torch.nn.parallel.distributed._BufferCommHookLocation
+
+    def scale(_, buffers):
+        for x in buffers.values():
+            x.mul_(1)
+
+    def run(_):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        model._register_buffer_comm_hook(None, scale, places[when])
+        losses = [model(torch.ones(4, 2)).sum() for _ in range(2)]
+        sum(losses).backward()
+
+    run_local(run, 2)

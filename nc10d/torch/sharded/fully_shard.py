@@ -21,14 +21,13 @@ import torch
 from torch import nn
 
 from nc10d.group.process_group import ProcessGroup
+from nc10d.ops import MAX, SUM
+from nc10d.torch import in_backward
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.sharded.flat import Flat, check_shapes
 from nc10d.torch.sharded.passes import ShardedPasses
 from nc10d.torch.sharded.units import Members, Units, members_of
-from nc10d.torch.wrapped_module import mapped, same_everywhere
-
-SHARD = "_flat_shard_"
-"""The names of shards begin so; a unit has a shard for each dtype and kind of its parameters."""
+from nc10d.torch.wrapped_module import SHARD, mapped, refuse_shards, same_everywhere
 
 
 def fully_shard(
@@ -46,9 +45,31 @@ def fully_shard(
     parameters have `param_dtype`, and gradients are averaged in `reduce_dtype`; by default both
     are the parameters' own. Floating-point inputs are cast.
 
-    Blocks until all ranks call. ValueError if a submodule is shared by units, or nothing is there.
+    Blocks until all ranks call. ValueError for a module without parameters, or with a part that is
+    divided already, and for embeddings with sparse gradients or `max_norm`.
     """
     return FullyShardedModule(module, units, own_group(process_group), (param_dtype, reduce_dtype))
+
+
+def _refuse_layers(module: nn.Module) -> None:
+    """Raise a ValueError for what a flat tensor can't do: sparse gradients, renormalised rows."""
+    for name, x in module.named_modules():
+        if isinstance(x, (nn.Embedding, nn.EmbeddingBag)) and (x.sparse or x.max_norm is not None):
+            raise ValueError(
+                f"{name or type(x).__name__} has sparse gradients or max_norm, which a divided "
+                "module has not: use DistributedDataParallel, or neither of the two"
+            )
+    for name, parameter in module.named_parameters():
+        if in_backward.optimizers(parameter):
+            raise ValueError(
+                f"{name} has an optimizer that steps in the backward pass, of the whole parameter: "
+                "call apply_optimizer_in_backward on the shards, after fully_shard"
+            )
+
+
+def _wide(x: torch.Tensor) -> torch.dtype | None:
+    """Return the precision in which a norm is taken, at least float32; None: the tensor's own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
 
 
 class FullyShardedModule(nn.Module):
@@ -68,6 +89,8 @@ class FullyShardedModule(nn.Module):
             raise ValueError(
                 f"{type(module).__name__} has no parameters: there is nothing to divide"
             )
+        refuse_shards(module)
+        _refuse_layers(module)
         same_everywhere(group, {**dict(module.named_parameters()), **dict(module.named_buffers())})
         self.module = module
         # A shared tensor has several names in a state; some buffers have none.
@@ -124,6 +147,28 @@ class FullyShardedModule(nn.Module):
             yield
         finally:
             self._passes.reduces = before
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients so that their norm is at most `max_norm`; return the norm before.
+
+        It is the norm of all gradients of all ranks' shards, as a float32 tensor. Ranks without a
+        gradient count as zeros. All ranks call. Blocks.
+        """
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, got {norm_type}")
+        found = [x.grad for x in self.parameters() if x.grad is not None]
+        norms = [torch.linalg.vector_norm(x, norm_type, dtype=_wide(x)).float() for x in found]
+        total = torch.zeros(1, device=self.flats()[0].shard.device)
+        largest = norm_type == float("inf")
+        for norm in norms:
+            total = torch.maximum(total, norm) if largest else total + norm**norm_type
+        self.process_group.all_reduce(total, MAX if largest else SUM)
+        norm = total[0] if largest else total[0] ** (1.0 / norm_type)
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for x in found:
+            x.mul_(scale.to(x.device))
+        return norm
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from nc10d.torch import in_backward
 from nc10d.torch.autograd_bridge import in_backward_pass, tensors_in
 from nc10d.torch.sharded.flat import Flat, Use
 from nc10d.torch.sharded.saved_views import saving_views
-from nc10d.torch.wrapped_module import mapped
+from nc10d.torch.uncompiled import in_python
+from nc10d.torch.wrapped_module import SHARD, mapped
 from nc10d.work import Work
 
 
@@ -39,6 +41,8 @@ class ShardedPasses:
         self._holding = self._creating = False
         """Whether a graph of create_graph may read the units' memory, and this pass makes one."""
         self._order: list[nn.Module] = []
+        self._used: set[nn.Module] = set()
+        """The units that the current forward pass has used."""
         self._recording = False
         self._pending: list[tuple[Flat, torch.Tensor, Work, torch.Tensor]] = []
         for unit, flats in flats_of.items():
@@ -74,9 +78,19 @@ class ShardedPasses:
         left, self._end_queued = self._end_queued, False
         self._announced = self._announced and not left
         self._pending.clear()
-        for flat in self.flats:
-            flat.forget()
-            flat.uses = 0 if left else flat.uses
+        self._used.clear()
+        for unit, flats in self._flats_of.items():
+            for index, flat in enumerate(flats):
+                name = f"{SHARD}{index}"
+                if unit._parameters.get(name) is not flat.shard:
+                    raise RuntimeError(
+                        f"{name} of {type(unit).__name__} has been replaced, so it would not be "
+                        "trained: load states without assign=True"
+                    )
+                if in_backward.optimizers(flat.shard):
+                    in_backward.take_over([flat.shard])
+                flat.forget()
+                flat.uses = 0 if left else flat.uses
         self._free(*self._flats_of)  # the values are from before the last step
         self._recording = not self._order
         if torch.is_grad_enabled():
@@ -89,23 +103,29 @@ class ShardedPasses:
         self._postponed = None
         self._reducing = self._announced = reducing or self._announced
 
+    @in_python
     def _before_unit(self, unit: nn.Module, inputs: Any) -> None:
         if self._recording and unit not in self._order:
             self._order.append(unit)
         flats = self._flats_of.get(unit, ())
         for flat in flats:
             flat.gather()
-        again, is_last = in_backward_pass(), not any(flat.uses for flat in flats)
+        again = in_backward_pass()
+        # Frozen parameters have no gradients to count by.
+        is_last = unit not in self._used and not any(flat.uses for flat in flats)
         if not (self._recording or again):
             self._prefetch(unit, 1)
         for flat in flats:
             flat.wait()
             flat.set_views(Use.RECOMPUTED if again else Use.FORWARD)
+        if not again:
+            self._used.add(unit)
         # Of several uses, the backward pass comes to the first one last.
         for x in tensors_in(inputs) if is_last and not again else ():
             if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                 x.register_hook(lambda _: self._free(unit))
 
+    @in_python
     def _after_unit(self, unit: nn.Module, _inputs: Any, output: Any) -> Any:
         output = self._without_views(unit, output)
         self._hook_backward(unit, output)
@@ -194,5 +214,7 @@ class ShardedPasses:
             work.wait()
             mean = own.to(flat.shard.dtype)
             flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad + mean
+            if in_backward.optimizers(flat.shard):
+                in_backward.step(flat.shard)
         self._holding = self._creating
         self._free(*self._flats_of)

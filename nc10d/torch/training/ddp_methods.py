@@ -36,8 +36,10 @@ class BufferHook(NamedTuple):
     @torch.no_grad()
     def run(self, buffers: dict[str, torch.Tensor]) -> None:
         """Call the function, and wait for the Futures that it returns, if any."""
-        for future in self.function(self.state, buffers) or ():
-            future.wait()
+        # As in torch: writes are no reason for autograd to refuse the pass that has read them.
+        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers.values())):
+            for future in self.function(self.state, buffers) or ():
+                future.wait()
 
 
 class PrivateMethods:
