@@ -59,12 +59,12 @@ def test_pages_have_examples() -> None:
     assert {example.page for example in EXAMPLES} >= {"README.md", "testing.md"}
 
 
-def speed(example: Example) -> list[pytest.MarkDecorator]:
+def marks_of(example: Example) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if "import torch" in example.code else []
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(e, marks=speed(e), id=f"{e.page}: {e.name}") for e in EXAMPLES]
+    "example", [pytest.param(e, marks=marks_of(e), id=f"{e.page}: {e.name}") for e in EXAMPLES]
 )
 def test_an_example_runs(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / example.name).write_text(example.code)

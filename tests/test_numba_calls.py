@@ -210,7 +210,7 @@ def test_compiled_code_joins_no_block() -> None:
     run_ranks(in_a_block, 2, "processes")
 
 
-@pytest.mark.parametrize("rank_type", [types.float64, types.unicode_type])
+@pytest.mark.parametrize("rank_type", [types.float64, types.complex64])
 def test_ranks_and_tags_are_integers(rank_type: Any) -> None:
     x = types.Array(types.float64, 1, "C")
     for function, arguments in (

@@ -372,7 +372,9 @@ def test_lists_are_lists(three: Ranks) -> None:
             with pytest.raises(TypeError, match="object_gather_list must be a list, got tuple"):
                 dist.gather_object(1, (0, 0, 0))
             for given in (iter([1, 2, 3]), {1, 2, 3}, "abc"):
-                with pytest.raises(TypeError, match="scatter_object_input_list must be a list"):
+                with pytest.raises(
+                    TypeError, match="scatter_object_input_list must be a list or tuple"
+                ):
                     dist.scatter_object_list([None], given)
         group.barrier()
 

@@ -216,23 +216,25 @@ class ObjectCall:
             raise self._error_from(error, incoming.sender) from error
 
     def _error_from(self, error: CodecError, sender: int) -> CodecError:
-        return self.error(f"from rank {{}}: {error}", sender)
+        return self.error_about(sender, f"from {self.name_of(sender)}: {error}")
 
-    def error(self, text: str, sender: int) -> CodecError:
-        """Return a CodecError; `text` has {} in place of the sender."""
+    def name_of(self, rank: int) -> str:
+        """Return a rank of the group for a message, with the group where numbers differ."""
         group = self.group
-        known = str(sender)
-        if group.ranks[sender] != sender:
-            known = f"{sender} of group {group.name!r}"
-        message = f"{self._name}: {text.replace('{}', known, 1)}"
-        return CodecError(message, rank=sender, group=group.name, op=self._name)
+        same = group.ranks[rank] == rank
+        return f"rank {rank}" if same else f"rank {rank} of group {group.name!r}"
+
+    def error_about(self, sender: int, text: str) -> CodecError:
+        """Return an error of this call for which a rank is the reason."""
+        message = f"{self._name}: {text}"
+        return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
     def fill(self, places: list[Any], objects: Any, sender: int) -> None:
-        """Put received objects into the caller's list, in place."""
+        """Put received objects into the caller's list; CodecError if their numbers differ."""
         if type(objects) is not list or len(objects) != len(places):
             count = len(objects) if type(objects) is list else "no list of"
-            text = f"rank {{}} has sent {count} objects, and the list here has {len(places)}"
-            raise self.error(text, sender)
+            text = f"has sent {count} objects, and the list here has {len(places)}"
+            raise self.error_about(sender, f"{self.name_of(sender)} {text}")
         places[:] = objects
 
 

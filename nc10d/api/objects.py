@@ -169,7 +169,8 @@ def gather_object(
     if places is None:
         for incoming in found:  # the destination has the reason
             if incoming.envelope.kind is MessageKind.FAILED:
-                raise call.error("rank {} could not encode its object", incoming.sender)
+                sender = call.name_of(incoming.sender)
+                raise call.error_about(incoming.sender, f"{sender} could not encode its object")
     else:
         places[:] = [call.decode(incoming) for incoming in found]
     give_back(openings)
@@ -296,13 +297,14 @@ def _for_each_rank(
 ) -> list[OutgoingObject | None]:
     """Return a message for each rank, and write their openings to the table.
 
-    If an object can't be encoded, each message has the error.
+    If an object can't be encoded, each message has the error. TypeError and ValueError for what is
+    no list of an object for each rank.
     """
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
     if not isinstance(objects, (list, tuple)):
         kind = type(objects).__name__
-        raise TypeError(f"scatter_object_input_list must be a list, got {kind}")
+        raise TypeError(f"scatter_object_input_list must be a list or tuple, got {kind}")
     _check_length("scatter_object_input_list", objects, len(openings.table))
     out: list[OutgoingObject | None] = []
     for value, opening in zip(objects, openings.table, strict=True):
@@ -317,7 +319,10 @@ def _for_each_rank(
 
 
 def _gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any] | None:
-    """Return the list to fill, None except on the destination; ValueError if it does not fit."""
+    """Return the list to fill, None except on the destination.
+
+    TypeError unless it is a list, ValueError if it does not fit.
+    """
     if not wanted:
         if places:
             raise ValueError("object_gather_list must be None on ranks other than the destination")

@@ -106,6 +106,11 @@ def _parts_of(zone: Any) -> Any:
     return zone.__getinitargs__()
 
 
+def _zone(state: Any) -> Any:
+    kinds = (datetime.timedelta, str) if len(state) == 2 else (datetime.timedelta,)
+    return datetime.timezone(*_take(state, *kinds))
+
+
 def _from_iso(read: Callable[[str], Any], state: Any) -> Any:
     if type(state) is str:
         return read(state)
@@ -121,7 +126,7 @@ register_type(
     lambda x: (x.days, x.seconds, x.microseconds),
     lambda state: datetime.timedelta(*_take(state, int, int, int)),
 )
-register_type(datetime.timezone, _parts_of, lambda state: datetime.timezone(*state))
+register_type(datetime.timezone, _parts_of, _zone)
 
 
 def _find(module: Any, qualname: Any) -> Any:

@@ -13,7 +13,8 @@ program imports this package before it calls the function. Outside compiled code
 own calls.
 
 Errors are those of nc10d's calls, raised out of the compiled function, which can't catch them. A
-thread that Python does not know, such as those of `prange`, gets a RuntimeError.
+thread that Python does not know, such as those of `prange`, gets a RuntimeError. Inside a
+coalescing block a compiled call is a ValueError.
 """
 
 from nc10d.numba.compiled_calls import all_reduce, barrier, broadcast, recv, send

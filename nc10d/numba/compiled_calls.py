@@ -102,7 +102,7 @@ def _answer(request: int) -> int:
         x = _array(key, count, data)
         if answer in (at.BUSY, at.NEW_SITE):
             group = world.get_default_group()
-            group.refuse_in_batch("a call of compiled code")  # its array may be gone at the end
+            group.refuse_in_batch("a call of compiled code")  # at its end, arrays may be gone
             op = _operation(key, x, rank, tag)
             group._run(op, x, False, None)
             if not block:
@@ -227,9 +227,9 @@ def _key(call: str, x: Any, kind: int, written: bool) -> int:
 
 
 def _require_integers(call: str, **arguments: Any) -> None:
-    """Raise TypingError unless ranks and tags have Numba's types of integers."""
+    """Raise TypingError for ranks and tags that are floats: Numba would cut them to integers."""
     for name, kind in arguments.items():
-        if not isinstance(kind, (int, types.Integer, types.Boolean, types.Omitted)):
+        if isinstance(kind, (types.Float, types.Complex)):
             raise errors.TypingError(f"nc10d.numba.{call}: {name} must be an integer, got {kind}")
 
 

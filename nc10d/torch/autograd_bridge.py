@@ -336,7 +336,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
+            yield from tensors_in(getattr(value, field.name, None))
 
 
 def leaves(outputs: Any) -> set[torch.Tensor]:

@@ -36,8 +36,9 @@ def apply_optimizer_in_backward(
     """Let each of `params` have an optimizer of its own, which steps in the backward pass.
 
     `optimizer_class([param], **optimizer_kwargs)` makes it. Several calls give a parameter several
-    optimizers. Call it before the module is wrapped. Without `register_hook` only the marks are
-    made, and nothing steps until DistributedDataParallel wraps the module.
+    optimizers. Call it before DistributedDataParallel wraps the module; for fully_shard, afterwards
+    on the shards. Without `register_hook` only the marks are made, and nothing steps unless
+    DistributedDataParallel or fully_shard finds them.
     """
     for x in params:
         for mark, value in (

@@ -79,30 +79,31 @@ def placement(
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return a copy of nested containers (see `mapped`) with all tensors on a device."""
+    """Return a copy of nested tuples, lists and dicts with all tensors on a device."""
     return mapped(value, lambda x: x.to(device))
 
 
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested containers with function(x) for each tensor x.
+def mapped(value: Any, function: Callable[[Any], Any], deep: bool = False) -> Any:
+    """Return a copy of nested tuples, lists and dicts with function(x) for each tensor x.
 
-    They are tuples, lists, dicts, sets and dataclasses; others stay unchanged.
+    Other containers stay unchanged, as in torch; with `deep`, sets and dataclasses are copied, too.
     """
     if isinstance(value, (torch.Tensor, PackedSequence)):
         return function(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, dict) and value:  # first: transformers' outputs are dataclasses, too
+        return type(value)((key, mapped(item, function, deep)) for key, item in value.items())
+    if deep and is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for field in fields(value):
-            item = mapped(getattr(value, field.name), function)
-            object.__setattr__(made, field.name, item)  # of a frozen one, too
+            if hasattr(value, field.name):
+                item = mapped(getattr(value, field.name), function, deep)
+                object.__setattr__(made, field.name, item)  # of a frozen one, too
         return made
-    if isinstance(value, (set, frozenset)):
-        return type(value)(mapped(item, function) for item in value)
-    if not isinstance(value, (list, tuple, dict)) or not value:
+    if deep and isinstance(value, (set, frozenset)):
+        return type(value)(mapped(item, function, deep) for item in value)
+    if not isinstance(value, (list, tuple)) or not value:
         return value
-    if isinstance(value, dict):
-        return type(value)((key, mapped(item, function)) for key, item in value.items())
-    items = [mapped(item, function) for item in value]
+    items = [mapped(item, function, deep) for item in value]
     if hasattr(value, "_fields"):
         return type(value)(*items)
     return items if isinstance(value, list) else tuple(items)
@@ -111,14 +112,15 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 class Contents:
     """The parameters and buffers of `module` by name, except those in `ignored`.
 
-    RuntimeError if a parameter has no shape yet. ValueError for SyncBatchNorm on the CPU.
+    RuntimeError if a parameter has no shape yet. ValueError for SyncBatchNorm on the CPU, and for
+    shards of fully_shard.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        refuse_shards(module)
         self.ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module = module
         self._params = {n: x for n, x in module.named_parameters() if n not in self.ignored}
+        refuse_shards(self._params)
         self._known: dict[int, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._buffer_tables: Tables = ()
@@ -238,13 +240,13 @@ class Contents:
         return self._buffers
 
 
-def refuse_shards(module: torch.nn.Module) -> None:
-    """Raise a ValueError if a part of a module is divided by fully_shard already."""
-    for name, _ in module.named_parameters():
+def refuse_shards(names: Iterable[str]) -> None:
+    """Raise a ValueError if any of the names of parameters is that of a shard of fully_shard."""
+    for name in names:
         if name.rpartition(".")[2].startswith(SHARD):
             raise ValueError(
-                f"{type(module).__name__} has {name}: fully_shard has divided this part already, "
-                "and each rank has other values. Divide the module by a single call, with `units`"
+                f"the module has {name}: fully_shard has divided this part already, and each rank "
+                "has other values. Divide the whole module by a single call, with `units`"
             )
 
 

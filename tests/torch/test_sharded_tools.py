@@ -1,5 +1,6 @@
 """fully_shard beside other tools: outputs, clipping, optimizers in the backward pass, compilers."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import pytest
@@ -25,6 +26,24 @@ class InFrozenset(torch.nn.Linear):
         return frozenset({super().forward(x), self.weight})
 
 
+@dataclass
+class DictOutput(OrderedDict):
+    """As transformers' outputs: a dict whose items are attributes, too."""
+
+    y: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(self, *items, **attributes):
+        super().__init__(*items, **attributes)
+        for name, value in self.items():
+            setattr(self, name, value)
+
+
+class InDict(torch.nn.Linear):
+    def forward(self, x):
+        return DictOutput(y=super().forward(x), weight=self.weight)
+
+
 class SumOfAll(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -32,9 +51,10 @@ class SumOfAll(torch.nn.Module):
 
     def forward(self, x):
         out = self.unit(x)
-        return sum(
-            part.sum() for part in (out if isinstance(out, frozenset) else vars(out).values())
-        )
+        if isinstance(out, DictOutput):
+            assert out["weight"] is out.weight
+        parts = out if isinstance(out, frozenset) else [out.y, out.weight]
+        return sum(part.sum() for part in parts)
 
 
 def parameter_returned(group, kind):
@@ -45,7 +65,7 @@ def parameter_returned(group, kind):
     return loss.item(), [x.grad.tolist() for x in module.parameters()]
 
 
-@pytest.mark.parametrize("kind", [InDataclass, InFrozenset])
+@pytest.mark.parametrize("kind", [InDataclass, InFrozenset, InDict])
 def test_a_unit_returns_a_parameter_in_any_container(kind):
     for found in run_ranks(parameter_returned, 2, "threads", [kind] * 2):
         assert found == (64.0, [[2.0] * 8])
@@ -69,7 +89,7 @@ def check_gradients(model, twin):
                 torch.testing.assert_close(gradient, wanted, rtol=0.02, atol=1e-3)
 
 
-def frozen_twice(group):
+def frozen_twice(group, passes):
     def module():
         unit = Checkpointed(4, 4).requires_grad_(False)
         return torch.nn.Sequential(torch.nn.Linear(4, 4), unit, unit)
@@ -77,13 +97,30 @@ def frozen_twice(group):
     model, twin = fully_shard(module(), Checkpointed), module()
     twin.load_state_dict(model.full_state_dict())
     for each in (model, twin):
-        each(torch.ones(2, 4)).sum().backward()
+        x = torch.ones(2, 4)
+        for _ in range(passes):
+            x = each(x)
+        x.sum().backward()
     assert [flat.shard.grad is None for flat in model.flats()] == [False, True]
     check_gradients(model, twin)
 
 
-def test_a_frozen_unit_is_used_twice_with_a_checkpoint_inside():
-    run_ranks(frozen_twice, 2)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_frozen_unit_is_used_twice_with_a_checkpoint_inside(passes):
+    run_ranks(frozen_twice, 2, "threads", [passes] * 2)
+
+
+def ignored(group):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), fully_shard(torch.nn.Linear(2, 2)))
+    names = [name for name, _ in model.named_parameters() if name.startswith("1.")]
+    model._ddp_params_and_buffers_to_ignore = names
+    ddp = DistributedDataParallel(model)
+    ddp(torch.full((1, 2), 1.0 + group.rank)).sum().backward()
+    return [x.grad is not None for x in ddp.parameters()]
+
+
+def test_ddp_leaves_a_divided_part_that_it_is_to_ignore():
+    assert run_ranks(ignored, 2) == [[True] * 3] * 2
 
 
 WAYS = {
@@ -143,7 +180,7 @@ def test_a_replaced_shard_is_an_error():
 @pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}])
 def test_embeddings_that_no_flat_tensor_can_train_are_refused(options):
     def refused(group):
-        with pytest.raises(ValueError, match="sparse gradients or max_norm"):
+        with pytest.raises(ValueError, match="has sparse=True or max_norm"):
             fully_shard(torch.nn.Sequential(torch.nn.Embedding(3, 2, **options)))
 
     run_ranks(refused, 2)
@@ -169,7 +206,7 @@ def clipped(group, how):
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_are_clipped_by_the_norm_of_all_shards(norm_type, dtype):
     run_ranks(clipped, 3, "threads", [(norm_type, dtype)] * 3)
 

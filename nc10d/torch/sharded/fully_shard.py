@@ -43,21 +43,22 @@ def fully_shard(
     `units` are types of submodules, or a function that returns whether a submodule is a unit. A
     parameter belongs to the innermost unit around it. Every rank gets rank 0's values. Whole
     parameters have `param_dtype`, and gradients are averaged in `reduce_dtype`; by default both
-    are the parameters' own. Floating-point inputs are cast.
+    are the parameters' own. Floating-point inputs are cast, also in tuples, lists and dicts.
 
     Blocks until all ranks call. ValueError for a module without parameters, or with a part that is
-    divided already, and for embeddings with sparse gradients or `max_norm`.
+    divided already, for embeddings with sparse gradients or `max_norm`, and for parameters with an
+    optimizer in the backward pass.
     """
     return FullyShardedModule(module, units, own_group(process_group), (param_dtype, reduce_dtype))
 
 
-def _refuse_layers(module: nn.Module) -> None:
-    """Raise a ValueError for what a flat tensor can't do: sparse gradients, renormalised rows."""
+def _refuse_undividable(module: nn.Module) -> None:
+    """Raise a ValueError for what needs whole parameters: some embeddings and optimizers."""
     for name, x in module.named_modules():
         if isinstance(x, (nn.Embedding, nn.EmbeddingBag)) and (x.sparse or x.max_norm is not None):
             raise ValueError(
-                f"{name or type(x).__name__} has sparse gradients or max_norm, which a divided "
-                "module has not: use DistributedDataParallel, or neither of the two"
+                f"{name or type(x).__name__} has sparse=True or max_norm, which fully_shard does "
+                "not support: use DistributedDataParallel, or an embedding without them"
             )
     for name, parameter in module.named_parameters():
         if in_backward.optimizers(parameter):
@@ -89,8 +90,8 @@ class FullyShardedModule(nn.Module):
             raise ValueError(
                 f"{type(module).__name__} has no parameters: there is nothing to divide"
             )
-        refuse_shards(module)
-        _refuse_layers(module)
+        refuse_shards(self.param_names)
+        _refuse_undividable(module)
         same_everywhere(group, {**dict(module.named_parameters()), **dict(module.named_buffers())})
         self.module = module
         # A shared tensor has several names in a state; some buffers have none.
@@ -152,23 +153,23 @@ class FullyShardedModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that their norm is at most `max_norm`; return the norm before.
 
-        It is the norm of all gradients of all ranks' shards, as a float32 tensor. Ranks without a
-        gradient count as zeros. All ranks call. Blocks.
+        It is the norm of all gradients of all ranks' shards, as a float32 tensor. A shard without a
+        gradient counts as zeros. All ranks call. Blocks.
         """
         if not norm_type > 0:
             raise ValueError(f"norm_type must be positive, got {norm_type}")
         found = [x.grad for x in self.parameters() if x.grad is not None]
-        norms = [torch.linalg.vector_norm(x, norm_type, dtype=_wide(x)).float() for x in found]
-        total = torch.zeros(1, device=self.flats()[0].shard.device)
+        norms = [torch.linalg.vector_norm(x, norm_type, dtype=_wide(x)) for x in found]
+        total = torch.zeros(1, dtype=torch.float64, device=self.flats()[0].shard.device)
         largest = norm_type == float("inf")
-        for norm in norms:
+        for norm in (each.to(total) for each in norms):
             total = torch.maximum(total, norm) if largest else total + norm**norm_type
         self.process_group.all_reduce(total, MAX if largest else SUM)
         norm = total[0] if largest else total[0] ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for x in found:
             x.mul_(scale.to(x.device))
-        return norm
+        return norm.float()
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ class ShardedPasses:
         """Whether a graph of create_graph may read the units' memory, and this pass makes one."""
         self._order: list[nn.Module] = []
         self._used: set[nn.Module] = set()
-        """The units that the current forward pass has used."""
+        """The units with a use whose backward pass has not ended."""
         self._recording = False
         self._pending: list[tuple[Flat, torch.Tensor, Work, torch.Tensor]] = []
         for unit, flats in flats_of.items():
@@ -56,6 +56,7 @@ class ShardedPasses:
     def forward(self, inputs: Any, kwargs: Any) -> Any:
         """Call the module."""
         if not in_backward_pass():
+            self._check_shards()
             self._begin()
         elif torch.is_grad_enabled() and self._postponed is not None:
             # A checkpoint around the module calls it again, this time with a graph.
@@ -73,12 +74,8 @@ class ShardedPasses:
             self._free(*self._flats_of)
         return output
 
-    def _begin(self) -> None:
-        """Begin a forward pass; drop what a backward pass has left that an exception ended."""
-        left, self._end_queued = self._end_queued, False
-        self._announced = self._announced and not left
-        self._pending.clear()
-        self._used.clear()
+    def _check_shards(self) -> None:
+        """Raise a RuntimeError if a shard has been replaced: nobody would train the other one."""
         for unit, flats in self._flats_of.items():
             for index, flat in enumerate(flats):
                 name = f"{SHARD}{index}"
@@ -87,10 +84,19 @@ class ShardedPasses:
                         f"{name} of {type(unit).__name__} has been replaced, so it would not be "
                         "trained: load states without assign=True"
                     )
-                if in_backward.optimizers(flat.shard):
-                    in_backward.take_over([flat.shard])
-                flat.forget()
-                flat.uses = 0 if left else flat.uses
+
+    def _begin(self) -> None:
+        """Begin a forward pass; drop what a backward pass has left that an exception ended."""
+        left, self._end_queued = self._end_queued, False
+        self._announced = self._announced and not left
+        self._pending.clear()
+        for flat in self.flats:
+            flat.forget()
+            flat.uses = 0 if left else flat.uses
+            if in_backward.optimizers(flat.shard):  # they step at the end of the backward pass
+                in_backward.take_over([flat.shard])
+        if left:
+            self._used.clear()
         self._free(*self._flats_of)  # the values are from before the last step
         self._recording = not self._order
         if torch.is_grad_enabled():
@@ -118,7 +124,7 @@ class ShardedPasses:
         for flat in flats:
             flat.wait()
             flat.set_views(Use.RECOMPUTED if again else Use.FORWARD)
-        if not again:
+        if torch.is_grad_enabled() and not again:
             self._used.add(unit)
         # Of several uses, the backward pass comes to the first one last.
         for x in tensors_in(inputs) if is_last and not again else ():
@@ -142,7 +148,7 @@ class ShardedPasses:
 
         if not any(map(is_view, tensors_in(output))):
             return output
-        return mapped(output, lambda x: x.clone() if is_view(x) else x)
+        return mapped(output, lambda x: x.clone() if is_view(x) else x, deep=True)
 
     def _hook_backward(self, unit: nn.Module, output: Any) -> None:
         for x in tensors_in(output):
@@ -203,6 +209,7 @@ class ShardedPasses:
     def _end_backward(self) -> None:
         """Set the shards' gradients to the means, and free what a pass has not used."""
         self._end_queued = self._announced = False
+        self._used.clear()
         for flat in self.flats:
             if self._reducing:
                 self._reduce(flat)  # parameters that not all outputs of the pass have used

@@ -33,6 +33,8 @@ from nc10d.ops import MessageInfo, Recv, Send
 from nc10d.work import Work
 
 End = TypeVar("End")
+_SHORT = 0.001
+"""Seconds for which a thread waits behind a message that it has moved aside."""
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
@@ -284,10 +286,17 @@ class Mailbox:
                     return MessageInfo(rank, *found[:2])
         return None
 
-    def _next_words(self, tag: int) -> list[tuple[int, int]]:
-        """Return the words that let the queue of a tag advance: of gates, or next messages."""
-        closed = [(gate, 1) for gate in self._queues.gates(tag) if not entry_points.load_word(gate)]
-        return closed or self._announced()
+    def _next_words(self, tag: int) -> tuple[list[tuple[int, int]], MessageDependencies]:
+        """Return the words that let a queue advance, of gates or next messages; see QueuedReceive.
+
+        There are none once all gates are open, until the thread of the batch has seen that.
+        """
+        # The batch may end meanwhile: its gates stay as long as these dependencies.
+        waiting = self._queues.dependencies(tag)
+        if not waiting:
+            return self._announced(), waiting
+        closed = [(gate, 1) for gate in waiting.waits if not entry_points.load_word(gate)]
+        return closed, waiting
 
     def _announced(self, peers: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """Return the words that announce the next messages from `peers` (None: any)."""
@@ -299,15 +308,16 @@ class Mailbox:
     def await_gate(self, gate: int, seconds: float) -> bool:
         """Wait for `seconds`, or until a gate of a batch opens; return whether it has opened.
 
-        Messages that block the receives of the batch are moved aside.
+        Messages that block the receives of the batch are moved aside; behind one there may be
+        another, so the wait is short then.
         """
-        if self.await_words([(gate, 1)], seconds):
-            return True
+        moved = False
         for inbox in self._links.inboxes():
             if inbox.channel.get(at.C_UNMATCHED):
+                moved = True
                 with inbox.lock, inbox:
                     unexpected.receive_unexpected_from(self._links, inbox)
-        return False
+        return self.await_words([(gate, 1)], min(seconds, _SHORT) if moved else seconds)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
         """Wait for `seconds`, or until the word of any (address, value) reaches its value."""

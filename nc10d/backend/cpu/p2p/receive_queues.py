@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nc10d.backend.cpu.failure.health import Health
-from nc10d.backend.cpu.lowering.ordering import MessageDependencies
+from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
 from nc10d.backend.cpu.works import PartWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Recv
@@ -71,11 +71,11 @@ class ReceiveQueues:
         """Return the tags that have a queue."""
         return list(self._queues)
 
-    def gates(self, tag: int) -> Sequence[int]:
-        """Return the gates for which the first receive of a queue waits."""
+    def dependencies(self, tag: int) -> MessageDependencies:
+        """Return those of the first receive of a queue."""
         with self.lock:
             queue = self._queues.get(tag)
-            return queue[0].dependencies.waits if queue else ()
+            return queue[0].dependencies if queue else INDEPENDENT
 
     def join(self, pending: PendingReceive) -> None:
         """Append a receive to the queue of its tag."""
@@ -120,13 +120,14 @@ class QueuedReceive(Work):
         pending: PendingReceive,
         peers: Sequence[int],
         advance: Callable[[int], None],
-        next_words: Callable[[int], Sequence[tuple[int, int]]],
+        next_words: Callable[[int], tuple[Sequence[tuple[int, int]], object]],
         await_words: Callable[[Sequence[tuple[int, int]], float], object],
     ) -> None:
         """`advance` advances the queue of a tag. The message comes from one of `peers`.
 
-        `next_words(tag)` returns (address, value) rows, and `await_words(rows, seconds)` blocks
-        until any word reaches its value: then the queue may advance.
+        `next_words(tag)` returns (address, value) rows and what keeps the memory of the words.
+        `await_words(rows, seconds)` blocks until any word reaches its value: then the queue may
+        advance.
         """
         super().__init__((pending.op,))
         self._waiter, self._health = waiter, health
@@ -182,7 +183,7 @@ class QueuedReceive(Work):
             # between has changed them, and this thread does not wait.
             if words is not None:
                 self._await(words, until.slice(PAUSE))
-            words = self._next_words(pending.op.tag)
+            words, _memory = self._next_words(pending.op.tag)
 
     def _watch(self) -> None:
         self._awaited = True  # a callback or a coroutine waits
