@@ -59,6 +59,11 @@ def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> Outgo
         return OutgoingObject.failed(error, nbytes)
 
 
+def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
+    """Return the bytes of this rank's object that travel first."""
+    return openings.own if out is None else out.opening
+
+
 def raise_if_failed(out: OutgoingObject | None) -> None:
     """Raise the error if this rank's object could not be encoded."""
     error = None if out is None else out.error
@@ -132,8 +137,7 @@ class ObjectCall:
         device: Any = None,
     ) -> None:
         self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name = name
-        self._device = device
+        self._name, self._device = name, device
         self._allow_pickle = False if weights_only else allow_pickle
         self._locate = None if location is None else _locate(name, location)
 

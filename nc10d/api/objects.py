@@ -35,6 +35,7 @@ from nc10d.api.object_exchange import (
     ObjectCall,
     OutgoingObject,
     encode_outgoing,
+    opening_of,
     part,
     raise_if_failed,
     rounds,
@@ -71,11 +72,10 @@ def broadcast_object_list(
         return
     if call.group.rank == root:
         out = encode_outgoing([*object_list], call.allow_pickle, openings)
-        call.group.broadcast(openings.own if out is None else out.opening, root)
-        if out is not None:
-            for each in call.encoded(out):
-                call.group.broadcast(each, root, timeout=call.remaining())
-            raise_if_failed(out)
+        call.group.broadcast(opening_of(out, openings), root)
+        for each in call.encoded(out):
+            call.group.broadcast(each, root, timeout=call.remaining())
+        raise_if_failed(out)
         give_back(openings)
         return
     call.group.broadcast(openings.table, root)
@@ -112,8 +112,7 @@ def all_gather_object(
         return
     _check_length("object_list", object_list, call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    first = openings.own if out is None else out.opening
-    call.group.all_gather_into_tensor(openings.table, first)
+    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = openings.objects()
     if objects is not None:
         give_back(openings)
@@ -151,8 +150,7 @@ def gather_object(
         return
     places = _gather_list(object_gather_list, call.group.rank == root, call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    first = openings.own if out is None else out.opening
-    call.group.all_gather_into_tensor(openings.table, first)
+    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = openings.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
@@ -245,11 +243,10 @@ def send_object_list(
     if openings is None:
         return
     out = encode_outgoing([*object_list], call.allow_pickle, openings)
-    call.group.send(openings.own if out is None else out.opening, peer)
-    if out is not None:
-        for each in call.encoded(out):
-            call.group.send(each, peer, timeout=call.remaining())
-        raise_if_failed(out)
+    call.group.send(opening_of(out, openings), peer)
+    for each in call.encoded(out):
+        call.group.send(each, peer, timeout=call.remaining())
+    raise_if_failed(out)
     give_back(openings)
 
 
@@ -313,7 +310,7 @@ def _for_each_rank(
             failed = OutgoingObject.failed(message.error, openings.own.size)
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
-        opening[:] = openings.own if message is None else message.opening
+        opening[:] = opening_of(message, openings)
         out.append(message)
     return out
 

@@ -53,8 +53,7 @@ class Openings:
         self._end = end = self._writer.write(value)
         dirty, self._dirty = self._dirty, abs(end)
         if 0 < end <= len(own):
-            sealed: bool = opcodes.seal(own, end, dirty, _PLAIN, _START, self._rows)
-            return sealed
+            return bool(opcodes.seal(own, end, dirty, _PLAIN, _START, self._rows))
         own[abs(end) :] = 0
         return False
 
