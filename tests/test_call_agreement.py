@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch, RendezvousError
+from nc10d.errors import Aborted, CollectiveMismatch, RendezvousError
 from nc10d.group.call_agreement import LOCAL
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world
@@ -160,6 +161,37 @@ def test_members_that_wait_in_vain_tell_what_the_others_called() -> None:
     for text in run_ranks(alone_with_other_lists, SIZE):
         assert f"rank 0 new_group([0, 1], {LOCAL})" in text
         assert f"rank 1 new_group([0, 1, 2], {LOCAL})" in text
+
+
+class Interrupting:
+    """A store that a rank is interrupted in."""
+
+    def compare_set(self, *_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    set = compare_set
+
+
+def interrupted_before_it_joins(world: ProcessGroup, local: bool) -> str:
+    """Interrupt rank 0 before its call counts; return why the others' group does not form."""
+    ends: type[BaseException] = Aborted
+    if world.rank == 0:
+        vars(world.calls)["_store"], ends = Interrupting(), KeyboardInterrupt
+    with pytest.raises(ends):
+        dist.new_group(use_local_synchronization=local)
+    with pytest.raises(Aborted) as caught:
+        world.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_interrupt_before_a_rank_joins_is_told_to_all_at_once(local: bool) -> None:
+    start = time.monotonic()
+    texts = run_ranks(interrupted_before_it_joins, SIZE, "threads", [local] * SIZE, timeout=30.0)
+    assert len(set(texts)) == 1
+    call = f"new_group([0, 1, 2]{', ' + LOCAL if local else ''})"
+    assert texts[0].endswith(f"by its rank 0: it was interrupted in {call} (KeyboardInterrupt)")
+    assert time.monotonic() - start < 15.0  # the others have not waited out their 30 s
 
 
 def two_of_one_name(world: ProcessGroup) -> None:

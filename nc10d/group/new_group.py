@@ -68,7 +68,8 @@ def new_group(
         return None
     call = f"new_group({[*members]}, {LOCAL})"
     terms(parent, timeout, backend, pg_options)
-    count = parent.calls.number_local(members, call)
+    with parent.failed_by_interrupt(call):
+        count = parent.calls.number_local(members, call)
     with parent.calls.told_on_failure(members, call):
         return _join(f"{parent.name}/local-{digest(repr(members))}-{count}", members, *arguments)
 

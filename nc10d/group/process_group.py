@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.arguments import split_lists
@@ -22,6 +22,7 @@ from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level, error_wire
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import from_handler
 from nc10d.base.text import digest
 from nc10d.errors import (
     Aborted,
@@ -302,10 +303,21 @@ class ProcessGroup(_Dispatcher, Members):
         CollectiveMismatch on all ranks, and the group has failed, if a rank makes another call.
         """
         try:
-            return self.calls.agree(call, count)
+            with self.failed_by_interrupt(call):
+                return self.calls.agree(call, count)
         except CollectiveMismatch as error:
             self.abort(error)
             raise copy_to_raise(self._backends.failure or error) from None
+
+    @contextlib.contextmanager
+    def failed_by_interrupt(self, call: str) -> Iterator[None]:
+        """Abort the group if an interrupt, such as Ctrl-C, ends the block: peers wait in `call`."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) or from_handler(error):
+                self.abort(f"it was interrupted in {call} ({type(error).__name__})")
+            raise
 
     def _cause(self, reason: BaseException | str | None) -> DistError:
         """Return a reason as an error of this group: a copy, as other groups may share it."""

@@ -223,9 +223,9 @@ class UccGroup:
             if self._closed:
                 return
             self._closed = True
-            busy = any(task.checked for task in self._calls)
-            if busy and self.failure is None and self.inner.failure_detector is not None:
-                # UCC's collective ends on no rank without this rank's progress.
+            if self._calls and self.failure is None and self.inner.failure_detector is not None:
+                # UCC's collective ends on no rank without this rank's progress. Peers may be in it
+                # although this rank has not looked yet at what they agreed on.
                 rank = self.team.rank
                 text = f"rank {rank} of group {self.name!r} has left in the middle of a collective"
                 self.inner.failure_detector.abort(PeerLost(text, rank=rank, group=self.name))

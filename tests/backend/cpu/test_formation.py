@@ -215,9 +215,18 @@ def test_a_member_that_has_exited_because_of_a_death_is_not_blamed() -> None:
 
 
 INTERRUPTED = """
-group = join()
+from nc10d.backend.cpu.membership import formation
+
+group, arrive = join(), formation.arrive
 group.barrier()
-say("forms")
+
+
+def gate(*arguments):
+    say("forms")
+    return arrive(*arguments)
+
+
+formation.arrive = gate
 if rank == 0:
     try:
         dist.new_group([0, 1, 2])
@@ -230,6 +239,7 @@ elif rank == 1:
     except dist.Aborted as error:
         say(error)
 else:
+    say("stays away")
     hear()
 """
 

@@ -141,13 +141,16 @@ def test_a_scatter_goes_by_scatterv_where_ucc_has_no_scatter(ranks: Ranks) -> No
     ranks.run(scatters)
 
 
-def a_rank_closes_midway(group: ProcessGroup) -> str:
+def a_rank_closes_midway(group: ProcessGroup, unaware: bool) -> str:
+    """Rank 1 closes the group; if `unaware`, it has not seen that all ranks are in the call."""
     sub = whole_group(group)
     os.environ["UCC_EMULATOR_FAULT"] = f"never {KINDS['UCC_COLL_TYPE_ALLREDUCE']} 1"
     try:
         work = sub.all_reduce(np.ones(3, np.int32), async_op=True)
         assert work is not None
         if group.rank == 1:
+            if unaware:
+                vars(sub.backend("cpu")._group)["advance"] = lambda: None
             group.barrier()
             sub.close()
             return raised(DistError, work.wait)
@@ -158,8 +161,11 @@ def a_rank_closes_midway(group: ProcessGroup) -> str:
         group.barrier()
 
 
-def test_a_rank_that_leaves_in_the_middle_of_a_collective_is_named(ranks: Ranks) -> None:
-    texts = ranks.run(a_rank_closes_midway)
+@pytest.mark.parametrize("unaware", [False, True])
+def test_a_rank_that_leaves_in_the_middle_of_a_collective_is_named(
+    ranks: Ranks, unaware: bool
+) -> None:
+    texts = ranks.run(a_rank_closes_midway, [unaware] * SIZE)
     assert all("rank 1" in text for text in texts)
 
 
