@@ -19,7 +19,7 @@ from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
 from nc10d.codec.messages import LARGEST, OPENING
-from nc10d.codec.openings import Openings, take
+from nc10d.codec.openings import ALL_ROWS, Openings, take
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -167,6 +167,13 @@ class ObjectCall:
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""
         return max(0.0, self._until - monotonic())
+
+    def objects(self, openings: Openings, rows: slice = ALL_ROWS) -> list[Any] | None:
+        """Return the objects of some rows; None unless all messages are small and plain.
+
+        None, too, if arrays are to be moved.
+        """
+        return openings.objects(rows) if self._locate is None else None
 
     def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
         """Read an opening for each rank, each from that rank or all from `sender`."""

@@ -79,7 +79,7 @@ def broadcast_object_list(
         give_back(openings)
         return
     call.group.broadcast(openings.table, root)
-    found = openings.objects()
+    found = call.objects(openings)
     if found is not None:
         give_back(openings)
         call.fill(object_list, found[0], root)
@@ -113,7 +113,7 @@ def all_gather_object(
     _check_length("object_list", object_list, call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
     call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
-    objects = openings.objects()
+    objects = call.objects(openings)
     if objects is not None:
         give_back(openings)
         object_list[:] = objects
@@ -151,7 +151,7 @@ def gather_object(
     places = _gather_list(object_gather_list, call.group.rank == root, call.group.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
     call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
-    objects = openings.objects(NO_ROWS if places is None else ALL_ROWS)
+    objects = call.objects(openings, NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
         if places is not None:
@@ -203,7 +203,7 @@ def scatter_object_list(
         out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
     call.group.broadcast(openings.table, root)
     mine = slice(rank, rank + 1)
-    objects = openings.objects(mine)
+    objects = call.objects(openings, mine)
     if objects is not None:
         give_back(openings)
         scatter_object_output_list[0] = objects[0]
@@ -275,7 +275,7 @@ def recv_object_list(
         return -1
     sender = call.group.recv(openings.table, peer)
     assert sender is not None, "no block is open, so the message has come"
-    found = openings.objects()
+    found = call.objects(openings)
     if found is not None:
         give_back(openings)
         call.fill(object_list, found[0], sender)

@@ -162,7 +162,7 @@ class _Decoder:
 
     def _located(self, array: Any) -> Any:
         """Return the replacement of an array."""
-        return array if self._locate is None else _call_user("map_location", self._locate, array)
+        return array if self._locate is None else call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
         count = 2 if tag is Tag.OBJECT else self.unpack(tags.COUNT)[0]
@@ -261,10 +261,10 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
 def _object(items: list[Any]) -> Any:
     name, state = items
     codec = codec_named(name)
-    return _call_user(f"the decoder of {codec.name!r}", codec.decode, state)
+    return call_user(f"the decoder of {codec.name!r}", codec.decode, state)
 
 
-def _call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of the user on a received value; CodecError if it fails."""
     try:
         return function(argument)

@@ -126,7 +126,7 @@ class Envelope(NamedTuple):
         object, and for a malformed message.
         """
         if self.kind is MessageKind.PLAIN:
-            return decode_plain(flat[: self.header])
+            return decode_plain(flat[: self.header], locate)
         start = aligned(self.header)
         if not self.payload:  # an array without elements does not keep the opening's memory
             flat = flat[: self.header].copy()

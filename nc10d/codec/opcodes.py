@@ -19,9 +19,9 @@ from nc10d.kernels.cache import entry_points, on_demand
 ROWS = 6
 _HEAVIEST = 1 << 24
 """The weight of all keys and members of sets: beyond, hashing them takes a noticeable time."""
-_LEAF, _TUPLE, _LIST, _DICT, _SET, _MARK = range(6)
-"""The kinds of items; a frozenset counts as a tuple."""
-_REFUSE, _SKIP, _PUSH, _GET, _KEEP, _BUILD, _FILL, _END = range(8)
+_LEAF, _TUPLE, _LIST, _DICT, _SET, _MODULE, _NAME, _MARK, _FUNCTION = range(9)
+"""The kinds of items; a frozenset counts as a tuple. No object has the last two as parts."""
+_REFUSE, _SKIP, _PUSH, _GET, _KEEP, _BUILD, _FILL, _FIND, _CALL, _END = range(10)
 """The effects of opcodes. `_BUILD` makes a tuple of items, `_FILL` puts items into a container."""
 
 
@@ -77,9 +77,15 @@ _EFFECT = _table(
     (_KEEP, [pickle.MEMOIZE]),
     (_BUILD, [pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE, pickle.FROZENSET]),
     (_FILL, [pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS]),
+    (_FIND, [pickle.STACK_GLOBAL]),
+    (_CALL, [pickle.REDUCE]),
     (_END, [pickle.STOP]),
 )
-_FROZENSET = pickle.FROZENSET[0]
+_FROZENSET, _TEXT = pickle.FROZENSET[0], pickle.SHORT_BINUNICODE[0]
+_THEIR_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
+_FIRST_NAME = np.frombuffer(b"array_from", np.uint8)
+_SECOND_NAME = np.frombuffer(b"object_from", np.uint8)
+"""Where the functions lie that a stream may call."""
 
 
 @njit(nogil=True)
@@ -96,11 +102,11 @@ def nc10d_first(rows: Any, top: int, takes: int) -> int:
     """Return the place of the first item that an opcode takes, -1 if there are not so many."""
     first = top - takes
     if takes == 0:
-        while first > 0 and rows[0, first - 1] != _MARK:
+        while first > 0 and rows[0, first - 1] < _MARK:
             first -= 1
-        return first if first > 0 else -1
+        return first if first > 0 and rows[0, first - 1] == _MARK else -1
     for i in range(max(first, 0), top):
-        if rows[0, i] == _MARK:
+        if rows[0, i] >= _MARK:
             return -1
     return first
 
@@ -141,6 +147,25 @@ def nc10d_take(code: int, rows: Any, top: int) -> Any:
 
 
 @njit(nogil=True)
+def nc10d_is_text(stream: Any, start: int, size: int, text: Any) -> bool:
+    """Return whether the `size` bytes from `start` on are those of a text."""
+    same = 0
+    while size == text.size and same < size and stream[start + same] == text[same]:
+        same += 1
+    return same == text.size
+
+
+@njit(nogil=True)
+def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
+    """Return the kind of a short text: that of a module, of a function to call, or any other."""
+    if nc10d_is_text(stream, start, size, _THEIR_MODULE):
+        return _MODULE
+    if nc10d_is_text(stream, start, size, _FIRST_NAME):
+        return _NAME
+    return _NAME if nc10d_is_text(stream, start, size, _SECOND_NAME) else _LEAF
+
+
+@njit(nogil=True)
 def nc10d_plain(stream: Any, rows: Any) -> bool:
     """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
@@ -154,11 +179,12 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
         at += width
         if number < 0 or (effect != _GET and number > size - at):  # bytes that are not there
             return False
-        at += number if _HAS_CONTENT[code] else 0
+        start, at = at, at + (number if _HAS_CONTENT[code] else 0)
         if effect == _END:
-            return at == size and top == 1 and rows[0, 0] != _MARK
+            return at == size and top == 1 and rows[0, 0] < _MARK
         if effect == _PUSH:
-            rows[0, top], rows[1, top], rows[2, top] = _KIND[code], 0, 1
+            kind = nc10d_text_kind(stream, start, number) if code == _TEXT else _KIND[code]
+            rows[0, top], rows[1, top], rows[2, top] = kind, 0, 1
             top += 1
         elif effect == _GET:
             if number >= kept:
@@ -170,6 +196,13 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
                 return False
             rows[3:, kept] = rows[:3, top - 1]
             kept += 1
+        elif effect in (_FIND, _CALL):
+            wanted, needed = (_MODULE, _NAME) if effect == _FIND else (_FUNCTION, _TUPLE)
+            top -= 1
+            if top < 1 or rows[0, top - 1] != wanted or rows[0, top] != needed:
+                return False
+            rows[0, top - 1] = _FUNCTION if effect == _FIND else _LEAF
+            rows[1, top - 1], rows[2, top - 1] = rows[1, top], rows[2, top]  # of the arguments
         elif effect != _SKIP:
             top, weight = nc10d_take(code, rows, top)
             if top < 0:

@@ -1,10 +1,12 @@
 """Plain objects as pickles that cannot run code: Python's own pickler, and a check of the stream.
 
 A plain object consists of None, bool, int, float, str, bytes, bytearray, list, tuple, dict, set and
-frozenset, and of no subclass of these. Its pickle contains opcodes that build such values, and no
-opcode that names or calls anything. The check does not trust the stream, and refuses all else:
+frozenset, of no subclass of these, of small arrays, and of values of registered types. Its pickle
+has only opcodes that build such values, or call the functions of nc10d.codec.constructors. The
+check does not trust the stream, and refuses all else:
 
-- other opcodes, lengths beyond the stream, references to values that do not exist;
+- other opcodes, names of other functions, other uses of those functions;
+- lengths beyond the stream, references to values that do not exist;
 - an item for a value that is no list, dict or set;
 - deep nesting, because hashing a tuple recurses on the C stack;
 - keys of many parts, because a short stream could build a tuple of 2**60 parts.
@@ -14,6 +16,7 @@ Only a stream that passes is unpickled.
 
 from __future__ import annotations
 
+import io
 import mmap
 import pickle
 from typing import Any
@@ -23,6 +26,8 @@ import numpy.typing as npt
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
+from nc10d.codec.constructors import FUNCTIONS, LocatingUnpickler, call_for
+from nc10d.codec.decoder import Bytes, Locate
 from nc10d.errors import CodecError
 
 LARGEST_STREAM = 1 << 20
@@ -32,7 +37,7 @@ _PROTOCOL = 5
 
 MALFORMED = (ValueError, TypeError, EOFError, pickle.UnpicklingError)
 """What reading a checked stream may raise: for text that is no UTF-8, a key that can't be hashed, a
-frame that is cut."""
+frame that is cut, an array that can't be."""
 
 
 class _NotPlain(Exception):
@@ -41,8 +46,16 @@ class _NotPlain(Exception):
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        # Called for each value that is not of a plain type, before any code of that type runs.
-        raise _NotPlain
+        # Called for each value of another type, before any code of that type runs.
+        if any(value is each for each in FUNCTIONS):
+            return NotImplemented  # by its name
+        try:
+            found = call_for(value)
+        except raised_here(Exception):
+            found = None  # the walk over the object raises it again
+        if found is None:
+            raise _NotPlain
+        return found
 
 
 def _refuse(_: pickle.PickleBuffer) -> None:
@@ -90,12 +103,19 @@ def encode_plain(value: Any) -> bytes | None:
     return stream.tobytes() if is_plain(stream) else None
 
 
-def decode_plain(stream: npt.NDArray[np.uint8]) -> Any:
-    """Return the object of a stream; CodecError if it is not that of a plain object."""
+def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
+    """Return the object of a stream; CodecError if it is not that of a plain object.
+
+    `locate` is as in nc10d.codec.decoder.
+    """
     if stream.size > LARGEST_STREAM or not is_plain(stream):
         raise CodecError("the message of a plain object is malformed")
     try:
-        return pickle.loads(stream.data)
+        if locate is None:
+            return pickle.loads(stream.data)
+        return LocatingUnpickler(io.BytesIO(stream.data), locate).load()
+    except CodecError:
+        raise
     except raised_here(*MALFORMED) as error:
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
@@ -105,7 +125,7 @@ _spare: list[npt.NDArray[np.int64]] = []
 """Memory of checks of up to _KEPT bytes: 3 MiB, used as far as streams reach. A check takes it."""
 
 
-def is_plain(stream: npt.NDArray[np.uint8]) -> bool:
+def is_plain(stream: Bytes) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else."""
     if stream.size > _KEPT:
         return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))

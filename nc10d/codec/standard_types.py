@@ -56,6 +56,8 @@ def _factory_name(factory: Any) -> str | None:
 
 def _default_dict(state: Any) -> Any:
     (name,), items = _take(state, tuple, dict)
+    if type(name) not in (type(None), str):  # a tuple may be too long to hash
+        raise CodecError(f"a factory is sent by its name, not as a {type(name).__name__}")
     return defaultdict(_FACTORIES[name], items)
 
 
@@ -164,6 +166,8 @@ def _class_of(what: str, module: Any, qualname: Any, fits: Callable[[Any], bool]
 
 def _named_tuple(state: Any) -> Any:
     module, qualname, fields, values = _take(state, str, str, tuple, tuple)
+    if set(map(type, fields)) - {str}:  # what else it is may be too long to put into words
+        raise CodecError("the fields of a named tuple are texts")
     kind = _class_of("named tuple", module, qualname, _is_named_tuple)
     if kind._fields != fields or len(values) != len(fields):
         raise CodecError(f"{qualname} has the fields {kind._fields}; those sent are {fields}")

@@ -120,10 +120,12 @@ def codec_of(kind: type[Any]) -> TypeCodec | None:
 
 def codec_named(name: Any) -> TypeCodec:
     """Return the codec registered under a name; CodecError if there is none."""
-    found = _by_name.get(name) if type(name) is str else None
+    if type(name) is not str:  # whatever it is instead may be too long to put into words
+        raise CodecError(f"the name of a registered type is text, not a {type(name).__name__}")
+    found = _by_name.get(name)
     if found is None:
         advice = "call nc10d.register_dataclass or nc10d.register_type here too"
-        if str(name).startswith("torch."):
+        if name.startswith("torch."):
             advice = "import nc10d.torch here too"
         message = f"an object of type {name!r} has come, which is not registered on this rank"
         raise CodecError(f"{message}: {advice}")

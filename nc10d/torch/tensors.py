@@ -68,7 +68,9 @@ def register() -> None:
 
 def _constant(kind: type[Any], name: Any) -> Any:
     """Return torch's constant of a type by its full name, "torch.float32"."""
-    found = vars(torch).get(str(name).removeprefix("torch."))
+    if type(name) is not str:  # whatever it is instead may be too long to put into words
+        raise CodecError(f"torch's constants come by their names, not as a {type(name).__name__}")
+    found = vars(torch).get(name.removeprefix("torch."))
     if type(found) is not kind:
         raise CodecError(f"torch has no {kind.__name__} {name!r}")
     return found

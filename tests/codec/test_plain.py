@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 from collections import OrderedDict
-from typing import Any
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,11 +15,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_codec import same
 
-from nc10d.codec import MessageKind, encode
+from nc10d import register_type
+from nc10d.codec import MessageKind, constructors, encode
 from nc10d.codec.plain import LARGEST_STREAM, decode_plain, encode_plain, is_plain
 from nc10d.errors import CodecError
+from nc10d.testing.strategies import arrays, dtypes, shapes
 
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+register_type(Fraction, lambda x: x.as_integer_ratio(), lambda state: Fraction(*state))
+DATES = st.datetimes().map(lambda date: date.replace(fold=0))
+THINGS = st.one_of(
+    st.builds(arrays, dtypes(), shapes(40)).flatmap(lambda drawn: drawn),
+    dtypes().flatmap(lambda dtype: arrays(dtype, (1,))).map(lambda x: x[0]),
+    DATES,
+    st.timedeltas(),
+    st.sampled_from([Fraction(1, 3), OrderedDict(a=[1]), Level.HIGH, Pair(1, "x")]),
+)
+"""Values that a stream makes by calls."""
 LEAVES = st.one_of(
+    THINGS,
     st.none(),
     st.booleans(),
     st.integers(),
@@ -27,7 +53,9 @@ LEAVES = st.one_of(
     st.builds(bytearray, st.binary(max_size=5)),
 )
 KEYS = st.recursive(
-    st.integers() | st.text() | st.binary(), lambda inner: st.tuples(inner, inner), max_leaves=5
+    st.integers() | st.text() | st.binary() | DATES,
+    lambda inner: st.tuples(inner, inner),
+    max_leaves=5,
 )
 PLAIN = st.recursive(
     LEAVES,
@@ -85,10 +113,10 @@ class Touchy(dict[str, int]):
     "value",
     [
         1j,
-        np.zeros(3),
-        np.float64(1),
+        np.zeros(1000),
+        np.zeros(3, "M8[s]"),
+        np.array([None]),
         pickle.PickleBuffer(b"x"),
-        OrderedDict(a=1),
         Touchy(a=1),
         int,
         len,
@@ -153,6 +181,108 @@ def test_a_pickle_that_names_a_function_is_refused(
     assert not capsys.readouterr().out
 
 
+NONE, STOP, REDUCE = pickle.NONE, pickle.STOP, pickle.REDUCE
+HEAD, EMPTY = pickle.PROTO + bytes([5]), pickle.EMPTY_TUPLE
+
+
+def text(words: str) -> bytes:
+    return pickle.SHORT_BINUNICODE + bytes([len(words)]) + words.encode()
+
+
+def named(name: str = "array_from", module: str = constructors.__name__) -> bytes:
+    return text(module) + text(name) + pickle.STACK_GLOBAL
+
+
+def pickled(value: Any) -> bytes:
+    """Return the opcodes of a value, to be put into a stream."""
+    return pickle.dumps(value, 5)[2:-1]
+
+
+def call(name: str, *arguments: Any) -> bytes:
+    """Return the opcodes of a call."""
+    given = b"".join(pickled(each) for each in arguments)
+    return named(name) + pickle.MARK + given + pickle.TUPLE + REDUCE
+
+
+WRONG_USES = {
+    "the function itself": named(),
+    "a list of the function": pickle.EMPTY_LIST + named() + pickle.APPEND,
+    "a list of several": pickle.EMPTY_LIST + pickle.MARK + NONE + named() + pickle.APPENDS,
+    "a tuple of the function": named() + pickle.TUPLE1,
+    "a long tuple of the function": pickle.MARK + named() + pickle.TUPLE,
+    "a key": pickle.EMPTY_DICT + named() + NONE + pickle.SETITEM,
+    "a value": pickle.EMPTY_DICT + NONE + named() + pickle.SETITEM,
+    "an argument": named() + named() + pickle.TUPLE1 + REDUCE,
+    "called without arguments": named() + REDUCE,
+    "called with a list": named() + pickle.EMPTY_LIST + REDUCE,
+    "called by none": EMPTY + REDUCE,
+    "None is called": NONE + EMPTY + REDUCE,
+    "a text is called": text("array_from") + EMPTY + REDUCE,
+    "built": named() + NONE + pickle.BUILD,
+    "made as an object": named() + EMPTY + pickle.NEWOBJ,
+    "another function of the module": named("call_for") + EMPTY + REDUCE,
+    "a longer name": named("array_from.__globals__") + EMPTY + REDUCE,
+    "another module": named(module="os") + EMPTY + REDUCE,
+    "a builtin": named("eval", "builtins") + text("1") + pickle.TUPLE1 + REDUCE,
+    "the names in the other order": text("array_from")
+    + text(constructors.__name__)
+    + pickle.STACK_GLOBAL
+    + EMPTY
+    + REDUCE,
+    "a name of an older protocol": b"cnc10d.codec.constructors\narray_from\n" + EMPTY + REDUCE,
+}
+
+
+@pytest.mark.parametrize("use", WRONG_USES)
+def test_a_function_of_a_stream_can_only_be_called_and_no_other_can(use: str) -> None:
+    assert is_plain(bytes_of(HEAD + call("object_from", "collections.Counter", {}) + STOP))
+    assert not is_plain(bytes_of(HEAD + WRONG_USES[use] + STOP))
+
+
+DOUBLED: Any = ()
+for _ in range(60):
+    DOUBLED = DOUBLED, DOUBLED
+EIGHT = bytearray(8)
+ABSURD = 0, 2**62, 2**62
+WRONG_ARRAYS: list[tuple[Any, ...]] = [
+    *[(), (14,), (14, (1,)), (14, (1,), EIGHT, "no such type"), (14, (1,), EIGHT, "torch.Size")],
+    *[(14, (2,), EIGHT), (14, (-1, -1), EIGHT), (14, (1.0,), EIGHT), (14, [1], EIGHT)],
+    *[(14, (1,), bytes(8)), (14, (True,), EIGHT), (14, (1,) * 65, EIGHT), (99, (1,), EIGHT)],
+    *[(14, ABSURD, bytearray()), (14, (-1, 0), bytearray()), (0, (8,), bytearray(b"7" * 8))],
+    *[(DOUBLED, (1,), EIGHT), (14, DOUBLED, EIGHT), (14, (1,), DOUBLED)],
+    *[(14, (1,), EIGHT, DOUBLED), (14, (1,), EIGHT, "collections.Counter")],
+    *[(14.0, (1,), EIGHT), (14, (2**2000,) * 60, EIGHT)],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_ARRAYS, ids=[str(n) for n in range(len(WRONG_ARRAYS))])
+@pytest.mark.timeout(10)
+def test_an_array_that_can_not_be_is_an_error_at_once(arguments: tuple[Any, ...]) -> None:
+    stream = bytes_of(HEAD + call("array_from", *arguments) + STOP)
+    assert is_plain(stream)  # a stream is checked for what it runs, not for what it means
+    with pytest.raises(CodecError):
+        decode_plain(stream)
+
+
+def test_a_key_of_a_registered_type_is_weighed_with_its_parts() -> None:
+    for part, fits in ((1, True), (DOUBLED, False)):
+        key = call("object_from", "datetime.timedelta", part)
+        stream = HEAD + pickle.EMPTY_DICT + key + NONE + pickle.SETITEM + STOP
+        assert is_plain(bytes_of(stream)) == fits
+
+
+def test_arrays_have_memory_of_their_own_and_scalars_are_scalars() -> None:
+    x, scalar = np.arange(6.0).reshape(2, 3).T, np.float32(0.5)
+    stream = bytes_of(encode_plain([x, x, scalar, {scalar: 1}]) or b"")
+    for locate in (None, lambda array: array):
+        found = decode_plain(stream, locate)
+        assert same(found, [x, x, scalar, {scalar: 1}])
+        assert found[0] is found[1]
+        assert found[0].flags.writeable
+        assert found[0].flags.c_contiguous
+        assert not np.shares_memory(found[0], stream)
+
+
 OPCODES = st.sampled_from([bytes([code]) for code in range(256)])
 
 
@@ -177,12 +307,13 @@ def only_plain(stream: bytes) -> None:
         found = decoded(stream)
     except CodecError:
         return
-    types = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset}
+    types = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set}
+    types |= {frozenset, np.ndarray, datetime, timedelta, Fraction, OrderedDict, Level, Pair}
     seen: dict[int, Any] = {}
     rest = [found]
     while rest:
         value = rest.pop()
-        assert type(value) in types
+        assert type(value) in types or isinstance(value, np.generic)
         if id(value) not in seen:
             seen[id(value)] = value
             rest += value if isinstance(value, (list, tuple, set, frozenset)) else ()

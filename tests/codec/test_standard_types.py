@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.codec import encode, standard_types
+from nc10d.codec import MessageKind, encode, standard_types
+from nc10d.codec.constructors import object_from
+from nc10d.codec.encoder import walk
 from nc10d.errors import CodecError
 from nc10d.testing import run_local
 
@@ -130,9 +132,19 @@ def test_a_class_that_no_receiver_could_find_is_refused(value: Any, words: str) 
         encode(value)
 
 
-def hostile(state: Any, name: str = standard_types._NAMED_TUPLE) -> Any:
-    """Decode a stream that names a class of its sender's choice."""
-    return through(Forged(name, state))
+def hostile(state: Any, name: str = standard_types._NAMED_TUPLE) -> None:
+    """Require that both forms of a stream with a name and state of its sender's choice are refused.
+
+    Raises the second refusal.
+    """
+    plain, walked = encode(Forged(name, state)), walk(Forged(name, state))
+    assert plain.kind is MessageKind.PLAIN
+    with pytest.raises(CodecError) as first:
+        plain.envelope().open(plain.flat())
+    with pytest.raises(CodecError) as second:
+        walked.envelope().open(walked.flat())
+    assert str(first.value) == str(second.value)
+    raise second.value
 
 
 class Forged(NamedTuple):
@@ -142,14 +154,18 @@ class Forged(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def forge(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nc10d.codec import encoder
+    from nc10d.codec import encoder, plain
 
-    known = encoder._state
+    known, known_call = encoder._state, plain.call_for
 
     def state(value: Any, kind: type[Any]) -> Any:
         return tuple(value) if kind is Forged else known(value, kind)
 
+    def call_for(value: Any) -> Any:
+        return (object_from, tuple(value)) if type(value) is Forged else known_call(value)
+
     monkeypatch.setattr(encoder, "_state", state)
+    monkeypatch.setattr(plain, "call_for", call_for)
 
 
 class Loud(NamedTuple):
@@ -172,6 +188,9 @@ class Bait(ModuleType):
 
 
 HERE = __name__
+DOUBLED: Any = ()
+for _ in range(60):
+    DOUBLED = DOUBLED, DOUBLED
 FORGERIES = [
     (HERE, "Missing", ("x",), (1,)),
     ("subprocess", "Popen", ("args",), ("true",)),
@@ -212,9 +231,20 @@ def test_a_forged_named_tuple_is_an_error_and_runs_nothing(
         ("collections.Counter", [1]),
         ("argparse.Namespace", [1]),
         ("pathlib.PosixPath", 3),
+        # Tuples of 2**60 parts take no time.
+        ("collections.OrderedDict", DOUBLED),
+        ("collections.defaultdict", ((DOUBLED,), {})),
+        ("collections.deque", ([], (DOUBLED,))),
+        ("datetime.timedelta", DOUBLED),
+        ("datetime.datetime", DOUBLED),
+        (standard_types._MEMBER, (HERE, "Colour", DOUBLED)),
+        (standard_types._NAMED_TUPLE, (HERE, "Pair", DOUBLED, ())),
+        (standard_types._NAMED_TUPLE, DOUBLED),
+        (DOUBLED, 1),
     ],
 )
-def test_a_forged_state_is_an_error(name: str, state: Any) -> None:
+@pytest.mark.timeout(10)
+def test_a_forged_state_is_an_error(name: Any, state: Any) -> None:
     with pytest.raises(CodecError):
         hostile(state, name)
 
