@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d import CodecError
-from nc10d.codec.messages import OPENING
+from nc10d.codec.messages import OPENING, PIECE, MessageKind
 from nc10d.testing import Ranks, run_local, run_ranks
 
 SIZE = 3
@@ -133,6 +133,56 @@ VALUES = st.recursive(
 def test_every_call_carries_any_object(three: Ranks, call: Call, obj: Any) -> None:
     got = three.run(lambda group: outcome(group, call, obj))
     assert all(got[rank] == obj for rank in RECEIVERS[call])
+
+
+SIZES = [*range(960, 1040, 3), *range(1990, 2060, 3), *range(3030, 3090, 3), *range(4000, 4100, 3)]
+KINDS = {
+    "plain": lambda n: b"x" * n,
+    "walked": lambda n: [1j, "x" * n],
+    "with a larger array": lambda n: {"x" * n: np.arange(600.0), 1: 1j},
+    "with a long array": lambda n: [1j, "x" * n, np.zeros(1 << 20, np.uint8)],
+}
+
+
+def by_pieces(group: Any, kind: str, sizes: list[int]) -> None:
+    for n in sizes:
+        places = [None]
+        if group.rank == 0:
+            dist.send_object_list([KINDS[kind](n)], 1)
+        elif group.rank == 1:
+            source = (0, None)[n % 2]
+            assert dist.recv_object_list(places, source) == 0
+            assert repr(places[0]) == repr(KINDS[kind](n))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_has_as_many_pieces_as_its_object_needs(three: Ranks, kind: str) -> None:
+    sizes = SIZES if kind != "with a long array" else SIZES[::9]
+    three.run(by_pieces, [kind] * SIZE, [sizes] * SIZE)
+
+
+def no_message(group: Any, words: list[tuple[int, int, int]]) -> None:
+    """Rank 0 sends openings that no sender would send."""
+    for each in words:
+        if group.rank == 0:
+            group.send(opening(*each)[:PIECE], 1)
+        elif group.rank == 1:
+            with pytest.raises(CodecError):
+                dist.recv_object_list([None], 0)
+
+
+def test_a_forged_opening_of_a_message_is_an_error(three: Ranks) -> None:
+    kind, most = int(MessageKind.PLAIN), 2**63 - 1
+    words = [
+        (99, 0, 0),
+        (-1, 10, 0),
+        (kind, -5, 0),
+        (kind, 9, -1),
+        (kind, most, 0),
+        (kind, most, most),
+    ]
+    words += [(kind - 256, 1, 1), (kind + 256 * most // 256, 1, 0), (kind + 256 * 255, 1, 0)]
+    three.run(no_message, [words] * SIZE)
 
 
 @settings(deadline=None, max_examples=25)

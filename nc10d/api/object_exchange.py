@@ -18,7 +18,7 @@ import numpy as np
 from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
-from nc10d.codec.messages import LARGEST, OPENING
+from nc10d.codec.messages import LARGEST, pieces_of
 from nc10d.codec.openings import ALL_ROWS, Openings, take
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
@@ -32,17 +32,16 @@ Location = Any
 class OutgoingObject:
     """This rank's object as a message; a message with the error if it can't be encoded."""
 
-    def __init__(self, message: EncodedMessage, nbytes: int, error: Exception | None) -> None:
-        """`nbytes` are the opening's."""
-        message.divide(nbytes)
+    def __init__(self, message: EncodedMessage, error: Exception | None) -> None:
+        message.divide()
         self.message, self.error = message, error
         self.opening = message.opening()
         """The bytes that travel first."""
 
     @classmethod
-    def failed(cls, error: Exception, nbytes: int) -> OutgoingObject:
+    def failed(cls, error: Exception) -> OutgoingObject:
         """Return a message with the error."""
-        return cls(EncodedMessage.failed(error), nbytes, error)
+        return cls(EncodedMessage.failed(error), error)
 
 
 def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
@@ -50,18 +49,22 @@ def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> Outgo
 
     If the object can't be encoded, or is longer than LARGEST bytes, the message reports the error.
     """
-    nbytes = openings.own.size
     try:
         if openings.put(value):
             return None
-        return OutgoingObject(_encoded(value, openings.stream(), allow_pickle), nbytes, None)
+        return OutgoingObject(_encoded(value, openings.stream(), allow_pickle), None)
     except Exception as error:  # noqa: BLE001  (raised by `raise_if_failed`, after the exchange)
-        return OutgoingObject.failed(error, nbytes)
+        return OutgoingObject.failed(error)
 
 
 def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
     """Return the bytes of this rank's object that travel first."""
     return openings.own if out is None else out.opening
+
+
+def pieces_to_send(out: OutgoingObject | None, openings: Openings) -> Sequence[Bytes]:
+    """Return the pieces of the opening of this rank's object that a message needs."""
+    return openings.pieces() if out is None else pieces_of(out.opening)
 
 
 def raise_if_failed(out: OutgoingObject | None) -> None:
@@ -141,7 +144,7 @@ class ObjectCall:
         self._allow_pickle = False if weights_only else allow_pickle
         self._locate = None if location is None else _locate(name, location)
 
-    def begin(self, count: int | None = None, nbytes: int = OPENING) -> Openings | None:
+    def begin(self, count: int | None = None) -> Openings | None:
         """Start the timeout; return the openings of `count` messages, by default one a rank.
 
         None if this rank is no member. ValueError inside a coalescing block, or if the group lacks
@@ -162,7 +165,7 @@ class ObjectCall:
             message = f"{self._name}: device is {self._device!r}, for which {self.group!r}"
             raise ValueError(f"{message} has no backend")
         self._until = monotonic() + group.timeout
-        return take(group.size if count is None else count, nbytes)
+        return take(group.size if count is None else count)
 
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""

@@ -8,7 +8,7 @@ Common to all calls:
   None, the default, is False unless the environment has NC10D_ALLOW_PICKLE=1. `weights_only`,
   c10d's from torch 2.14 on, refuses pickles in any case.
 - A call blocks until this rank's part is done. The group's timeout is for the whole call: first
-  the sizes travel, with objects of up to 4,000 bytes (1,000 in a message), then larger objects.
+  the sizes travel, with objects of up to 4,000 bytes, then larger objects.
 - If a rank's object can't be encoded, that rank raises the reason. Every rank that would receive
   the object, or sees the sizes, raises a CodecError that names the rank. A message that can't be
   decoded is a CodecError on its receiver. In both cases lists are unchanged, and the group stays
@@ -37,11 +37,11 @@ from nc10d.api.object_exchange import (
     encode_outgoing,
     opening_of,
     part,
+    pieces_to_send,
     raise_if_failed,
     rounds,
 )
 from nc10d.codec import MessageKind
-from nc10d.codec.messages import MESSAGE_OPENING
 from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back
 from nc10d.group.world import Group
 
@@ -239,11 +239,14 @@ def send_object_list(
     call = ObjectCall("send_object_list", group, allow_pickle, weights_only, device=device)
     peer = rank_in(call.found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
-    openings = call.begin(1, MESSAGE_OPENING)
+    openings = call.begin(1)
     if openings is None:
         return
     out = encode_outgoing([*object_list], call.allow_pickle, openings)
-    call.group.send(opening_of(out, openings), peer)
+    first, *later = pieces_to_send(out, openings)
+    call.group.send(first, peer)
+    for each in later:
+        call.group.send(each, peer, timeout=call.remaining())
     for each in call.encoded(out):
         call.group.send(each, peer, timeout=call.remaining())
     raise_if_failed(out)
@@ -270,11 +273,13 @@ def recv_object_list(
     call = ObjectCall("recv_object_list", group, allow_pickle, weights_only, map_location, device)
     peer = source_in(call.found, src, group_src)
     _check_list("recv_object_list", object_list)
-    openings = call.begin(1, MESSAGE_OPENING)
+    openings = call.begin(1)
     if openings is None:
         return -1
-    sender = call.group.recv(openings.table, peer)
+    sender = call.group.recv(openings.first, peer)
     assert sender is not None, "no block is open, so the message has come"
+    for each in openings.later_pieces():
+        call.group.recv(each, sender, timeout=call.remaining())
     found = call.objects(openings)
     if found is not None:
         give_back(openings)
@@ -307,7 +312,7 @@ def _for_each_rank(
     for value, opening in zip(objects, openings.table, strict=True):
         message = encode_outgoing(value, allow_pickle, openings)
         if message is not None and message.error is not None:
-            failed = OutgoingObject.failed(message.error, openings.own.size)
+            failed = OutgoingObject.failed(message.error)
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
         opening[:] = opening_of(message, openings)

@@ -1,23 +1,22 @@
-"""The two functions that the stream of a plain object may call: `array_from` and `object_from`.
+"""The function that the stream of a plain object may call: `array_from`, which makes a small array.
 
-By them small arrays, NumPy's scalars and values of registered types are parts of plain objects.
-nc10d.codec.opcodes refuses a stream that names another function, or does anything else with these
-than to call them. Their arguments come from a peer, so they are checked here.
+By it small arrays, NumPy's scalars and values of registered types of arrays (torch's tensors) are
+parts of plain objects. nc10d.codec.opcodes refuses a stream that names another function, or does
+anything else with this one than to call it. Its arguments come from a peer, so it checks them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
-from pickle import Unpickler
 from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.codec.decoder import Array, Locate, call_user
-from nc10d.codec.standard_types import codec_by_name
 from nc10d.codec.type_registry import codec_named, codec_of
 from nc10d.errors import CodecError
 
@@ -39,14 +38,10 @@ def call_for(value: Any) -> Call | None:
         return None if value.nbytes > MOST_BYTES else (array_from, _arguments(value, value.shape))
     if isinstance(value, np.generic):
         return array_from, _arguments(value, None)
-    codec = codec_of(kind) or codec_by_name(kind)
-    if codec is None:
-        return None
-    if codec.move is None:
-        return object_from, (codec.name, codec.encode(value))
-    nbytes = getattr(value, "nbytes", None)
-    if type(nbytes) is not int or nbytes > MOST_BYTES:  # before it is copied from a device
-        return None
+    codec = codec_of(kind)
+    nbytes = getattr(value, "nbytes", None) if codec is not None and codec.move else None
+    if codec is None or type(nbytes) is not int or nbytes > MOST_BYTES:
+        return None  # of a large tensor, before it is copied from a device
     state = codec.encode(value)
     if type(state) is not np.ndarray or state.nbytes > MOST_BYTES:
         return None
@@ -54,39 +49,50 @@ def call_for(value: Any) -> Call | None:
 
 
 def _arguments(value: Any, shape: Any) -> tuple[Any, ...]:
-    # The receiver's array has the bytearray as its memory: there is no other copy.
-    return dtype_of(value.dtype).code, shape, bytearray(value.tobytes())
+    return dtype_of(value.dtype).code, shape, value.tobytes()
 
 
-def array_from(code: Any, shape: Any, content: Any, name: Any = None, locate: Locate = None) -> Any:
-    """Return an array of the dtype of a code in the memory of `content`; a scalar without `shape`.
+def array_from(code: Any, shape: Any, content: Any, name: Any = None) -> Any:
+    """Return an array of a dtype, given by its code, with these bytes; a scalar without `shape`.
 
-    With a `name` it is the value of this registered type of arrays. `locate(it)` replaces it.
-    CodecError for other arguments.
+    With a `name` it is the value of this registered type of arrays. CodecError for arguments that
+    no sender gives. In `located`, the replacement of the array.
     """
-    # These may be tuples that are very long to hash, or to put into words.
-    if type(code) is not int or type(content) is not bytearray:
+    locate = _decoding.locate
+    if locate is None:
+        return _value(code, shape, content, name)
+    with located(None):  # the user's functions may decode other objects
+        value = _value(code, shape, content, name)
+        return value if shape is None else call_user("map_location", locate, value)
+
+
+def _value(code: Any, shape: Any, content: Any, name: Any) -> Any:
+    # Arguments may be tuples that are very long to hash, or to put into words.
+    if type(code) is not int or type(content) is not bytes:
         raise CodecError("an array comes as the code of its dtype, its shape and its bytes")
-    array: Any = _array(code, () if shape is None else shape, content)
     if shape is None:
-        return array[()]
-    if name is not None:
-        codec = codec_named(name)
-        if codec.move is None:
-            raise CodecError(f"{name!r} is no type of arrays")
-        array = call_user(f"the decoder of {name!r}", codec.decode, array)
-    return array if locate is None else call_user("map_location", locate, array)
+        return _array(code, (), content)[()]
+    array = _array(code, shape, content)
+    if name is None:
+        return array
+    codec = codec_named(name)
+    if codec.move is None:
+        raise CodecError(f"{name!r} is no type of arrays")
+    return call_user(f"the decoder of {name!r}", codec.decode, array)
 
 
-def _array(code: int, shape: Any, content: bytearray) -> Array:
+def _array(code: int, shape: Any, content: bytes) -> Array:
     dtype, itemsize = _element_type(code)
     if type(shape) is not tuple or len(shape) > _MOST_DIMENSIONS or set(map(type, shape)) - {int}:
         raise CodecError(f"an array's shape is a tuple of at most {_MOST_DIMENSIONS} ints")
+    if not 0 <= min(shape, default=0) <= max(shape, default=0) < 1 << 63:  # before a product
+        raise CodecError("an array's shape has a negative or a very large int")
     if prod(shape) * itemsize != len(content):
         raise CodecError(f"an array of the shape {shape} has other bytes than these")
     if dtype.kind == "b" and content.strip(b"\0\1"):
         raise CodecError("an array of truth values has others than 0 and 1")
-    return np.ndarray(shape, dtype, content)
+    # A copy: the bytes may be another part of the object as well.
+    return np.ndarray(shape, dtype, content).copy()
 
 
 @lru_cache(len(DType))
@@ -97,24 +103,31 @@ def _element_type(code: int) -> tuple[np.dtype[Any], int]:
     raise CodecError(f"no element type has the code {code}")
 
 
-def object_from(name: Any, state: Any) -> Any:
-    """Return the value of a registered type that has a state; CodecError if it has none."""
-    codec = codec_named(name)
-    if codec.move is not None:
-        raise CodecError(f"{name!r} is a type of arrays")
-    return call_user(f"the decoder of {name!r}", codec.decode, state)
+class _Decoding(threading.local):
+    """What is being decoded in this thread."""
+
+    locate: Locate = None
 
 
-FUNCTIONS = array_from, object_from
+_decoding = _Decoding()
 
 
-class LocatingUnpickler(Unpickler):
-    """Reads the checked stream of a plain object, and replaces its arrays by `locate(array)`."""
+class located:
+    """In the with-block, `array_from` returns `locate(array)` for each array."""
 
-    def __init__(self, file: Any, locate: Locate) -> None:
-        super().__init__(file)
+    # It is not an argument of `array_from`, which a stream could give. An Unpickler with a method
+    # of its own would read a file, and from a file CPython reads other bytes than from memory if a
+    # frame ends within an opcode.
+
+    __slots__ = ("_locate", "_outer")
+
+    def __init__(self, locate: Locate) -> None:
         self._locate = locate
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return one of FUNCTIONS: a checked stream names nothing else."""
-        return object_from if name == "object_from" else partial(array_from, locate=self._locate)
+    def __enter__(self) -> None:
+        """Begin the block."""
+        self._outer, _decoding.locate = _decoding.locate, self._locate
+
+    def __exit__(self, *_: object) -> None:
+        """End the block."""
+        _decoding.locate = self._outer

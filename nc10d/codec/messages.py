@@ -5,7 +5,8 @@
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
-A small object travels in one operation, whose size every rank knows. The header is small and
+A small object travels in one operation, whose size every rank knows. To a single rank, an opening
+goes by the pieces that are used; the first tells how many these are. The header is small and
 describes the chunks. The chunks are the user's memory, and are copied once, into the flat array.
 Long chunks follow it, each as it is, into memory of its own; their place is the byte of the payload
 before which they come. The size of the flat array is rounded up, so that messages of similar
@@ -28,13 +29,15 @@ from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
-OPENING, MESSAGE_OPENING = 4096, 1024
-"""The bytes of an opening in a collective, and of one that is sent to a single rank.
+OPENING, PIECE = 4096, 1024
+"""The bytes of an opening, and of a piece of it.
 
-A cell of a link has room for the second: a sender can be as far ahead as with other small messages.
+A cell of a link has room for a piece: a sender can be as far ahead as with other small messages.
 """
 WORDS = struct.Struct("<3q")
 """The words of an opening."""
+_ROOM = OPENING - WORDS.size
+"""The bytes of an opening behind its words."""
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 LONG = 1 << 20
@@ -57,28 +60,25 @@ class MessageKind(enum.IntEnum):
 class Envelope(NamedTuple):
     """The kind and sizes of a message, which travel before it to every rank.
 
-    `long` has the place and the bytes of each long chunk; the payload has all others. `room` is the
-    opening's, behind its words.
+    `long` has the place and the bytes of each long chunk; the payload has all others.
     """
 
     kind: MessageKind
     header: int
     payload: int
     long: tuple[tuple[int, int], ...] = ()
-    room: int = OPENING - WORDS.size
 
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
         """Return the envelope of a received opening; CodecError if no sender would send it."""
         word, header, payload = WORDS.unpack_from(opening.data)
         count, kind = divmod(word, _KIND)
-        room = opening.size - WORDS.size
-        if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= room // _PLACE.size:
+        if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= _ROOM // _PLACE.size:
             raise CodecError(f"no message has the kind and sizes {word}, {header}, {payload}")
         if count == 0 and header + payload <= LARGEST:
-            return cls(_KINDS[kind], header, payload, (), room)
+            return cls(_KINDS[kind], header, payload)
         long = tuple(_PLACE.iter_unpack(opening.data[WORDS.size :][: count * _PLACE.size]))
-        found = cls(_KINDS[kind], header, payload, long, room)
+        found = cls(_KINDS[kind], header, payload, long)
         places = [place for place, _ in long]
         fits = places == sorted(places) and (not places or 0 <= places[0] <= places[-1] <= payload)
         if not fits or any(nbytes <= 0 for _, nbytes in long) or found.total > LARGEST:
@@ -98,7 +98,7 @@ class Envelope(NamedTuple):
     @property
     def inline(self) -> bool:
         """Whether the opening has the whole message."""
-        return not self.long and _fits(self.header, self.payload, self.room)
+        return not self.long and _fits(self.header, self.payload)
 
     @property
     def nbytes(self) -> int:
@@ -149,15 +149,29 @@ class Envelope(NamedTuple):
 _KINDS = {int(kind): kind for kind in MessageKind}
 
 
-def _fits(header: int, payload: int, room: int) -> bool:
+def _together(header: int, payload: int) -> int:
+    """Return the bytes of header and payload, one behind the other."""
+    return aligned(header) + payload if payload else header
+
+
+def _fits(header: int, payload: int) -> bool:
     """Return whether an opening has room for a message."""
-    return (aligned(header) + payload if payload else header) <= room
+    return _together(header, payload) <= _ROOM
+
+
+def pieces_of(opening: Bytes) -> list[Bytes]:
+    """Return the pieces of an opening that are used. The first has the words, and is enough."""
+    word, header, payload = WORDS.unpack_from(opening.data)
+    count = word // _KIND
+    used = WORDS.size + (count * _PLACE.size if count else _together(header, payload))
+    end = used if PIECE < used <= OPENING else PIECE
+    return [opening[at : at + PIECE] for at in range(0, end, PIECE)]
 
 
 class EncodedMessage:
     """An object to send: `chunks` are the user's arrays, which must not change until it is sent."""
 
-    __slots__ = ("_places", "_room", "chunks", "header", "kind", "long", "payload")
+    __slots__ = ("_places", "chunks", "header", "kind", "long", "payload")
 
     def __init__(self, kind: MessageKind, header: bytes, chunks: Sequence[Array] = ()) -> None:
         self.kind, self.header, self.chunks = kind, header, chunks
@@ -166,7 +180,6 @@ class EncodedMessage:
         self.long: list[Bytes] = []
         """The chunks that travel by themselves, as bytes; see `divide`."""
         self._places: tuple[tuple[int, int], ...] = ()
-        self._room = OPENING - WORDS.size
 
     @classmethod
     def failed(cls, reason: BaseException) -> EncodedMessage:
@@ -174,16 +187,15 @@ class EncodedMessage:
         text = f"{type(reason).__name__}: {message_of(reason)}"[:_LONGEST_REASON]
         return cls(MessageKind.FAILED, text.encode(errors="replace"))
 
-    def divide(self, opening: int = OPENING) -> None:
-        """Let long chunks travel by themselves, behind an opening of so many bytes."""
-        self._room = room = opening - WORDS.size
+    def divide(self) -> None:
+        """Let long chunks travel by themselves."""
         if self.payload < LONG:
             return
         short: list[Array] = []
         places: list[tuple[int, int]] = []
         at = 0
         for chunk in self.chunks:
-            if chunk.nbytes >= LONG and len(places) < room // _PLACE.size:
+            if chunk.nbytes >= LONG and len(places) < _ROOM // _PLACE.size:
                 self.long.append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8))
                 places.append((at, chunk.nbytes))
             else:
@@ -193,16 +205,16 @@ class EncodedMessage:
 
     def envelope(self) -> Envelope:
         """Return the envelope, which travels before the message."""
-        return Envelope(self.kind, len(self.header), self.payload, self._places, self._room)
+        return Envelope(self.kind, len(self.header), self.payload, self._places)
 
     @property
     def inline(self) -> bool:
         """Whether the opening has the whole message."""
-        return not self.long and _fits(len(self.header), self.payload, self._room)
+        return not self.long and _fits(len(self.header), self.payload)
 
     def opening(self) -> Bytes:
         """Return the opening, with the whole message if there is room."""
-        block = bytearray(WORDS.size + self._room)
+        block = bytearray(OPENING)
         word = self.kind + _KIND * len(self.long)
         WORDS.pack_into(block, 0, word, len(self.header), self.payload)
         if self.inline:

@@ -82,10 +82,10 @@ _EFFECT = _table(
     (_END, [pickle.STOP]),
 )
 _FROZENSET, _TEXT = pickle.FROZENSET[0], pickle.SHORT_BINUNICODE[0]
-_THEIR_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
-_FIRST_NAME = np.frombuffer(b"array_from", np.uint8)
-_SECOND_NAME = np.frombuffer(b"object_from", np.uint8)
-"""Where the functions lie that a stream may call."""
+_LONG, _LONGER, _WORD = pickle.LONG1[0], pickle.LONG4[0], 8
+_ITS_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
+_ITS_NAME = np.frombuffer(b"array_from", np.uint8)
+"""Where the function lies that a stream may call."""
 
 
 @njit(nogil=True)
@@ -157,12 +157,10 @@ def nc10d_is_text(stream: Any, start: int, size: int, text: Any) -> bool:
 
 @njit(nogil=True)
 def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
-    """Return the kind of a short text: that of a module, of a function to call, or any other."""
-    if nc10d_is_text(stream, start, size, _THEIR_MODULE):
+    """Return the kind of a short text: the function's module or name, or any other."""
+    if nc10d_is_text(stream, start, size, _ITS_MODULE):
         return _MODULE
-    if nc10d_is_text(stream, start, size, _FIRST_NAME):
-        return _NAME
-    return _NAME if nc10d_is_text(stream, start, size, _SECOND_NAME) else _LEAF
+    return _NAME if nc10d_is_text(stream, start, size, _ITS_NAME) else _LEAF
 
 
 @njit(nogil=True)
@@ -184,7 +182,9 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
             return at == size and top == 1 and rows[0, 0] < _MARK
         if effect == _PUSH:
             kind = nc10d_text_kind(stream, start, number) if code == _TEXT else _KIND[code]
-            rows[0, top], rows[1, top], rows[2, top] = kind, 0, 1
+            # A long int is hashed anew each time, unlike a text.
+            weight = 1 + number // _WORD if code in (_LONG, _LONGER) else 1
+            rows[0, top], rows[1, top], rows[2, top] = kind, 0, weight
             top += 1
         elif effect == _GET:
             if number >= kept:
@@ -202,7 +202,6 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
             if top < 1 or rows[0, top - 1] != wanted or rows[0, top] != needed:
                 return False
             rows[0, top - 1] = _FUNCTION if effect == _FIND else _LEAF
-            rows[1, top - 1], rows[2, top - 1] = rows[1, top], rows[2, top]  # of the arguments
         elif effect != _SKIP:
             top, weight = nc10d_take(code, rows, top)
             if top < 0:

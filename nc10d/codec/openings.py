@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.codec.decoder import Bytes
-from nc10d.codec.messages import OPENING, WORDS, MessageKind
+from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind, pieces_of
 from nc10d.codec.plain import MALFORMED, PlainWriter, is_plain
 
 _PLAIN = int(MessageKind.PLAIN)
@@ -27,24 +28,29 @@ _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
 """Rows of a table."""
-_spare: defaultdict[tuple[int, int], list[Openings]] = defaultdict(list)
-"""What no call uses now, by count and bytes."""
+_spare: defaultdict[int, list[Openings]] = defaultdict(list)
+"""What no call uses now, by count."""
 
 
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages.
 
-    An opening has `nbytes`.
+    `first_own` and `first` are the first pieces of `own` and of the table's first row.
     """
 
-    __slots__ = ("_dirty", "_end", "_rows", "_streams", "_writer", "own", "table")
+    __slots__ = (
+        *("_dirty", "_end", "_rows", "_streams", "_words", "_writer"),
+        *("first", "first_own", "own", "table"),
+    )
 
-    def __init__(self, count: int, nbytes: int = OPENING) -> None:
+    def __init__(self, count: int) -> None:
         self._writer = PlainWriter(_START)
-        self.own: Bytes = self._writer.memory[:nbytes]
-        self.table: Bytes = np.zeros((count, nbytes), np.uint8)
+        self.own: Bytes = self._writer.memory[:OPENING]
+        self.table: Bytes = np.zeros((count, OPENING), np.uint8)
+        self.first_own, self.first = self.own[:PIECE], self.table[0, :PIECE]
         self._streams = [row.data[_START:] for row in self.table]
-        self._rows = np.empty((opcodes.ROWS, nbytes + 1), np.int64)
+        self._words = self.table[0].data[:_START].cast("q")
+        self._rows = np.empty((opcodes.ROWS, OPENING + 1), np.int64)
         self._dirty = self._end = _START
 
     def put(self, value: Any) -> bool:
@@ -56,6 +62,16 @@ class Openings:
             return bool(opcodes.seal(own, end, dirty, _PLAIN, _START, self._rows))
         own[abs(end) :] = 0
         return False
+
+    def pieces(self) -> Sequence[Bytes]:
+        """Return the pieces of `own` that have its message."""
+        return (self.first_own,) if self._end <= PIECE else pieces_of(self.own)
+
+    def later_pieces(self) -> Sequence[Bytes]:
+        """Return the pieces that follow `first`, which has come, in the table's first row."""
+        kind, size, _ = self._words
+        one = kind == _PLAIN and 0 <= size <= PIECE - _START
+        return () if one else pieces_of(self.table[0])[1:]
 
     def stream(self) -> Bytes | None:
         """Return the stream of the object of the latest `put`, None if that is not plain."""
@@ -72,15 +88,15 @@ class Openings:
             return None
 
 
-def take(count: int, nbytes: int = OPENING) -> Openings:
-    """Return Openings of `nbytes` for `count` messages."""
+def take(count: int) -> Openings:
+    """Return Openings for `count` messages."""
     try:
-        return _spare[count, nbytes].pop()
+        return _spare[count].pop()
     except IndexError:
-        return Openings(count, nbytes)
+        return Openings(count)
 
 
 def give_back(openings: Openings) -> None:
     """Keep Openings for a later call."""
     if openings._dirty <= _KEPT:
-        _spare[openings.table.shape].append(openings)
+        _spare[len(openings.table)].append(openings)

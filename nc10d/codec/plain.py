@@ -1,11 +1,11 @@
 """Plain objects as pickles that cannot run code: Python's own pickler, and a check of the stream.
 
 A plain object consists of None, bool, int, float, str, bytes, bytearray, list, tuple, dict, set and
-frozenset, of no subclass of these, of small arrays, and of values of registered types. Its pickle
-has only opcodes that build such values, or call the functions of nc10d.codec.constructors. The
-check does not trust the stream, and refuses all else:
+frozenset, of no subclass of these, and of small arrays: those of NumPy, its scalars and torch's
+tensors. Its pickle has only opcodes that build such values, or call the function of
+nc10d.codec.constructors. The check does not trust the stream, and refuses all else:
 
-- other opcodes, names of other functions, other uses of those functions;
+- other opcodes, names of other functions, other uses of that function;
 - lengths beyond the stream, references to values that do not exist;
 - an item for a value that is no list, dict or set;
 - deep nesting, because hashing a tuple recurses on the C stack;
@@ -16,7 +16,6 @@ Only a stream that passes is unpickled.
 
 from __future__ import annotations
 
-import io
 import mmap
 import pickle
 from typing import Any
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
-from nc10d.codec.constructors import FUNCTIONS, LocatingUnpickler, call_for
+from nc10d.codec.constructors import array_from, call_for, located
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.errors import CodecError
 
@@ -47,7 +46,7 @@ class _NotPlain(Exception):
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         # Called for each value of another type, before any code of that type runs.
-        if any(value is each for each in FUNCTIONS):
+        if value is array_from:
             return NotImplemented  # by its name
         try:
             found = call_for(value)
@@ -111,9 +110,8 @@ def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
     if stream.size > LARGEST_STREAM or not is_plain(stream):
         raise CodecError("the message of a plain object is malformed")
     try:
-        if locate is None:
+        with located(locate):
             return pickle.loads(stream.data)
-        return LocatingUnpickler(io.BytesIO(stream.data), locate).load()
     except CodecError:
         raise
     except raised_here(*MALFORMED) as error:

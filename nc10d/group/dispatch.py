@@ -94,9 +94,10 @@ class Dispatcher(Collectives, PointToPoint):
         backend = self._preparing
         if async_op:
             return self._start(kind, extra, x, y, timeout)
-        if backend is None or timeout is not None or type(x) in unowned_views:
+        if backend is None or type(x) in unowned_views:
             self._call_lent(kind, extra, x, y, timeout)
             return None
+        limit = self.timeout if timeout is None else seconds(timeout)
         # One frame for all of it: each frame costs a small call a twentieth of its time.
         try:
             prepared = backend.latest[kind].get(extra)
@@ -106,7 +107,7 @@ class Dispatcher(Collectives, PointToPoint):
             try:
                 answer = prepared.run(prepared.words, x, y)
                 done = not (answer or prepared.in_flight) or backend.finish(
-                    prepared, answer, x, y, self.timeout
+                    prepared, answer, x, y, limit
                 )
             except BaseException:
                 backend.abandon(prepared, x, y)
@@ -117,10 +118,10 @@ class Dispatcher(Collectives, PointToPoint):
         return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def _call_lent(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> None:
-        """Run a call on another library's arrays, or with a timeout; prepared if possible."""
-        backend, prepared = self._preparing, None
-        if backend is not None and timeout is None:
-            prepared = _latest(backend, kind, extra)
+        """Run a call on another library's arrays; prepared if possible."""
+        backend = self._preparing
+        limit = self.timeout if timeout is None else seconds(timeout)
+        prepared = None if backend is None else _latest(backend, kind, extra)
         # A lent view does not keep its array alive: the caller of this call does.
         views = None if prepared is None else lend(x, y)
         if backend is not None and prepared is not None and views is not None:
@@ -128,7 +129,7 @@ class Dispatcher(Collectives, PointToPoint):
             try:
                 answer = prepared.run(prepared.words, a, b)
                 done = not (answer or prepared.in_flight) or backend.finish(
-                    prepared, answer, a, b, self.timeout
+                    prepared, answer, a, b, limit
                 )
             except BaseException:
                 self._stranded.append((x, y))  # first: a second Ctrl-C may come
@@ -142,7 +143,8 @@ class Dispatcher(Collectives, PointToPoint):
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         backend, prepared = self._preparing, None
-        if backend is not None and timeout is None:
+        limit = self.timeout if timeout is None else seconds(timeout)
+        if backend is not None:
             try:
                 prepared = backend.latest[kind].get(extra)
             except TypeError:  # as in `_call`
@@ -155,7 +157,7 @@ class Dispatcher(Collectives, PointToPoint):
         if backend is not None and prepared is not None and views is not None:
             a, b = views
             try:
-                work = prepared.start(backend.waiter, a, b, self.timeout, False, given)
+                work = prepared.start(backend.waiter, a, b, limit, False, given)
             except BaseException:
                 backend.abandon(prepared, a, b)
                 raise

@@ -270,14 +270,9 @@ def test_registered_types_run_only_the_receivers_own_functions() -> None:
         def __reduce__(self) -> Any:
             raise AssertionError("pickle was asked")
 
-        def __eq__(self, other: object) -> bool:
-            return type(other) is Loud
-
-        __hash__ = None  # type: ignore[assignment]
-
     register_type(Loud, lambda _: "state", lambda state: ran.append(state) or Loud(), "loud")
-    through(Loud())  # in both forms
-    assert ran == ["made", "state", "made", "state", "made"]
+    through(Loud())
+    assert ran == ["made", "state", "made"]
 
 
 def test_a_dataclass_is_filled_in_without_its_constructor() -> None:
