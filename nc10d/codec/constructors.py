@@ -1,8 +1,8 @@
-"""The function that the stream of a plain object may call: `array_from`, which makes a small array.
+"""Small arrays in the pickles of plain objects: a stream makes each by a call of `array_from`.
 
-By it small arrays, NumPy's scalars and values of registered types of arrays (torch's tensors) are
-parts of plain objects. nc10d.codec.opcodes refuses a stream that names another function, or does
-anything else with this one than to call it. Its arguments come from a peer, so it checks them.
+So do NumPy's scalars and the values of registered types of arrays, such as torch's tensors, travel.
+nc10d.codec.opcodes refuses a stream that names any other function, or that has this one anywhere
+but in a call. The arguments come from a peer, so `array_from` checks them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ def call_for(value: Any) -> Call | None:
     if isinstance(value, np.generic):
         return array_from, _arguments(value, None)
     codec = codec_of(kind)
-    nbytes = getattr(value, "nbytes", None) if codec is not None and codec.move else None
-    if codec is None or type(nbytes) is not int or nbytes > MOST_BYTES:
-        return None  # of a large tensor, before it is copied from a device
+    if codec is None or codec.move is None:
+        return None
+    # A large tensor must not be copied from its device here: the walk copies it.
+    nbytes = getattr(value, "nbytes", None)
+    if type(nbytes) is not int or nbytes > MOST_BYTES:
+        return None
     state = codec.encode(value)
     if type(state) is not np.ndarray or state.nbytes > MOST_BYTES:
         return None
@@ -55,8 +58,8 @@ def _arguments(value: Any, shape: Any) -> tuple[Any, ...]:
 def array_from(code: Any, shape: Any, content: Any, name: Any = None) -> Any:
     """Return an array of a dtype, given by its code, with these bytes; a scalar without `shape`.
 
-    With a `name` it is the value of this registered type of arrays. CodecError for arguments that
-    no sender gives. In `located`, the replacement of the array.
+    With a `name` it is the value of this registered type of arrays. Inside a `located` block,
+    `locate(array)` replaces the array. CodecError for arguments that no sender gives.
     """
     locate = _decoding.locate
     if locate is None:
@@ -68,7 +71,7 @@ def array_from(code: Any, shape: Any, content: Any, name: Any = None) -> Any:
 
 def _value(code: Any, shape: Any, content: Any, name: Any) -> Any:
     # Arguments may be tuples that are very long to hash, or to put into words.
-    if type(code) is not int or type(content) is not bytes:
+    if type(code) is not int or type(content) is not bytes or len(content) > MOST_BYTES:
         raise CodecError("an array comes as the code of its dtype, its shape and its bytes")
     if shape is None:
         return _array(code, (), content)[()]
@@ -115,9 +118,9 @@ _decoding = _Decoding()
 class located:
     """In the with-block, `array_from` returns `locate(array)` for each array."""
 
-    # It is not an argument of `array_from`, which a stream could give. An Unpickler with a method
-    # of its own would read a file, and from a file CPython reads other bytes than from memory if a
-    # frame ends within an opcode.
+    # `locate` is no argument of `array_from`, because a stream could then give one. It is no
+    # attribute of a subclass of pickle.Unpickler either: that reads from a file, and from a file
+    # CPython reads other bytes than from memory if a frame ends within an opcode.
 
     __slots__ = ("_locate", "_outer")
 

@@ -5,12 +5,12 @@
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
-A small object travels in one operation, whose size every rank knows. To a single rank, an opening
-goes by the pieces that are used; the first tells how many these are. The header is small and
-describes the chunks. The chunks are the user's memory, and are copied once, into the flat array.
-Long chunks follow it, each as it is, into memory of its own; their place is the byte of the payload
-before which they come. The size of the flat array is rounded up, so that messages of similar
-objects have the same size: a backend prepares a program for each size that it meets.
+A small object travels in one operation, whose size every rank knows. A message to a single rank has
+only the used pieces of an opening; their number follows from the words in the first. The header is
+small and describes the chunks. The chunks are the user's memory, and are copied once, into the flat
+array. Long chunks follow it, each as it is, into memory of its own; their place is the byte of the
+payload before which they come. The size of the flat array is rounded up, so that messages of
+similar objects have the same size: a backend prepares a program for each size that it meets.
 """
 
 from __future__ import annotations

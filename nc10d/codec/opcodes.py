@@ -17,8 +17,10 @@ from nc10d.codec.tags import MAX_DEPTH
 from nc10d.kernels.cache import entry_points, on_demand
 
 ROWS = 6
-_HEAVIEST = 1 << 24
+_HEAVIEST = 1 << 20
 """The weight of all keys and members of sets: beyond, hashing them takes a noticeable time."""
+_MOST_COPIED = 64
+"""How many times the bytes of the stream the arrays of an object may have."""
 _LEAF, _TUPLE, _LIST, _DICT, _SET, _MODULE, _NAME, _MARK, _FUNCTION = range(9)
 """The kinds of items; a frozenset counts as a tuple. No object has the last two as parts."""
 _REFUSE, _SKIP, _PUSH, _GET, _KEEP, _BUILD, _FILL, _FIND, _CALL, _END = range(10)
@@ -38,6 +40,7 @@ _SIZED = (
     *(pickle.SHORT_BINUNICODE, pickle.SHORT_BINBYTES, pickle.LONG1, pickle.BINUNICODE),
     *(pickle.BINBYTES, pickle.LONG4, pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8),
 )
+_BYTES = pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8
 _SHORT = *_SIZED[:3], pickle.PROTO, pickle.BININT1, pickle.BINGET
 _ARGUMENT = _table(
     (1, _SHORT),
@@ -82,10 +85,13 @@ _EFFECT = _table(
     (_END, [pickle.STOP]),
 )
 _FROZENSET, _TEXT = pickle.FROZENSET[0], pickle.SHORT_BINUNICODE[0]
-_LONG, _LONGER, _WORD = pickle.LONG1[0], pickle.LONG4[0], 8
+_HEAVY = _table((1, [pickle.LONG1, pickle.LONG4]), (1, [*_BYTES]))
+"""Whether an item weighs one for each _WORD bytes: an int is hashed anew each time, which takes a
+time for each of its bytes, and an array copies its bytes."""
+_WORD = 8
 _ITS_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
 _ITS_NAME = np.frombuffer(b"array_from", np.uint8)
-"""Where the function lies that a stream may call."""
+"""The module and the name of the function that a stream may call."""
 
 
 @njit(nogil=True)
@@ -168,6 +174,7 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
     """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
     hashed: Any = np.int64(0)
+    copied: Any = np.int64(0)
     while at < size and hashed < _HEAVIEST:
         code, at = stream[at], at + 1
         effect, width = _EFFECT[code], _ARGUMENT[code]
@@ -182,8 +189,7 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
             return at == size and top == 1 and rows[0, 0] < _MARK
         if effect == _PUSH:
             kind = nc10d_text_kind(stream, start, number) if code == _TEXT else _KIND[code]
-            # A long int is hashed anew each time, unlike a text.
-            weight = 1 + number // _WORD if code in (_LONG, _LONGER) else 1
+            weight = 1 + number // _WORD if _HEAVY[code] else 1
             rows[0, top], rows[1, top], rows[2, top] = kind, 0, weight
             top += 1
         elif effect == _GET:
@@ -201,6 +207,10 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
             top -= 1
             if top < 1 or rows[0, top - 1] != wanted or rows[0, top] != needed:
                 return False
+            if effect == _CALL:
+                copied += rows[2, top] * _WORD
+                if copied > _MOST_COPIED * size:  # the same bytes in many calls
+                    return False
             rows[0, top - 1] = _FUNCTION if effect == _FIND else _LEAF
         elif effect != _SKIP:
             top, weight = nc10d_take(code, rows, top)

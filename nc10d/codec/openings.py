@@ -19,7 +19,7 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind, pieces_of
-from nc10d.codec.plain import MALFORMED, PlainWriter, is_plain
+from nc10d.codec.plain import PlainWriter, is_plain
 
 _PLAIN = int(MessageKind.PLAIN)
 _START = WORDS.size
@@ -84,7 +84,7 @@ class Openings:
             return None
         try:
             return list(map(pickle.loads, self._streams[rows]))
-        except raised_here(*MALFORMED):
+        except raised_here(Exception):
             return None
 
 

@@ -34,11 +34,6 @@ LARGEST_STREAM = 1 << 20
 _PROTOCOL = 5
 
 
-MALFORMED = (ValueError, TypeError, EOFError, pickle.UnpicklingError)
-"""What reading a checked stream may raise: for text that is no UTF-8, a key that can't be hashed, a
-frame that is cut, an array that can't be."""
-
-
 class _NotPlain(Exception):
     """A value is of another type, or the stream grows too long."""
 
@@ -114,7 +109,8 @@ def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
             return pickle.loads(stream.data)
     except CodecError:
         raise
-    except raised_here(*MALFORMED) as error:
+    except raised_here(Exception) as error:
+        # For text that is no UTF-8, a key that can't be hashed, a frame that is cut.
         raise CodecError(f"the message of a plain object is malformed: {error}") from error
 
 

@@ -46,7 +46,8 @@ def register_type(
     name) must be the same on sender and receiver; ValueError if another type has it.
 
     For a type of arrays, `move(value, device)` returns a copy on a device ("cuda:1").
-    `map_location` then applies to such values, and not to the arrays in their states.
+    `map_location` then applies to such values, and not to the arrays in their states. `encode` and
+    `decode` of such a type may be called more than once for a value.
 
     >>> import fractions
     >>> register_type(fractions.Fraction, str, fractions.Fraction)

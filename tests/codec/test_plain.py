@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_codec import same
 
+from nc10d import register_type
 from nc10d.codec import MessageKind, constructors, encode
 from nc10d.codec.plain import LARGEST_STREAM, decode_plain, encode_plain, is_plain
 from nc10d.errors import CodecError
@@ -232,17 +233,22 @@ WRONG_ARRAYS: list[tuple[Any, ...]] = [
     *[(14, ABSURD, b""), (14, (-1, 0), b""), (0, (8,), b"7" * 8)],
     *[(DOUBLED, (1,), EIGHT), (14, DOUBLED, EIGHT), (14, (1,), DOUBLED)],
     *[(14, (1,), EIGHT, DOUBLED), (14, (1,), EIGHT, "collections.Counter")],
-    *[(14.0, (1,), EIGHT), (14, (2**2000,) * 60, EIGHT), (14, (2 ** (8 * 10**5),) * 9 + (0,), b"")],
+    *[
+        (1, (5000,), bytes(5000)),
+        (14.0, (1,), EIGHT),
+        (14, (2**2000,) * 60, EIGHT),
+        (14, (2 ** (8 * 10**5),) * 9 + (0,), b""),
+    ],
 ]
 
 
 @pytest.mark.parametrize("arguments", WRONG_ARRAYS, ids=[str(n) for n in range(len(WRONG_ARRAYS))])
 @pytest.mark.timeout(10)
 def test_an_array_that_can_not_be_is_an_error_at_once(arguments: tuple[Any, ...]) -> None:
-    stream = bytes_of(HEAD + call(*arguments) + STOP)
-    assert is_plain(stream)  # a stream is checked for what it runs, not for what it means
+    with pytest.raises((ValueError, TypeError)):
+        constructors.array_from(*arguments)
     with pytest.raises(CodecError):
-        decode_plain(stream)
+        decoded(HEAD + call(*arguments) + STOP)
 
 
 def test_a_key_of_long_ints_is_weighed() -> None:
@@ -253,6 +259,36 @@ def test_a_key_of_long_ints_is_weighed() -> None:
     key = pickle.MARK + pickled(1 << 16000) + pickle.MEMOIZE + tuples
     stream = HEAD + key + pickle.EMPTY_DICT + pickle.BINGET + bytes([20]) + NONE + pickle.SETITEM
     assert not is_plain(bytes_of(stream + pickle.TUPLE + STOP))
+
+
+def test_arrays_of_the_same_bytes_do_not_grow_beyond_all_proportion() -> None:
+    content = pickled(b"x" * 4000)
+    first = named() + pickle.MEMOIZE + pickle.MARK + pickled(1) + pickled((4000,)) + content
+    first += pickle.TUPLE + pickle.MEMOIZE + REDUCE
+    again = pickle.BINGET + bytes([0]) + pickle.BINGET + bytes([3]) + REDUCE
+    for times, fits in ((5, True), (5000, False)):
+        stream = HEAD + pickle.MARK + first + again * times + pickle.TUPLE + STOP
+        assert is_plain(bytes_of(stream)) == fits
+        if fits:
+            assert len(decoded(stream)) == times + 1
+    assert encode_plain([np.zeros(1, np.uint8)] * 2 + [np.zeros(0), np.ones(1)] * 1000) is not None
+
+
+class Unhashable(np.ndarray):
+    def __hash__(self) -> int:
+        raise AttributeError("hash here")
+
+
+def test_errors_of_the_programs_own_hash_are_codec_errors() -> None:
+    def unhashable(state: Any) -> Any:
+        return state.view(Unhashable)
+
+    register_type(Unhashable, np.asarray, unhashable, "unhashable", lambda x, _: x)
+    array = named() + pickle.MARK + b"".join(map(pickled, (14, (1,), EIGHT, "unhashable")))
+    key = pickle.EMPTY_DICT + array + pickle.TUPLE + REDUCE + NONE + pickle.SETITEM
+    assert type(decoded(HEAD + array + pickle.TUPLE + REDUCE + STOP)) is Unhashable
+    with pytest.raises(CodecError, match="hash here"):
+        decoded(HEAD + key + STOP)
 
 
 def test_an_array_keeps_no_other_part_of_its_object() -> None:
