@@ -67,6 +67,37 @@ def test_a_notice_is_read_although_the_last_change_was_interrupted(
     assert theirs.read() == (mine.version(), notice(2))
 
 
+class Context(SimpleNamespace):
+    """What a detector needs of a context."""
+
+
+def test_a_rank_passes_the_report_of_a_cycle_on_once_and_before_it_fails(arena: Arena) -> None:
+    """So no rank of the cycle sees this one leave before it knows why."""
+    done: list[Any] = []
+    control = SimpleNamespace(
+        connections=[0, 2, 3], send=lambda to, message: done.append((to, message))
+    )
+    context = Context(
+        peers=[SimpleNamespace(number=1, mapping=arena.mapping)],
+        number=1,
+        router=SimpleNamespace(control=control),
+    )
+    found = DeadlockDetector(context)  # type: ignore[arg-type]
+    slot = NoticeSlot(arena.mapping)
+    found._slot = slot
+    health = SimpleNamespace(abort=done.append, deadlock_error=lambda channel, text: text)
+    found._waits_in = health, None  # type: ignore[assignment]
+    report = {"kind": "deadlock", "text": "a cycle", "group": "", "versions": {"0": 5, "2": 9}}
+    for version in (None, "x", 99):
+        found.on_message(report | {"versions": report["versions"] | {"1": version}})  # type: ignore
+    assert not done  # it tells of no wait of this rank
+    slot.publish(notice(2))
+    report["versions"] |= {"1": slot.version()}  # type: ignore[operator]
+    found.on_message(report)
+    found.on_message(report)
+    assert done == [([0, 2], report), "a cycle", "a cycle"]
+
+
 def states_of_a_closed_group(group: Any) -> tuple[int, int]:
     other = dist.new_group()
     other.barrier()

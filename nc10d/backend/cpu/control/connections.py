@@ -40,7 +40,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "value": {"key": str, "value": str},
     "leave": {},
     "wait_notice": {"waiter": int, "version": int, "notice": str},
-    "deadlock": {"version": int, "text": str},
+    "deadlock": {"versions": dict, "text": str},
 }
 """The kinds of messages, and the fields of each beside `kind` and `group`."""
 

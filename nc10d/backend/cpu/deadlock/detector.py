@@ -11,8 +11,9 @@ If there is no cycle, it forwards the notices of ranks that wait for it.
 
 Invariant: a published notice is true until the rank's wait ends. wait_graph.py proves that a cycle
 of such notices is a deadlock, however old they are.
-The finder reports it to all ranks of the cycle, and each fails its group with the same text. The
-report uses control connections: it arrives before the end of the finder's connection.
+The finder reports it to all ranks of the cycle, and each fails its group with the same text. Each
+of them passes the report on before it fails, by its control connections: a rank has the report
+before it sees the end of any connection to a rank of the cycle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import weakref
 from collections.abc import Iterator
 from threading import get_ident
 from types import FrameType
+from typing import Any
 
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
@@ -61,6 +63,8 @@ class DeadlockDetector:
         self._finished = 0  # tasks of the test kit; see `rest`
         self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
+        self._told = ""
+        """The text of the latest cycle that this rank has told the other ranks of."""
 
     def join(self, group: Group) -> None:
         """Include the progress of a group in notices, as long as the group lives."""
@@ -121,10 +125,23 @@ class DeadlockDetector:
             self._exchange.receive(message)
             return
         waits_in = self._waits_in
+        versions: dict[str, Any] = message["versions"]
+        version = versions.get(str(self._context.number))
         # The notice may be newer than the reported version, if other ranks have come meanwhile.
-        if waits_in is not None and self._slot.holds(message["version"]):
+        if waits_in is not None and type(version) is int and self._slot.holds(version):
             health, channel = waits_in
+            self._tell(versions, message["text"])
             health.abort(health.deadlock_error(channel, message["text"]))
+
+    def _tell(self, versions: dict[str, Any], text: str) -> None:
+        """Tell the other ranks of a cycle of it, once; `versions` are those of their notices."""
+        if text != self._told:
+            self._told = text
+            control = self._context.router.control
+            others = [number for number in control.connections if str(number) in versions]
+            control.send(
+                others, {"kind": "deadlock", "versions": versions, "text": text, "group": ""}
+            )
 
     def _look(self, stable: bool) -> str | None:
         near = {number: slot.read() for number, slot in self._slots.items()}
@@ -137,9 +154,7 @@ class DeadlockDetector:
         cycle = wait_graph.find_cycle(me, notices)
         if cycle:
             text = wait_graph.describe_cycle(cycle, {rank: notices[rank].text for rank in cycle})
-            for rank in set(cycle) - {me}:
-                message = {"kind": "deadlock", "version": found[rank][0], "text": text}
-                control.send([rank], message | {"group": ""})
+            self._tell({str(rank): found[rank][0] for rank in cycle}, text)
             return text
         if stable and self._context.remote_hosts is not None:
             waiting = {rank: found[rank] for rank in wait_graph.waiting_for(me, notices)}
