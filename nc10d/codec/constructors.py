@@ -1,8 +1,8 @@
-"""Small arrays in the pickles of plain objects: a stream makes each by a call of `array_from`.
+"""Small arrays as parts of plain objects: the pickle has a call of `array_from` for each of them.
 
-So do NumPy's scalars and the values of registered types of arrays, such as torch's tensors, travel.
-nc10d.codec.opcodes refuses a stream that names any other function, or that has this one anywhere
-but in a call. The arguments come from a peer, so `array_from` checks them.
+NumPy's scalars, and values of registered types of arrays such as torch's tensors, have such calls
+too. nc10d.codec.opcodes refuses a stream that names another function, or that uses this one other
+than in a call. The arguments come from a peer, so `array_from` checks them.
 """
 
 from __future__ import annotations
