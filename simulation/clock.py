@@ -17,8 +17,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+from nc10d.base.deadline import Deadline
+
+T = TypeVar("T")
 _BEGIN = 1000.0
 _MOST_READS = 10_000
 _here = threading.local()
@@ -244,23 +247,17 @@ class Condition:
     def __init__(self) -> None:
         self._signal = Signal()
 
-    def __enter__(self) -> Condition:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def notify_all(self) -> None:
         """Wake all waiting ranks."""
         self._signal.notify()
 
-    def wait_for(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `ready()`, at most `timeout` virtual seconds; return whether it is."""
+    def until(self, ready: Callable[[], T | None], deadline: Deadline) -> T | None:
+        """Wait in virtual time until `ready` does not return None; return its last result."""
         sim: Simulation = _here.sim
-        until = sim.now + timeout
-        while not ready() and sim.now < until:
-            sim.wait(self._signal, until, ready)
-        return ready()
+        until = sim.now + deadline.remaining()
+        while (found := ready()) is None and sim.now < until:
+            sim.wait(self._signal, until, lambda: ready() is not None)
+        return found
 
 
 _TIMED = (

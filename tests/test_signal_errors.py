@@ -22,11 +22,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interrupts import raise_at
 
 import nc10d as dist
 from nc10d.base.call_site import text_at
-from nc10d.base.signal_errors import Condition, Event, from_handler, raised_here, suppress_here
-from nc10d.errors import Aborted, PeerLost, RendezvousError, StoreError, StoreTimeout
+from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import (
+    Condition,
+    Event,
+    Thread,
+    from_handler,
+    raised_here,
+    suppress_here,
+)
+from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
 from nc10d.store import FileStore, HashStore, TCPStore
@@ -176,25 +185,50 @@ GROUP_CALLS: dict[str, Callable[[], object]] = {
 def test_what_a_handler_raises_comes_out_of_calls_that_make_groups(
     name: str, kind: type[BaseException], after: float
 ) -> None:
+    with beside_another_rank():
+        comes_out(kind("of the user"), after, GROUP_CALLS[name])
+
+
+@settings(max_examples=20, deadline=None)
+@given(point=st.integers(0, 12_000))
+@pytest.mark.parametrize("other_calls", [False, True])
+@pytest.mark.parametrize("name", GROUP_CALLS)
+def test_a_handlers_error_at_any_point_of_a_call_that_makes_groups_comes_out(
+    name: str, other_calls: bool, point: int
+) -> None:
+    error, call = Alarm("of the user"), GROUP_CALLS[name]
+    with beside_another_rank(call if other_calls else None):
+        begin = time.monotonic()
+        raise_at(point, error, call, patience=0.5)
+        assert time.monotonic() - begin < LONG / 2
+
+
+@contextlib.contextmanager
+def beside_another_rank(call: Blocking | None = None) -> Iterator[None]:
+    """Be rank 0 of two; the other makes `call`, and must end soon after the block."""
     store, over = HashStore(), threading.Event()
 
     def other_rank() -> None:
         with own_world():
             dist.init_process_group("cpu", store=store, rank=1, world_size=2, timeout=LONG)
-            over.wait(LONG)  # it never calls
+            if call is not None:
+                with contextlib.suppress(DistError):
+                    call()
+            over.wait(LONG)
             dist.destroy_process_group()
 
-    thread = threading.Thread(target=other_rank)
+    thread = threading.Thread(target=other_rank, daemon=True)
     thread.start()
     try:
         with own_world():
             dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=LONG)
-            comes_out(kind("of the user"), after, GROUP_CALLS[name])
+            yield
             over.set()
             dist.destroy_process_group()
     finally:
         over.set()
-        thread.join()
+        thread.join(LONG / 2)
+        assert not thread.is_alive(), "the other rank waits in vain"
 
 
 def caught_by(clause: str, raising: Callable[[], object]) -> bool:
@@ -252,20 +286,38 @@ def test_an_error_of_a_handler_amid_the_text_of_a_line_comes_out(
     assert caught.value is error
 
 
-@pytest.mark.parametrize("kind", [Condition, Event])
-def test_what_comes_while_a_wait_has_given_up_its_lock_comes_out(kind: type[Any]) -> None:
-    waited, error = kind(), Alarm("of the user")
-    condition = waited if kind is Condition else waited._cond
-    give_up = condition._release_save
+@pytest.mark.parametrize("what", ["set", "wait", "change", "until"])
+def test_others_go_on_after_an_error_at_any_point_of_a_wait_or_a_change(what: str) -> None:
+    point, reached = 0, True
+    while reached:
+        event, condition, values = Event(), Condition(), list[int]()
+        calls: dict[str, Callable[[], object]] = {
+            "set": event.set,
+            "wait": partial(event.wait, 0.01),
+            "change": partial(condition.change, partial(values.append, 1)),
+            "until": partial(condition.until, lambda: None, Deadline.after(0.01)),
+        }
 
-    def given_up() -> None:
-        give_up()
-        raise error
+        def others(event: Event = event, condition: Any = condition, values: Any = values) -> None:
+            assert condition.until(lambda: len(values) or None, Deadline.after(LONG))
+            assert event.wait(LONG)
 
-    condition._release_save = given_up
-    with (
-        pytest.raises(Alarm) as caught,
-        condition if kind is Condition else contextlib.nullcontext(),
-    ):
-        waited.wait(LONG)
-    assert caught.value is error
+        waits = threading.Thread(target=others, daemon=True)
+        waits.start()
+        error = Alarm(f"at point {point}")  # it is kept, and its frames with it
+        reached = raise_at(point, error, calls[what])
+        if not values:
+            condition.change(partial(values.append, 2))
+        if not event.is_set():
+            event.set()
+        waits.join(LONG / 2)
+        assert not waits.is_alive(), f"they wait in vain after an error at point {point}"
+        point += 1
+
+
+def test_the_start_of_a_thread_passes_on_what_a_handler_raises_at_any_point() -> None:
+    point, reached = 0, True
+    while reached:
+        reached = raise_at(point, RuntimeError(f"at point {point}"), Thread(target=int).start)
+        point += 1
+    assert point > 10

@@ -35,7 +35,7 @@ def refuse(file, *_): raise AssertionError(file.name + " is compiled")
 cache._OneFile.save_overload = refuse
 for name, make in warmup._tasks():
     make()
-print(*cache._names)
+print(*cache._compiled)
 """
     done = subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.PIPE)
     ready = set(done.stdout.decode().split())
@@ -98,7 +98,7 @@ import numpy as np, nc10d as dist
 from nc10d.kernels import cache
 dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(np.ones(2))
-print(*sorted(cache._names))
+print(*sorted(cache._compiled))
 """
 
 

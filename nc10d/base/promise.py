@@ -65,7 +65,7 @@ class Promise:
         self._exception: BaseException | None = None
         self._result: Any = None
         self._callbacks: list[Callable[[Any], object]] | None = None
-        self._finished: threading.Event | None = None
+        self._finished: Event | None = None
         self._ended = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:

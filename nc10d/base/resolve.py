@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.signal_errors import Thread, raised_here
 
 VARIABLE = "NC10D_DNS_TIMEOUT"
 DEFAULT_SECONDS = 5.0
@@ -48,7 +48,7 @@ def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
             answers.append(error)
 
     # The system's call has no limit, and no signal ends it: a thread waits for it.
-    asking = threading.Thread(target=ask, name="nc10d-dns", daemon=True)
+    asking = Thread(target=ask, name="nc10d-dns", daemon=True)
     asking.start()
     asking.join(min(limit, threading.TIMEOUT_MAX))
     if not answers:

@@ -3,16 +3,22 @@
 A handler runs in the middle of any call and may raise any exception, a TimeoutError or an OSError
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
+Other threads must be able to go on after it: Condition, Event and Thread replace Python's own.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from nc10d.base.deadline import NEVER, Deadline
 
 E = TypeVar("E", bound=BaseException)
+T = TypeVar("T")
 
 
 def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
@@ -39,28 +45,128 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
     return False
 
 
-class Condition(threading.Condition):
-    """A condition whose with-block passes on what a signal's handler raises in `wait`.
+class _Awaited:
+    """The threads that wait for a change, each with a queue of its own.
 
-    Python's own `wait` has moments in which its thread does not hold the lock, and no clean-up of
-    its own runs. The block's end can't release the lock then, and would raise that in its place.
+    A handler's error may come between any two instructions. It leaves no lock taken here: a `with`
+    on a lock of Python's C code takes and frees it in one instruction. Python's own Event and
+    Condition are written in Python, and an error in the middle of them may leave their lock taken.
     """
 
-    def __exit__(self, *raised: Any) -> None:
-        """End the block."""
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        self._queues: list[SimpleQueue[None]] = []
+
+    def _wait_until(self, ready: Callable[[], T | None], deadline: Deadline) -> T | None:
+        """Call `ready` now and after each `_wake` until it does not return None, or the deadline.
+
+        Return its last result.
+        """
+        queue = SimpleQueue[None]()
         try:
-            super().__exit__(*raised)
-        except RuntimeError:
-            if raised[1] is None:
-                raise
+            # A change that `ready` does not see comes after it, and so wakes this queue.
+            self._queues.append(queue)
+            while (found := ready()) is None and not deadline.expired():
+                with suppress_here(Empty):
+                    queue.get(timeout=deadline.slice(threading.TIMEOUT_MAX))
+            return found
+        finally:
+            self._queues.remove(queue)
+
+    def _wake(self) -> None:
+        for queue in tuple(self._queues):
+            queue.put(None)
 
 
-class Event(threading.Event):
-    """An event whose `wait` passes on what a signal's handler raises, as Condition does."""
+class Condition(_Awaited):
+    """Values that threads change in turn, and wait for."""
+
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._cond = Condition()
+        self._lock = threading.RLock()
+
+    def change(self, act: Callable[[], T]) -> T:
+        """Return `act()`, called with the lock held; then all that wait check again."""
+        try:
+            with self._lock:
+                return act()
+        finally:
+            try:
+                self._wake()
+            except BaseException:  # of a signal's handler: the change has been made
+                self._wake()
+                raise
+
+    def notify_all(self) -> None:
+        """Make all that wait check again; never blocks."""
+        self._wake()
+
+    def until(self, ready: Callable[[], T | None], deadline: Deadline) -> T | None:
+        """Block until `ready` does not return None, or the deadline; return its last result.
+
+        `ready` is called with the lock held, at first and after each change.
+        """
+
+        def look() -> T | None:
+            with self._lock:
+                return ready()
+
+        return self._wait_until(look, deadline)
+
+
+class Event(_Awaited):
+    """A flag that threads wait for, as threading.Event."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set the event and wake all that wait for it."""
+        self._is_set = True
+        try:
+            self._wake()
+        except BaseException:  # of a signal's handler: the event is set
+            self._wake()
+            raise
+
+    def clear(self) -> None:
+        """Unset the event."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the event is set, or for `timeout` seconds; return whether it is."""
+        deadline = NEVER if timeout is None else Deadline.after(timeout)
+        return self._is_set or self._wait_until(self._set_or_none, deadline) or False
+
+    def _set_or_none(self) -> bool | None:
+        return self._is_set or None
+
+
+class Thread(threading.Thread):
+    """A thread whose start passes on what a signal's handler raises.
+
+    Python's own wait for the thread's begin may raise a RuntimeError in its place.
+    """
+
+    def start(self) -> None:
+        """Start the thread; if a handler raises in the middle, the thread may run or not."""
+        try:
+            super().start()
+        except RuntimeError as error:
+            raised = error.__context__
+            if from_handler(raised) and raised is not None:
+                raise raised from None
+            raise
 
 
 class suppress_here:

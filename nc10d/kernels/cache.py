@@ -27,7 +27,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
@@ -58,7 +58,7 @@ EntryPoint = Callable[..., Any]
 Signature = Any  # text, or a Numba signature: int64(int64, my_type)
 FORMAT = 1
 _TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code contains offsets in its objects
-_names: set[str] = set()
+_compiled: dict[str, object] = {}  # what each name stands for in this process
 _waits: ContextVar[bool] = ContextVar("waits for other processes' compilers", default=True)
 compiling = threading.RLock()
 """Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
@@ -191,13 +191,10 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
     with compiling:
-        assert cache.name not in _names, f"{cache.name} is compiled twice"
-        _names.add(cache.name)
-        try:
-            _load_or_compile(cache, run)
-        except BaseException:
-            _names.discard(cache.name)  # Ctrl-C, for example: the next use compiles it
-            raise
+        # The same function again: Ctrl-C has come before its caller had it.
+        known = _compiled.setdefault(cache.name, cache.function)
+        assert known == cache.function, f"two functions are compiled as {cache.name}"
+        _load_or_compile(cache, run)
 
 
 def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
@@ -220,19 +217,34 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C off for some milliseconds: llvmlite can't free an object that is half made."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    """Put Ctrl-C and other signals with a handler off for some milliseconds.
+
+    An error amid them leaves Numba's lock taken, and llvmlite can't free a half made object.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    mine = [(number, handler) for number, handler in handlers.items() if callable(handler)]
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
+        for handled, _ in mine:
+            signal.signal(handled, lambda number, _: came.append(number))
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        try:
+            _make_each([functools.partial(signal.signal, *handled) for handled in mine])
+        finally:
+            _make_each([functools.partial(signal.raise_signal, number) for number in came])
+
+
+def _make_each(calls: Sequence[Callable[[], object]]) -> None:
+    """Make each of these calls, also if one before it raises."""
+    if calls:
+        try:
+            calls[0]()
+        finally:
+            _make_each(calls[1:])
 
 
 @functools.cache
@@ -251,6 +263,9 @@ class _OneFile:
     def __init__(self, function: FunctionType, signature: Signature) -> None:
         self.name = f"{function.__module__}.{function.__qualname__}"
         code = function.__code__
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        values = [value for value in cells if isinstance(value, int | float | str)]
+        self.function = code, str(signature), values
         constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
         read = code.co_code, code.co_names, repr(constants), _file_digest(code.co_filename)
         self._key = (self.name, str(signature), *read)

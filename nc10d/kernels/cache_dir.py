@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change the machine code of a kernel, and of all other code (which may contain
@@ -192,7 +192,7 @@ class _Waiter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._state = threading.Lock()
-        self._held = threading.Event()
+        self._held = Event()
         self._abandoned = False
         self._waiting = False
 
@@ -205,7 +205,7 @@ class _Waiter:
             if limit == 0:
                 raise
             self._waiting = True
-            threading.Thread(target=self._block, daemon=True, name="nc10d-cache-lock").start()
+            Thread(target=self._block, daemon=True, name="nc10d-cache-lock").start()
             return self._held.wait(limit)
         except raised_here(OSError):
             return False

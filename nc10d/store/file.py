@@ -55,9 +55,8 @@ class FileStore(LocalStore):
         self._journal: Journal | None = None
         self._closed = False
         deadline = Deadline.after(self._seconds)
-        with self._access(deadline) as values:
-            values.arrive()
-            self._opened(deadline).counted = True
+        self._exclusively(JournaledValues.arrive, deadline)
+        self._opened(deadline).counted = True
 
     @property
     def path(self) -> str:
@@ -70,18 +69,21 @@ class FileStore(LocalStore):
     def __repr__(self) -> str:
         return f"FileStore({self._path!r}, {self._world_size})"
 
-    @contextmanager
-    def _access(self, deadline: Deadline | None = None) -> Iterator[JournaledValues]:
+    def _exclusively(
+        self, act: Callable[[JournaledValues], T], deadline: Deadline | None = None
+    ) -> T:
         deadline = deadline or Deadline.after(self._seconds)
         try:
             if not self._lock.acquire(timeout=deadline.slice(threading.TIMEOUT_MAX)):
                 raise StoreTimeout(f"{self._name()}: timeout: another thread's call was under way")
             journal = self._opened(deadline)
-            with self._errors(), journal.access(deadline) as values:
-                yield values
+            with self._errors():
+                return journal.change(act, deadline)
         finally:
-            with suppress_here(RuntimeError):  # the lock was not taken
+            try:  # at once: a handler's error may come out of any call before it
                 self._lock.release()
+            except raised_here(RuntimeError):
+                pass  # the lock was not taken
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -104,13 +106,14 @@ class FileStore(LocalStore):
         return self._journal
 
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
+        def look(values: Values) -> tuple[int, T | None]:
+            return self._opened(deadline).position, ready(values)
+
         pause, seen, found = _FIRST_PAUSE, -1, None
         while True:
             if self._grown_from(seen, deadline):
                 pause = _FIRST_PAUSE
-                with self._access(deadline) as values:
-                    seen = self._opened(deadline).position
-                    found = ready(values)
+                seen, found = self._exclusively(look, deadline)
             if found is not None or deadline.expired():
                 return found
             # A network file system sends no notifications: check whether the file has grown.

@@ -16,14 +16,13 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
 from nc10d.base.resolve import resolve
-from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.base.signal_errors import Thread, from_handler, raised_here, suppress_here
 from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
 from nc10d.store.store_errors import explain_no_listener
@@ -197,7 +196,7 @@ def _start_thread(
     lifeline, theirs = socket.socketpair()
     address = listener.getsockname()[:2]
     server = server_for(listener.dup(), theirs.detach(), limits, token, same_user)
-    threading.Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
+    Thread(target=server.serve, name=f"nc10d-store-{address[1]}", daemon=True).start()
     return Hosting(address, lifeline, None)
 
 

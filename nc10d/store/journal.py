@@ -20,14 +20,15 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.values import Values
 
+T = TypeVar("T")
 _ACCESS, _USERS = 0, 1
 _HEADER = m.with_u32(m.VALIDATE, m.MAGIC)
 _UNBOUNDED = m.Limits(key=1 << 40, value=1 << 40, total=1 << 50, items=1 << 40)
@@ -146,19 +147,22 @@ class Journal:
     def _complete(self) -> bool:
         return 0 < self._world_size <= self.values.arrivals
 
-    @contextmanager
-    def access(self, deadline: Deadline) -> Iterator[JournaledValues]:
-        """Lock the file and yield its current values; append changes made to them at the end."""
-        _lock(self._fd, fcntl.F_WRLCK, _ACCESS, deadline)
+    def change(self, act: Callable[[JournaledValues], T], deadline: Deadline) -> T:
+        """Lock the file, return `act` of its current values, and append the changes it made."""
+        fd, unlock = self._fd, _request(fcntl.F_UNLCK, _ACCESS)
         try:
-            self._catch_up()
-            yield self.values
-            self._append()
-        finally:
-            # Changes that were not appended must not stay: read the values anew from the file.
-            if self.values.changes:
+            _lock(fd, fcntl.F_WRLCK, _ACCESS, deadline)
+            try:
+                self._catch_up()
+                result = act(self.values)
+                self._append()
+            except BaseException:
+                # Changes that were not appended must not stay: read the values anew.
                 self._start_over()
-            _try_lock(self._fd, fcntl.F_UNLCK, _ACCESS)
+                raise
+            return result
+        finally:  # without a Python call before it, which a signal's handler may interrupt
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, unlock)
 
     def grown_from(self, position: int) -> bool:
         """Return whether the file has changed since it was read to `position`; takes no lock."""
@@ -218,9 +222,8 @@ class Journal:
         self.values.changes.clear()
 
     def _start_over(self) -> None:
-        self.values = JournaledValues()
-        self._parser = m.Parser(_UNBOUNDED)
-        self.position = 0
+        values, parser = JournaledValues(), m.Parser(_UNBOUNDED)
+        self.values, self._parser, self.position = values, parser, 0
 
 
 def _open_own(path: str) -> int:
@@ -278,13 +281,16 @@ def _lock(fd: int, kind: int, byte: int, deadline: Deadline) -> None:
 
 def _try_lock(fd: int, kind: int, byte: int) -> bool:
     """Lock or unlock a byte; return whether that worked."""
-    # struct flock: type, whence, start, length, pid; a description's lock must have pid 0.
-    request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _request(kind, byte))
     except raised_here(BlockingIOError, PermissionError):
         return False
     return True
+
+
+def _request(kind: int, byte: int) -> bytes:
+    # struct flock: type, whence, start, length, pid; a description's lock must have pid 0.
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
 
 
 def _same_file(fd: int, path: str) -> bool:

@@ -1,16 +1,15 @@
 """The base of stores whose values are in this process, FileStore and HashStore; and HashStore.
 
 `LocalStore` implements all methods of `Store`. A subclass implements exclusive access to the values
-(`_access`) and the wait for a change (`_until`).
+(`_exclusively`) and the wait for a change (`_until`).
 """
 
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -28,9 +27,11 @@ T = TypeVar("T")
 class LocalStore(Store):
     """A store over a Values object of this process."""
 
+    # Not a context manager: what a signal's handler raises between its entry and the with-block
+    # would leave the values locked.
     @abstractmethod
-    def _access(self) -> AbstractContextManager[Values]:
-        """Give this thread exclusive access to the values; at the end others see its changes."""
+    def _exclusively(self, act: Callable[[Values], T]) -> T:
+        """Return `act` of the values, which no other thread uses meanwhile; others see changes."""
 
     @abstractmethod
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
@@ -57,16 +58,16 @@ class LocalStore(Store):
         return True
 
     def set(self, key: str, value: Value) -> None:
-        with self._access() as values:
-            values.put(encode_key(key), encode_value(value))
+        name, data = encode_key(key), encode_value(value)
+        self._exclusively(lambda values: values.put(name, data))
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
         name, _ = encode_key(key), i64(amount)
-        with self._access() as values, self._numbers(key):
-            return values.add(name, amount)
+        with self._numbers(key):
+            return self._exclusively(lambda values: values.add(name, amount))
 
     @contextmanager
     def _numbers(self, key: str) -> Iterator[None]:
@@ -77,22 +78,19 @@ class LocalStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         names = encode_keys(keys)
-        with self._access() as values:
-            return all(map(values.exists, names))
+        return self._exclusively(lambda values: all(map(values.exists, names)))
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
         names = encode_keys(keys)
         self._await(lambda values: all(map(values.exists, names)) or None, keys, timeout)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        with self._access() as values:
-            return values.compare_set(
-                encode_key(key), encode_value(expected), encode_value(desired)
-            )
+        name, old, new = encode_key(key), encode_value(expected), encode_value(desired)
+        return self._exclusively(lambda values: values.compare_set(name, old, new))
 
     def append(self, key: str, value: Value) -> None:
-        with self._access() as values:
-            values.extend(encode_key(key), encode_value(value))
+        name, tail = encode_key(key), encode_value(value)
+        self._exclusively(lambda values: values.extend(name, tail))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = encode_keys(keys)
@@ -106,45 +104,44 @@ class LocalStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         pairs = pair(keys, values)
-        with self._access() as held:
+
+        def put(held: Values) -> None:
             for key, value in pairs:
                 held.put(key, value)
 
+        self._exclusively(put)
+
     def delete_key(self, key: str) -> bool:
-        with self._access() as values:
-            return values.remove(encode_key(key))
+        name = encode_key(key)
+        return self._exclusively(lambda values: values.remove(name))
 
     def num_keys(self) -> int:
-        with self._access() as values:
-            return len(values.data)
+        return self._exclusively(lambda values: len(values.data))
 
     def list_keys(self) -> list[str]:
-        with self._access() as values:
-            return [decode_key(key) for key in values.data]
+        return [decode_key(key) for key in self._exclusively(lambda values: [*values.data])]
 
     def queue_push(self, key: str, value: Value) -> None:
-        with self._access() as values:
-            values.push(encode_key(key), encode_value(value))
+        name, data = encode_key(key), encode_value(value)
+        self._exclusively(lambda values: values.push(name, data))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = encode_key(key)
         if block:
             return self._await(lambda values: values.pop(name), [key])
-        with self._access() as values:
-            value = values.pop(name)
+        value = self._exclusively(lambda values: values.pop(name))
         if value is None:
             raise QueueEmptyError(f"{self._name()}: the queue {key!r} is empty")
         return value
 
     def queue_len(self, key: str) -> int:
-        with self._access() as values:
-            return values.queued(encode_key(key))
+        name = encode_key(key)
+        return self._exclusively(lambda values: values.queued(name))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         name, _ = encode_key(key), i64(world_size)
         with self._numbers(key):
-            with self._access() as values:
-                values.add(name, 1)
+            self._exclusively(lambda values: values.add(name, 1))
             self._await(lambda values: values.number(name) >= world_size or None, [key], timeout)
 
 
@@ -161,19 +158,11 @@ class HashStore(LocalStore):
     def _name(self) -> str:
         return "the hash store"
 
-    @contextmanager
-    def _access(self) -> Iterator[Values]:
-        with self._changed:
-            try:
-                yield self._values
-            finally:
-                self._changed.notify_all()
+    def _exclusively(self, act: Callable[[Values], T]) -> T:
+        return self._changed.change(lambda: act(self._values))
 
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
-        with self._changed:
-            while (found := ready(self._values)) is None and not deadline.expired():
-                self._changed.wait(deadline.slice(threading.TIMEOUT_MAX))
-            return found
+        return self._changed.until(lambda: ready(self._values), deadline)
 
     def clone(self) -> HashStore:
         twin = HashStore()

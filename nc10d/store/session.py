@@ -43,6 +43,9 @@ class StoreSession:
         self._lock = threading.RLock()
         self._holder = 0
         self._connection: StoreConnection | None = None
+        # True outside of a call if Ctrl-C also interrupted the clean-up after an error: then the
+        # connection may still owe a reply.
+        self._in_call = False
         self._closed = False
         _sessions.add(self)
 
@@ -115,7 +118,12 @@ class StoreSession:
         self._take_turn(deadline, limit, keys)
         try:
             self._holder = threading.get_ident()
-            return act(self._connection or self._reconnect(deadline))
+            if self._in_call:
+                self._drop()
+            self._in_call = True
+            result = act(self._connection or self._reconnect(deadline))
+            self._in_call = False
+            return result
         except raised_here(OSError) as error:
             raise self._failure(error, limit, keys) from error
         except BaseException:
@@ -189,7 +197,7 @@ class StoreSession:
             return False
         try:
             if connection.waits and connection.cancel_wait(_CANCEL_GRACE):
-                self._connection = connection
+                self._connection, self._in_call = connection, False
         except raised_here(OSError):
             pass  # the connection is closed below
         finally:

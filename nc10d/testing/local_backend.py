@@ -19,6 +19,7 @@ from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.signal_errors import Condition
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.store.base import Store
@@ -71,7 +72,7 @@ class LocalExchange:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
-        self.come = threading.Condition(self.lock)
+        self.come = Condition()
         """Notified of a message, and of the failure."""
         self.failure: BaseException | None = None
         self._collectives: dict[int, dict[int, _PostedOp]] = {}
@@ -196,15 +197,15 @@ class LocalBackend(Backend):
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> O.MessageInfo | None:
         exchange = self._exchange
-        with exchange.lock:
-            while True:
+
+        def look() -> O.MessageInfo | None:
+            with exchange.lock:
                 failure = self._closed or exchange.failure
                 if failure is not None:
                     raise copy_to_raise(failure)
-                found = exchange.probe(self.rank, peer, tag)
-                if found is not None or deadline.expired():
-                    return found
-                exchange.come.wait(deadline.slice(threading.TIMEOUT_MAX))
+                return exchange.probe(self.rank, peer, tag)
+
+        return exchange.come.until(look, deadline)
 
     def _next_seq(self, op: O.Op) -> int | None:
         """Return a collective's number; None for messages, which match by rank and tag."""

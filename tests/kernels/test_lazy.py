@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import raise_at
 
 from nc10d.kernels import cache, cache_dir
 
@@ -57,7 +58,6 @@ def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.Monk
 
     assert HERE.two_more(4) == 6  # writes the cache file
     del HERE.two_more
-    cache._names.discard(f"{__name__}._two_more")
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(cache._OneFile, "load_overload", interrupted)
@@ -67,6 +67,29 @@ def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.Monk
     assert done[0] is not None
     assert signal.getsignal(signal.SIGINT) is before
     assert HERE.two_more(4) == 6
+
+
+@cache.on_demand("int64(int64)")
+def _six(number: int) -> int:
+    return number + 6
+
+
+six: cache.EntryPoint
+
+
+class Interrupted(Exception):
+    """What a handler raises."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_function_works_after_an_error_of_a_handler_anywhere_in_its_loading() -> None:
+    assert HERE.six(4) == 10  # writes the cache file
+    point, reached = 0, True
+    while reached:
+        del HERE.six
+        reached = raise_at(point, Interrupted(f"at point {point}"), lambda: HERE.six)
+        assert HERE.six(4) == 10
+        point += 131
 
 
 @cache.on_demand("int64(int64)")

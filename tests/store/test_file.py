@@ -256,9 +256,12 @@ def stopped_user(path: Path) -> Iterator[int]:
         import os, signal, sys
         from nc10d.store import FileStore
         store = FileStore(sys.argv[1])
-        with store._access():
+
+        def stop(values):
             print("in", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
+
+        store._exclusively(stop)
         """,
         path,
     )
@@ -298,8 +301,8 @@ def test_no_call_waits_longer_than_its_timeout_for_a_stopped_user(path: Path) ->
 
 
 def test_a_thread_waits_no_longer_than_its_timeout_for_another(path: Path) -> None:
-    with contextlib.closing(FileStore(path, timeout=LIMIT)) as store, store._access():
-        raised: list[BaseException] = []
+    raised: list[BaseException] = []
+    with contextlib.closing(FileStore(path, timeout=LIMIT)) as store:
 
         def call() -> None:
             try:
@@ -307,10 +310,13 @@ def test_a_thread_waits_no_longer_than_its_timeout_for_another(path: Path) -> No
             except StoreTimeout as error:
                 raised.append(error)
 
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join(20)
-        assert "another thread" in str(raised[0])
+        def beside(_: object) -> None:
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join(20)
+
+        store._exclusively(beside)
+    assert "another thread" in str(raised[0])
 
 
 def test_a_store_closes_beside_a_stopped_user(path: Path) -> None:

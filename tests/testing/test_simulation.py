@@ -8,6 +8,7 @@ import time
 import pytest
 
 import simulation
+from nc10d.base.deadline import NEVER
 from simulation.__main__ import main
 from simulation.bugs import BUGS, BrokenBug, Bug, BugTargetMissing, hunt
 from simulation.clock import Condition, NoProgress, Simulation, virtual
@@ -83,7 +84,7 @@ def test_a_seed_is_replayed_with_its_trace(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_wait_that_nothing_ends_is_no_progress() -> None:
     sim = Simulation(1)
-    sim.start("rank 0", lambda: Condition().wait_for(lambda: False, float("inf")))
+    sim.start("rank 0", lambda: Condition().until(lambda: None, NEVER))
     with virtual(), pytest.raises(NoProgress, match="nothing will ever come"):
         sim.run()
 

@@ -37,6 +37,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.remote_group import RemoteHosts
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Thread
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -107,8 +108,8 @@ class Context:
         self._set(at.P_EVENT_FD, self._events)
         self._set(at.P_LOG, self.log.address)
         self.channels = Channels(self.arena, self._rank_block, mask([self.rank]), self.waiting)
-        self._worker: threading.Thread | None = None
-        self._notifier: threading.Thread | None = None
+        self._worker: Thread | None = None
+        self._notifier: Thread | None = None
         self._control = _thread("control", self._watch_peers)
         wires = {peer.number: peer.wire for peer in self.peers if peer.wire is not None}
         self.remote_hosts: RemoteHosts | None = None
@@ -208,17 +209,19 @@ class Context:
         if self._worker is None:
             with self._lock:
                 if self._worker is None and not self._closing:
-                    self._worker = _thread("worker", self._work)
+                    worker = _thread("worker", self._work)
                     self.channels.watched = True
-                    self._worker.start()
+                    worker.start()
+                    self._worker = worker
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
         if self._notifier is None:
             with self._lock:
                 if self._notifier is None and not self._closing:
-                    self._notifier = _thread("notify", self._notify)
-                    self._notifier.start()
+                    notifier = _thread("notify", self._notify)
+                    notifier.start()
+                    self._notifier = notifier
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""
@@ -327,8 +330,8 @@ class Context:
         self._close_descriptors()
 
 
-def _thread(name: str, body: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=body, name=f"nc10d-{name}", daemon=True)
+def _thread(name: str, body: Callable[[], None]) -> Thread:
+    return Thread(target=body, name=f"nc10d-{name}", daemon=True)
 
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from nc10d.backend.mpi.mpi_progress import engine
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.progress_thread import POLL_SECONDS, YIELDS
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Event
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError
@@ -36,7 +36,7 @@ from nc10d.store.base import Store
 _MAX_BYTES = 4096  # of a message
 _REFUSED = b"!"
 _MAX_TIMEOUT = 10.0 * 365 * 86400  # seconds; a socket takes no infinite timeout
-_no_event = threading.Event()
+_no_event = Event()
 
 
 def wait_for_members(

@@ -24,6 +24,7 @@ from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.shared_board import GroupMessages
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.promise import FAILED, PENDING
+from nc10d.base.signal_errors import Thread
 from nc10d.errors import CollectiveTimeout
 from nc10d.ops import Recv
 
@@ -239,7 +240,7 @@ class QueuedNcclReceive(DeviceWork):
     def _watch(self) -> None:
         # A thread of its own: the sender is found only where a thread waits.
         wait = partial(self._block, NEVER)
-        threading.Thread(target=wait, name="nc10d-nccl-any-source", daemon=True).start()
+        Thread(target=wait, name="nc10d-nccl-any-source", daemon=True).start()
 
 
 def checked(op: Recv, rank: int, size: int, senders: Senders) -> None:

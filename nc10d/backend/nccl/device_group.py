@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
+from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
@@ -188,7 +188,7 @@ class DeviceGroup:
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.stamp = self._enter(self._planner.caller_of(comm_streams), work)
-        work.submitted = threading.Event()
+        work.submitted = Event()
         self._waiting += 1
         before = self._pool.take()
         with on_device(self.device):

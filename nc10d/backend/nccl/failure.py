@@ -14,7 +14,7 @@ from nc10d.backend.nccl.bindings.library import RESULT
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.signal_errors import Event, suppress_here
+from nc10d.base.signal_errors import Event, Thread, suppress_here
 from nc10d.errors import DistError, NCCLError
 from nc10d.store.base import Store
 
@@ -135,7 +135,7 @@ class GroupFailure:
 
 
 def _start_thread(target: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
+    Thread(target=target, args=arguments, name="nc10d-nccl-end", daemon=True).start()
 
 
 def _publish(store: Store, cause: DistError) -> DistError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +24,7 @@ from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import suppress_here
+from nc10d.base.signal_errors import Event, Thread, suppress_here
 from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
@@ -33,7 +32,7 @@ from nc10d.errors import DistError
 
 _WINDOW = "ncclCommWindowRegister"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05  # seconds between polls of an event
-_no_event = threading.Event()
+_no_event = Event()
 
 
 class GroupOfBackends(Protocol):
@@ -168,7 +167,7 @@ def _dropped() -> queue.SimpleQueue[_Piece]:
     """Return the queue of unreferenced pieces; starts the thread that frees them."""
     pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
     name = "nc10d-nccl-free"
-    threading.Thread(target=_give_all_back, args=(pieces,), name=name, daemon=True).start()
+    Thread(target=_give_all_back, args=(pieces,), name=name, daemon=True).start()
     return pieces
 
 

@@ -17,6 +17,7 @@ import threading
 import weakref
 from typing import Protocol
 
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.streams import relax_capture_mode
 
 _log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class Watchdog:
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wake = Event()
+        self._thread: Thread | None = None
         self.idle = True
 
     def watch(self, watched_object: Watched) -> None:
@@ -47,8 +48,9 @@ class Watchdog:
         with self._lock:
             self._watched.add(watched_object)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nc10d-nccl", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def wake(self) -> None:
         """Poll now: a Work has been launched, or a callback attached."""

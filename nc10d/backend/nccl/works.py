@@ -15,6 +15,7 @@ from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
+from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
@@ -61,7 +62,7 @@ class NcclWork(DeviceWork):
         self.seq = 0
         self.stamp = 0  # of the entry in the log
         self.comm_streams: tuple[CommStream, ...] = ()
-        self.submitted: threading.Event | None = None
+        self.submitted: Event | None = None
 
     @property
     def deadline(self) -> Deadline:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.work import Work
 
 SPINS, YIELDS = 20, 2000  # polls at full speed, then polls that yield the core
@@ -53,9 +54,9 @@ class ProgressThread:
         self._ended: deque[tuple[Work, BaseException | None, Any]] = deque()
         self._watched: set[Work] = set()
         self._waiting = 0
-        self._thread: threading.Thread | None = None
-        self._needed = threading.Event()
-        self._stopping = threading.Event()
+        self._thread: Thread | None = None
+        self._needed = Event()
+        self._stopping = Event()
 
     def join(self, group: ProgressedGroup) -> None:
         """Advance a group from now on."""
@@ -129,8 +130,9 @@ class ProgressThread:
         with self.lock:
             if self._thread is None:
                 self._stopping.clear()
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
         self._needed.set()
 
     def _run(self) -> None:

@@ -27,6 +27,7 @@ from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed
@@ -44,7 +45,7 @@ class CopyWorker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._lock = threading.Lock()
 
     def give(self, task: Task) -> None:
@@ -56,7 +57,7 @@ class CopyWorker:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+                thread = Thread(target=self._main, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
 
@@ -135,7 +136,7 @@ class StagedBackend(Backend):
         self._copies: dict[int, Copies] = {}
         self._in_flight: dict[StagedWork, Staging] = {}
         self._lock = threading.RLock()
-        self._closing = threading.Event()
+        self._closing = Event()
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. A sync call returns when the copies to the device are queued."""

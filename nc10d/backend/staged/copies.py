@@ -14,6 +14,7 @@ from nc10d.backend.device_work import DeviceWork
 from nc10d.backend.staged.pinned import pinned_pool
 from nc10d.backend.staged.staging import Staging
 from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, event_done, event_pool, on_device
 from nc10d.cuda.streams import Stream
 from nc10d.errors import UnsupportedPlatform
@@ -34,7 +35,7 @@ class StagedWork(DeviceWork):
         super().__init__(ops)
         self.deadline = deadline
         self.event, self._device = 0, 0
-        self.queued = threading.Event()
+        self.queued = Event()
         self._lock = threading.Lock()
 
     def _await_queued(self) -> None:
@@ -73,7 +74,7 @@ class StagedWork(DeviceWork):
 class Copies:
     """Queues copies and waits for them; waits for a caller's work end when `closing` is set."""
 
-    def __init__(self, device: int, closing: threading.Event) -> None:
+    def __init__(self, device: int, closing: Event) -> None:
         self.device = device
         self._down_stream, self._up_stream = Stream(device), Stream(device)
         self._pool = pinned_pool(device)
@@ -118,11 +119,11 @@ class Copies:
     def wait_until_copied(self, work: StagedWork) -> None:
         """Wait until the copies of a queued work end, and recycle its event."""
         with on_device(self.device):
-            _wait_for_event(work.event, NEVER, threading.Event())
+            _wait_for_event(work.event, NEVER, Event())
         self._events.give(work.take_event())
 
 
-def _wait_for_event(event: int, deadline: Deadline, stop: threading.Event) -> bool:
+def _wait_for_event(event: int, deadline: Deadline, stop: Event) -> bool:
     """Wait until a stream has passed an event; False at the deadline, or when `stop` is set."""
     polls, pause = 0, _FIRST_PAUSE
     while not event_done(event):

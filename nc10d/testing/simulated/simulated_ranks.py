@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,11 +38,11 @@ class SimulatedStore(LocalStore):
         self._hub = hub
         self._values = Values()
 
-    @contextmanager
-    def _access(self) -> Iterator[Values]:
+    def _exclusively(self, act: Callable[[Values], V]) -> V:
         self._hub.scheduler.give_way("store")
-        yield self._values
+        result = act(self._values)
         self._hub.scheduler.wake_all(self._hub.changed)
+        return result
 
     def _until(self, ready: Callable[[Values], V | None], deadline: Deadline) -> V | None:
         self._hub.scheduler.give_way("store")

@@ -12,7 +12,7 @@ event. If there is no event either, no task can go on: each waiting task raises 
 | ended | its function has returned or raised |
 
 While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter` and
-`threading.Event` are virtual for them, and real for other threads.
+`signal_errors.Event` are virtual for them, and real for other threads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from functools import partial
 from typing import Any
 
 from nc10d.base.call_site import frames_of_threads
+from nc10d.base.signal_errors import Event
 
 Label = Hashable
 """Names a step that can come next: ("rank", 2), or a message on its way."""
 Choose = Callable[[Sequence[Label]], int]
 """Picks the place of a label in a list of at least two."""
-REAL = {name: getattr(time, name) for name in ("sleep", "monotonic", "time", "perf_counter")}
+CLOCKS = "monotonic", "time", "perf_counter"
+REAL = {name: getattr(time, name) for name in ("sleep", *CLOCKS)}
+AnyEvent = threading.Event | Event
 STACK_BYTES = 512 << 10
 """The stack of a task's thread: a thousand of them fit into a small machine's memory."""
 POLL_SECONDS = 1e-5
@@ -309,35 +312,35 @@ class Scheduler:
 
             return read
 
-        event_wait, event_set = threading.Event.wait, threading.Event.set
         changed: list[RankTask] = []
 
-        def wait(event: threading.Event, timeout: float | None = None) -> bool:
-            if self.current() is None:
-                return event_wait(event, timeout)
-            endless = timeout is None or timeout >= threading.TIMEOUT_MAX
-            until = float("inf") if endless else self.now + (timeout or 0.0)
-            return self.wait(event.is_set, until, changed)
+        def wait_of(real: Callable[..., bool]) -> Callable[..., bool]:
+            def wait(event: AnyEvent, timeout: float | None = None) -> bool:
+                if self.current() is None:
+                    return real(event, timeout)
+                endless = timeout is None or timeout >= threading.TIMEOUT_MAX
+                until = float("inf") if endless else self.now + (timeout or 0.0)
+                return self.wait(event.is_set, until, changed)
 
-        def set_event(event: threading.Event) -> None:
-            event_set(event)
-            if self.current() is not None:
-                self.wake_all(changed)
+            return wait
+
+        def set_of(real: Callable[[Any], None]) -> Callable[[Any], None]:
+            def set_event(event: AnyEvent) -> None:
+                real(event)
+                if self.current() is not None:
+                    self.wake_all(changed)
+
+            return set_event
 
         def sleep(seconds: float) -> None:
             REAL["sleep"](seconds) if self.current() is None else self.sleep(seconds)
 
-        fakes: dict[str, Any] = {name: clock(name) for name in REAL} | {"sleep": sleep}
-        for name, fake in fakes.items():
-            setattr(time, name, fake)
-        mine: dict[str, Any] = {"wait": wait, "set": set_event}
-        theirs: dict[str, Any] = {"wait": event_wait, "set": event_set}
-        for name, method in mine.items():
-            setattr(threading.Event, name, method)
-        try:
+        fakes: list[tuple[Any, str, Any]] = [(time, name, clock(name)) for name in CLOCKS]
+        fakes.append((time, "sleep", sleep))
+        for kind in (threading.Event, Event):
+            fakes += [(kind, "wait", wait_of(kind.wait)), (kind, "set", set_of(kind.set))]
+        with contextlib.ExitStack() as stack:
+            for owner, name, fake in fakes:
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, fake)
             yield
-        finally:
-            for name, method in theirs.items():
-                setattr(threading.Event, name, method)
-            for name, real in REAL.items():
-                setattr(time, name, real)

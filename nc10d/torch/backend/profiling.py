@@ -7,13 +7,13 @@ makes it asynchronous in torch's terms, as the events of torch's own backends ar
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.torch.backend.works import NEVER, FutureOrder, TorchWork
 from nc10d.work import Work
 
@@ -33,7 +33,7 @@ def beginning(name: str, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
 
 
 def _end(event: Any) -> None:
-    thread = threading.Thread(target=_exit, args=(event,), name="nc10d-profiled", daemon=True)
+    thread = Thread(target=_exit, args=(event,), name="nc10d-profiled", daemon=True)
     thread.start()
     thread.join()
 
@@ -45,7 +45,7 @@ class ProfiledWork(TorchWork):
         self, work: Work, outputs: list[torch.Tensor], order: FutureOrder, event: Any
     ) -> None:
         super().__init__(work, outputs, order)
-        self._event_ended = threading.Event()
+        self._event_ended = Event()
 
         def finish(_: Work) -> None:
             _end(event)

@@ -36,6 +36,7 @@ from functools import partial
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 from nc10d.backend.cpu.control.consensus import Consensus
+from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Condition
 from nc10d.errors import StoreTimeout
 
@@ -212,13 +213,12 @@ class GroupControl:
 
     def until(self, ready: Callable[[], bool], timeout: float) -> bool:
         """Block until `ready()` or for `timeout` seconds; return whether it is ready."""
-        with self._changed:
-            return self._changed.wait_for(ready, timeout)
+        found = self._changed.until(lambda: ready() or None, Deadline.after(timeout))
+        return found is not None
 
     def notify(self) -> None:
         """Make all threads in `until` check again."""
-        with self._changed:
-            self._changed.notify_all()
+        self._changed.notify_all()
 
     def _send(self, ranks: Iterable[int], message: Message) -> None:
         message |= {"group": self._name, "rank": self.rank}

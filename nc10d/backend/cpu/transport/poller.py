@@ -23,6 +23,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import sockets
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.base.call_site import called
+from nc10d.base.signal_errors import Thread
 from nc10d.kernels import copy
 
 Words = npt.NDArray[np.int64]
@@ -102,7 +103,7 @@ class Poller:
         self._pages: list[Words] = []
         self._used = PAGE
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="nc10d-poller", daemon=True)
+        self._thread = Thread(target=self._run, name="nc10d-poller", daemon=True)
         self._thread.start()
 
     def block(self) -> int:

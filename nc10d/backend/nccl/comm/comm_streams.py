@@ -10,7 +10,6 @@ it is formed.
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import EventPool, on_device
@@ -77,7 +77,7 @@ class CommStream:
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
         self.launched = 0
-        self.settled = threading.Event()  # it has been formed, or never will be
+        self.settled = Event()  # it has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
 
@@ -145,7 +145,7 @@ class CommStreams:
             comm_stream = CommStream(name, rank, size, stream, self._pool.take())
             self._comm_streams[name] = comm_stream
             arguments, thread_name = (comm_stream, deadline), f"nc10d-nccl-form-{name}"
-            threading.Thread(
+            Thread(
                 target=self._form_communicator, args=arguments, name=thread_name, daemon=True
             ).start()
         return comm_stream

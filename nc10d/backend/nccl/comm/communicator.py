@@ -21,13 +21,14 @@ from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, UnsupportedPlatform
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
 UNTIL_ABORT_ANYWAY = 1.0
 """Seconds that an abort waits for a thread that is in NCCL."""
-_no_event = threading.Event()
+_no_event = Event()
 
 OnDevice = Callable[[], AbstractContextManager[None]]
 """Makes the communicator's device current in the calling thread."""
@@ -282,7 +283,7 @@ def _within(deadline: Deadline, call_name: str, function: Callable[[], object]) 
         except DistError as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, name="nc10d-nccl-init", daemon=True)
+    thread = Thread(target=run, name="nc10d-nccl-init", daemon=True)
     thread.start()
     thread.join(min(deadline.remaining(), threading.TIMEOUT_MAX))
     if thread.is_alive():
