@@ -63,6 +63,8 @@ class _Awaited:
 
         Return its last result.
         """
+        if (found := ready()) is not None:
+            return found
         queue = SimpleQueue[None]()
         try:
             # A change that `ready` does not see comes after it, and so wakes this queue.
@@ -146,7 +148,7 @@ class Event(_Awaited):
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the event is set, or for `timeout` seconds; return whether it is."""
         deadline = NEVER if timeout is None else Deadline.after(timeout)
-        return self._is_set or self._wait_until(self._set_or_none, deadline) or False
+        return self._wait_until(self._set_or_none, deadline) or False
 
     def _set_or_none(self) -> bool | None:
         return self._is_set or None
