@@ -2,7 +2,7 @@
 
 A timer hits a window of some microseconds once in a thousand runs. Here a trace function counts
 instructions, and rings before a chosen one. Python runs the handler at its next look at signals: at
-the end of a call of C code, at the begin of a Python function, at a loop's next round. The trace
+the end of a call of C code, at the start of a Python function, at a loop's next round. The trace
 function is compiled, as Python would look at signals in one that is written in Python.
 """
 
@@ -69,13 +69,13 @@ _start = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(
 def raise_at(
     instruction: int, error: BaseException, call: Callable[[], object], patience: float = 0
 ) -> bool:
-    """Call `call`; raise `error` out of a handler of SIGALRM before its `instruction`, from 0.
+    """Call `call`; raise `error` in a handler of SIGALRM before instruction `instruction` of it.
 
-    Returns False if the call ended before it. With `patience`, the error comes after so many
-    seconds at the latest. Python drops what is raised amid a finalizer or a callback from C: then
-    the error comes again.
+    Instructions count from 0. Returns False if the call ended before that; the error must come out
+    of the call otherwise. With `patience`, the error comes after so many seconds at the latest.
+    Python drops what is raised amid a finalizer or a callback from C: then it comes again.
     """
-    raised = False
+    raised, dropped, came_out = False, False, False
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal raised
@@ -83,10 +83,10 @@ def raise_at(
             raised = True
             raise error
 
-    def ring_again(dropped: Any) -> None:
-        nonlocal raised
-        if dropped.exc_value is error:
-            raised = False
+    def ring_again(what: Any) -> None:
+        nonlocal raised, dropped
+        if what.exc_value is error:
+            raised, dropped = False, True
             signal.setitimer(signal.ITIMER_REAL, 0.01)
 
     hook, sys.unraisablehook = sys.unraisablehook, ring_again
@@ -101,11 +101,14 @@ def raise_at(
         _start(None, None)
         if out is not error:
             raise
+        came_out = True
     finally:
+        swallowed = raised and not came_out and not dropped
         raised = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         # Not the default, which ends the process: an alarm may be under way.
         signal.signal(signal.SIGALRM, before if callable(before) else signal.SIG_IGN)
         sys.unraisablehook = hook
         sys.settrace(outer)
+    assert not swallowed, f"the error at instruction {instruction} did not come out"
     return bool(_left[0] < 0)

@@ -26,7 +26,7 @@ from interrupts import raise_at
 
 import nc10d as dist
 from nc10d.base.call_site import text_at
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.signal_errors import (
     Condition,
     Event,
@@ -39,6 +39,7 @@ from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreErr
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
 from nc10d.store import FileStore, HashStore, TCPStore
+from nc10d.work import Future
 
 pytestmark = [
     # A call that swallows the error lasts LONG; hypothesis then repeats it.
@@ -286,6 +287,22 @@ def test_an_error_of_a_handler_amid_the_text_of_a_line_comes_out(
     assert caught.value is error
 
 
+class Waiting:
+    """A thread that waits in `call`; `event` returns what it waits for, None if it does not yet."""
+
+    def __init__(self, event: Callable[[], Any], call: Callable[[], object]) -> None:
+        self._thread = threading.Thread(target=call, daemon=True)
+        self._thread.start()
+        end = time.monotonic() + LONG
+        while (found := event()) is None or not found._queues:
+            assert time.monotonic() < end
+            os.sched_yield()
+
+    def must_end(self, why: str) -> None:
+        self._thread.join(LONG / 2)
+        assert not self._thread.is_alive(), why
+
+
 @pytest.mark.parametrize("what", ["set", "wait", "change", "until"])
 def test_others_go_on_after_an_error_at_any_point_of_a_wait_or_a_change(what: str) -> None:
     point, reached = 0, True
@@ -297,27 +314,49 @@ def test_others_go_on_after_an_error_at_any_point_of_a_wait_or_a_change(what: st
             "change": partial(condition.change, partial(values.append, 1)),
             "until": partial(condition.until, lambda: None, Deadline.after(0.01)),
         }
-
-        def others(event: Event = event, condition: Any = condition, values: Any = values) -> None:
-            assert condition.until(lambda: len(values) or None, Deadline.after(LONG))
-            assert event.wait(LONG)
-
-        waits = threading.Thread(target=others, daemon=True)
-        waits.start()
+        others = (
+            Waiting(lambda e=event: e, event.wait),
+            Waiting(
+                lambda c=condition: c,
+                partial(condition.until, lambda v=values: len(v) or None, NEVER),
+            ),
+        )
         error = Alarm(f"at point {point}")  # it is kept, and its frames with it
         reached = raise_at(point, error, calls[what])
         if not values:
             condition.change(partial(values.append, 2))
         if not event.is_set():
             event.set()
-        waits.join(LONG / 2)
-        assert not waits.is_alive(), f"they wait in vain after an error at point {point}"
+        for other in others:
+            other.must_end(f"waits in vain after an error at point {point}")
+        point += 1
+
+
+def test_a_work_that_has_ended_is_told_after_an_error_at_any_point() -> None:
+    point, reached = 0, True
+    while reached:
+        future, called = Future[int](), list[object]()
+        for _ in range(3):
+            future._attach(called.append)
+        other = Waiting(lambda f=future: f._finished, future.wait) if point % 2 else None
+        reached = raise_at(point, Alarm(f"at point {point}"), partial(future.set_result, 3))
+        if not future.done():
+            future.set_result(3)
+        if other is not None:
+            other.must_end(f"waits in vain after an error at point {point}")
+        # One may be between two instructions: taken, and not yet called.
+        assert len(called) >= 2, f"after an error at point {point}"
         point += 1
 
 
 def test_the_start_of_a_thread_passes_on_what_a_handler_raises_at_any_point() -> None:
     point, reached = 0, True
     while reached:
-        reached = raise_at(point, RuntimeError(f"at point {point}"), Thread(target=int).start)
+        ran = threading.Event()
+        thread = Thread(target=ran.set, daemon=True)
+        reached = raise_at(point, RuntimeError(f"at point {point}"), thread.start)
+        abandoned = thread.abandon()
+        assert abandoned or ran.wait(LONG), "it runs, or has been kept from it"
+        assert not (abandoned and ran.is_set())
         point += 1
     assert point > 10

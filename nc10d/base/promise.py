@@ -20,13 +20,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from nc10d.base.deadline import NEVER, Deadline, Timeout
-from nc10d.base.signal_errors import Event
+from nc10d.base.signal_errors import Event, raised_here
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
 
@@ -93,21 +93,34 @@ class Promise:
 
     def _finish(self, exception: BaseException | None = None, result: Any = None) -> bool:
         """Become done, or failed with `exception`; return whether this call was the first."""
-        with _transition:
-            first = self._state == PENDING
-            if first:
-                self._exception, self._result = exception, result
-                self._ended = perf_counter()
-                self._state = DONE if exception is None else FAILED
-            callbacks: Sequence[Callable[[Any], object]] = ()
-            if self._callbacks and get_ident() not in _waiting_threads:
-                callbacks, self._callbacks = self._callbacks, []
-            finished = self._finished
-        if finished is not None:
-            finished.set()
-        for callback in callbacks:
-            self._run(callback)
-        return first
+        try:
+            return self._finish_once(exception, result)
+        except BaseException:  # of a signal's handler: those that wait are told all the same
+            self._finish_once(exception, result)
+            raise
+
+    def _finish_once(self, exception: BaseException | None, result: Any) -> bool:
+        callbacks: list[Callable[[Any], object]] = []
+        try:
+            with _transition:
+                first = self._state == PENDING
+                if first:
+                    self._exception, self._result = exception, result
+                    self._ended = perf_counter()
+                    self._state = DONE if exception is None else FAILED
+                if self._callbacks and get_ident() not in _waiting_threads:
+                    callbacks, self._callbacks = self._callbacks, []
+                finished = self._finished
+            if finished is not None:
+                finished.set()
+            while callbacks:
+                self._run(callbacks.pop(0))
+            return first
+        except BaseException:
+            if callbacks:
+                with _transition:
+                    self._callbacks = [*callbacks, *(self._callbacks or ())]
+            raise
 
     def _finish_waiting(self, result: Any) -> None:
         """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
@@ -137,7 +150,7 @@ class Promise:
     def _run(self, callback: Callable[[Any], object]) -> None:
         try:
             callback(self)
-        except Exception:  # noqa: BLE001  (the user's code; the log has the traceback)
+        except raised_here(Exception):  # the user's code; the log has the traceback
             _log.exception("a callback of %r failed", self)
 
     def _look(self) -> bool:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nc10d.base.deadline import NEVER, Deadline
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
+Lock = AbstractContextManager[Any]
 
 
 def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
@@ -48,9 +50,9 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
 class _Awaited:
     """The threads that wait for a change, each with a queue of its own.
 
-    A handler's error may come between any two instructions. It leaves no lock taken here: a `with`
-    on a lock of Python's C code takes and frees it in one instruction. Python's own Event and
-    Condition are written in Python, and an error in the middle of them may leave their lock taken.
+    A handler's error may come between any two instructions. It leaves no lock taken here: up to
+    Python 3.13, a `with` takes and frees a lock of C code in one instruction. Python's own Event
+    and Condition are written in Python, and an error amid them may leave their lock taken.
     """
 
     __slots__ = ("_queues",)
@@ -82,13 +84,13 @@ class _Awaited:
 
 
 class Condition(_Awaited):
-    """Values that threads change in turn, and wait for."""
+    """A lock, and a wait for what other threads change with the lock held."""
 
     __slots__ = ("_lock",)
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Lock | None = None) -> None:
         super().__init__()
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
 
     def change(self, act: Callable[[], T]) -> T:
         """Return `act()`, called with the lock held; then all that wait check again."""
@@ -120,7 +122,7 @@ class Condition(_Awaited):
 
 
 class Event(_Awaited):
-    """A flag that threads wait for, as threading.Event."""
+    """A flag that threads wait for, as threading.Event; a wait may miss a set before a clear."""
 
     __slots__ = ("_is_set",)
 
@@ -147,7 +149,7 @@ class Event(_Awaited):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the event is set, or for `timeout` seconds; return whether it is."""
-        deadline = NEVER if timeout is None else Deadline.after(timeout)
+        deadline = NEVER if timeout is None else Deadline.after(max(0.0, timeout))
         return self._wait_until(self._set_or_none, deadline) or False
 
     def _set_or_none(self) -> bool | None:
@@ -155,20 +157,40 @@ class Event(_Awaited):
 
 
 class Thread(threading.Thread):
-    """A thread whose start passes on what a signal's handler raises.
+    """A thread whose `start` passes on what a signal's handler raises amid it.
 
-    Python's own wait for the thread's begin may raise a RuntimeError in its place.
+    Python's own wait for a thread that starts may raise a RuntimeError in its place. Whether the
+    thread runs is open after such an error; `abandon` decides it.
     """
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._claim = [None]  # who takes it, the thread or `abandon`, decides
+
     def start(self) -> None:
-        """Start the thread; if a handler raises in the middle, the thread may run or not."""
+        """Start the thread."""
+        raised: BaseException | None = None
         try:
             super().start()
         except RuntimeError as error:
             raised = error.__context__
-            if from_handler(raised) and raised is not None:
-                raise raised from None
-            raise
+            if not from_handler(raised):
+                raise
+        if raised is not None:
+            raise raised
+
+    def run(self) -> None:
+        """Call the thread's function, unless the thread was abandoned."""
+        if self.abandon():
+            super().run()
+
+    def abandon(self) -> bool:
+        """Keep the thread from calling its function; return False if the thread does already."""
+        try:
+            self._claim.pop()
+        except raised_here(IndexError):
+            return False
+        return True
 
 
 class suppress_here:

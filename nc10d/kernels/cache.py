@@ -27,10 +27,10 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import llvmlite
@@ -217,34 +217,19 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C and other signals with a handler off for some milliseconds.
-
-    An error amid them leaves Numba's lock taken, and llvmlite can't free a half made object.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Put Ctrl-C off for some milliseconds: llvmlite can't free an object that is half made."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    mine = [(number, handler) for number, handler in handlers.items() if callable(handler)]
     came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
-        for handled, _ in mine:
-            signal.signal(handled, lambda number, _: came.append(number))
         yield
     finally:
-        try:
-            _make_each([functools.partial(signal.signal, *handled) for handled in mine])
-        finally:
-            _make_each([functools.partial(signal.raise_signal, number) for number in came])
-
-
-def _make_each(calls: Sequence[Callable[[], object]]) -> None:
-    """Make each of these calls, also if one before it raises."""
-    if calls:
-        try:
-            calls[0]()
-        finally:
-            _make_each(calls[1:])
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @functools.cache
@@ -263,9 +248,7 @@ class _OneFile:
     def __init__(self, function: FunctionType, signature: Signature) -> None:
         self.name = f"{function.__module__}.{function.__qualname__}"
         code = function.__code__
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        values = [value for value in cells if isinstance(value, int | float | str)]
-        self.function = code, str(signature), values
+        self.function = code, str(signature), *map(_text_of_cell, function.__closure__ or ())
         constants = [c for c in code.co_consts if isinstance(c, int | float | str | tuple)]
         read = code.co_code, code.co_names, repr(constants), _file_digest(code.co_filename)
         self._key = (self.name, str(signature), *read)
@@ -298,6 +281,15 @@ class _OneFile:
         data = dumps((self._key, result._reduce()))
         with suppress_here(OSError):
             replace(self.path, hashlib.sha256(data).digest() + data)
+
+
+def _text_of_cell(cell: CellType) -> str:
+    """Return what tells a value of a closure from others, and is the same when it is made again."""
+    try:
+        value = cell.cell_contents
+    except raised_here(ValueError):
+        return "empty"
+    return getattr(value, "__qualname__", None) or repr(value)
 
 
 @functools.cache

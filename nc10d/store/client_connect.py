@@ -9,7 +9,7 @@ from functools import partial
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
-from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import NoAnswer, NotAStore, explain_unreached
@@ -67,11 +67,15 @@ def connect_once(
         return connection
     # The Unix socket fails if the server is in another network namespace, or has no descriptor
     # left for a second connection. Then the TCP connection is kept.
-    with suppress_here(OSError):
+    try:
         faster = _connect_unix(name, min(deadline, time.monotonic() + _UNIX_GRACE), token)
+    except raised_here(OSError):
+        return connection
+    except BaseException:
         connection.close()
-        return faster
-    return connection
+        raise
+    connection.close()
+    return faster
 
 
 def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:

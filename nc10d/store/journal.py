@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.values import Values
 
@@ -156,9 +156,10 @@ class Journal:
                 self._catch_up()
                 result = act(self.values)
                 self._append()
-            except BaseException:
-                # Changes that were not appended must not stay: read the values anew.
-                self._start_over()
+            except BaseException as error:
+                # Changes that were not appended must not stay, nor half a replay: read anew.
+                if self.values.changes or from_handler(error) or not isinstance(error, Exception):
+                    self._start_over()
                 raise
             return result
         finally:  # without a Python call before it, which a signal's handler may interrupt

@@ -72,7 +72,7 @@ class LocalExchange:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
-        self.come = Condition()
+        self.come = Condition(self.lock)
         """Notified of a message, and of the failure."""
         self.failure: BaseException | None = None
         self._collectives: dict[int, dict[int, _PostedOp]] = {}
@@ -199,11 +199,10 @@ class LocalBackend(Backend):
         exchange = self._exchange
 
         def look() -> O.MessageInfo | None:
-            with exchange.lock:
-                failure = self._closed or exchange.failure
-                if failure is not None:
-                    raise copy_to_raise(failure)
-                return exchange.probe(self.rank, peer, tag)
+            failure = self._closed or exchange.failure
+            if failure is not None:
+                raise copy_to_raise(failure)
+            return exchange.probe(self.rank, peer, tag)
 
         return exchange.come.until(look, deadline)
 

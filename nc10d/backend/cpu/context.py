@@ -209,19 +209,27 @@ class Context:
         if self._worker is None:
             with self._lock:
                 if self._worker is None and not self._closing:
-                    worker = _thread("worker", self._work)
+                    self._worker = worker = _thread("worker", self._work)
                     self.channels.watched = True
-                    worker.start()
-                    self._worker = worker
+                    try:
+                        worker.start()
+                    except BaseException:
+                        if worker.abandon():
+                            self._worker = None
+                        raise
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
         if self._notifier is None:
             with self._lock:
                 if self._notifier is None and not self._closing:
-                    notifier = _thread("notify", self._notify)
-                    notifier.start()
-                    self._notifier = notifier
+                    self._notifier = notifier = _thread("notify", self._notify)
+                    try:
+                        notifier.start()
+                    except BaseException:
+                        if notifier.abandon():
+                            self._notifier = None
+                        raise
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""

@@ -48,9 +48,13 @@ class Watchdog:
         with self._lock:
             self._watched.add(watched_object)
             if self._thread is None:
-                thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    if thread.abandon():
+                        self._thread = None
+                    raise
 
     def wake(self) -> None:
         """Poll now: a Work has been launched, or a callback attached."""

@@ -97,7 +97,11 @@ class ProgressThread:
                 work, error, result = self._ended.popleft()
             except IndexError:  # another thread finishes the last work
                 return
-            work._finish(error, result)
+            try:
+                work._finish(error, result)
+            except BaseException:  # of a signal's handler, which may have come before
+                work._finish(error, result)
+                raise
 
     def wait(self, work: Work, until: Deadline) -> None:
         """Return when a work has ended or `until` has passed."""
@@ -130,9 +134,13 @@ class ProgressThread:
         with self.lock:
             if self._thread is None:
                 self._stopping.clear()
-                thread = Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = thread = Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    if thread.abandon():
+                        self._thread = None
+                    raise
         self._needed.set()
 
     def _run(self) -> None:

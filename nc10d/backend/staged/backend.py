@@ -57,9 +57,13 @@ class CopyWorker:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = Thread(target=self._main, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = thread = Thread(target=self._main, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    if thread.abandon():
+                        self._thread = None
+                    raise
 
     def _main(self) -> None:
         while True:
