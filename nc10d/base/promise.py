@@ -109,17 +109,17 @@ class Promise:
                     self._ended = perf_counter()
                     self._state = DONE if exception is None else FAILED
                 if self._callbacks and get_ident() not in _waiting_threads:
-                    callbacks, self._callbacks = self._callbacks, []
+                    callbacks, self._callbacks = self._callbacks[::-1], []
                 finished = self._finished
             if finished is not None:
                 finished.set()
             while callbacks:
-                self._run(callbacks.pop(0))
+                self._run(callbacks.pop())
             return first
         except BaseException:
             if callbacks:
                 with _transition:
-                    self._callbacks = [*callbacks, *(self._callbacks or ())]
+                    self._callbacks = [*callbacks[::-1], *(self._callbacks or ())]
             raise
 
     def _finish_waiting(self, result: Any) -> None:

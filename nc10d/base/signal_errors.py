@@ -30,6 +30,8 @@ def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
 
 def from_handler(error: BaseException | None) -> bool:
     """Return whether a signal's handler raised `error`, which this frame is handling."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return False  # handlers run in the main thread alone
     # Python calls a handler with the interrupted frame, which no other function gets from its
     # caller.
     trace = None if error is None else error.__traceback__
@@ -174,7 +176,8 @@ class Thread(threading.Thread):
             super().start()
         except RuntimeError as error:
             raised = error.__context__
-            if not from_handler(raised):
+            # The handler of Ctrl-C is C code, which leaves no frame.
+            if not (from_handler(raised) or isinstance(raised, KeyboardInterrupt)):
                 raise
         if raised is not None:
             raise raised

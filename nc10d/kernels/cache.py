@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import CellType, FunctionType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 import llvmlite
@@ -199,8 +199,7 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
 
 def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
     if cache.path.exists():  # loading needs no lock: files are replaced whole
-        with _undisturbed():
-            run()
+        _undisturbed(run)
         return
     with contextlib.ExitStack() as held:
         try:
@@ -209,27 +208,41 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         except raised_here(BlockingIOError) as error:
             raise Elsewhere(cache.name) from error
         if cache.path.exists():  # another process has made it meanwhile
-            held.enter_context(_undisturbed())
-        elif not cache.quick:
+            _undisturbed(run)
+            return
+        if not cache.quick:
             _announce(cache.path.parent)
         run()
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C off for some milliseconds: llvmlite can't free an object that is half made."""
+def _undisturbed(run: Callable[[], object]) -> None:
+    """Call `run`, and put Ctrl-C off for some milliseconds.
+
+    llvmlite can't free an object that is half made.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
+        run()
         return
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    over = False
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        if over:  # another signal's error has kept the handler from being set again
+            handler(number, frame)
+        else:
+            came.append(number)
+
     try:
-        yield
+        signal.signal(signal.SIGINT, put_off)
+        run()
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+        over = True
+        try:
+            signal.signal(signal.SIGINT, handler)
+        finally:
+            if came:
+                signal.raise_signal(signal.SIGINT)
 
 
 @functools.cache

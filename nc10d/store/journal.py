@@ -152,13 +152,16 @@ class Journal:
         fd, unlock = self._fd, _request(fcntl.F_UNLCK, _ACCESS)
         try:
             _lock(fd, fcntl.F_WRLCK, _ACCESS, deadline)
+            whole = False
             try:
                 self._catch_up()
+                whole = True
                 result = act(self.values)
                 self._append()
             except BaseException as error:
-                # Changes that were not appended must not stay, nor half a replay: read anew.
-                if self.values.changes or from_handler(error) or not isinstance(error, Exception):
+                # Half a replay must not stay, nor changes that were not appended: read anew.
+                interrupted = from_handler(error) or not isinstance(error, Exception)
+                if not whole or self.values.changes or interrupted:
                     self._start_over()
                 raise
             return result

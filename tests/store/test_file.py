@@ -319,6 +319,20 @@ def test_a_thread_waits_no_longer_than_its_timeout_for_another(path: Path) -> No
     assert "another thread" in str(raised[0])
 
 
+def test_every_call_fails_on_a_damaged_file(path: Path) -> None:
+    with contextlib.closing(FileStore(path)) as store, contextlib.closing(FileStore(path)) as other:
+        other.set("a", "1")
+        intact = path.read_bytes()
+        path.write_bytes(intact + b"\xee" * 8)
+        size = path.stat().st_size
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                store.set("c", "2")
+        assert path.stat().st_size == size, "nothing is written behind the damage"
+        path.write_bytes(intact)
+        assert store.get("a") == b"1"
+
+
 def test_a_store_closes_beside_a_stopped_user(path: Path) -> None:
     store = FileStore(path)
     with stopped_user(path):

@@ -209,27 +209,29 @@ class Context:
         if self._worker is None:
             with self._lock:
                 if self._worker is None and not self._closing:
-                    self._worker = worker = _thread("worker", self._work)
+                    worker = _thread("worker", self._work)
                     self.channels.watched = True
                     try:
                         worker.start()
                     except BaseException:
-                        if worker.abandon():
-                            self._worker = None
+                        if not worker.abandon():
+                            self._worker = worker
                         raise
+                    self._worker = worker
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
         if self._notifier is None:
             with self._lock:
                 if self._notifier is None and not self._closing:
-                    self._notifier = notifier = _thread("notify", self._notify)
+                    notifier = _thread("notify", self._notify)
                     try:
                         notifier.start()
                     except BaseException:
-                        if notifier.abandon():
-                            self._notifier = None
+                        if not notifier.abandon():
+                            self._notifier = notifier
                         raise
+                    self._notifier = notifier
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""

@@ -48,13 +48,14 @@ class Watchdog:
         with self._lock:
             self._watched.add(watched_object)
             if self._thread is None:
-                self._thread = thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
+                thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
                 try:
                     thread.start()
                 except BaseException:
-                    if thread.abandon():
-                        self._thread = None
+                    if not thread.abandon():
+                        self._thread = thread
                     raise
+                self._thread = thread
 
     def wake(self) -> None:
         """Poll now: a Work has been launched, or a callback attached."""

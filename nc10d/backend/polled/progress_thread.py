@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
-from nc10d.base.signal_errors import Event, Thread
+from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
 from nc10d.work import Work
 
 SPINS, YIELDS = 20, 2000  # polls at full speed, then polls that yield the core
@@ -94,14 +94,14 @@ class ProgressThread:
         """Finish the works that have ended, which wakes their waiters; call without the lock."""
         while self._ended:
             try:
-                work, error, result = self._ended.popleft()
-            except IndexError:  # another thread finishes the last work
+                ended = self._ended[0]
+            except raised_here(IndexError):  # another thread finishes the last work
                 return
-            try:
-                work._finish(error, result)
-            except BaseException:  # of a signal's handler, which may have come before
-                work._finish(error, result)
-                raise
+            work, error, result = ended
+            work._finish(error, result)
+            # Only now: an error of a signal's handler must not lose it. Two threads may finish it.
+            with suppress_here(ValueError):
+                self._ended.remove(ended)
 
     def wait(self, work: Work, until: Deadline) -> None:
         """Return when a work has ended or `until` has passed."""
@@ -134,13 +134,14 @@ class ProgressThread:
         with self.lock:
             if self._thread is None:
                 self._stopping.clear()
-                self._thread = thread = Thread(target=self._run, name=self._name, daemon=True)
+                thread = Thread(target=self._run, name=self._name, daemon=True)
                 try:
                     thread.start()
                 except BaseException:
-                    if thread.abandon():
-                        self._thread = None
+                    if not thread.abandon():
+                        self._thread = thread
                     raise
+                self._thread = thread
         self._needed.set()
 
     def _run(self) -> None:

@@ -57,13 +57,14 @@ class CopyWorker:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = thread = Thread(target=self._main, name=self._name, daemon=True)
+                thread = Thread(target=self._main, name=self._name, daemon=True)
                 try:
                     thread.start()
                 except BaseException:
-                    if thread.abandon():
-                        self._thread = None
+                    if not thread.abandon():
+                        self._thread = thread
                     raise
+                self._thread = thread
 
     def _main(self) -> None:
         while True:
