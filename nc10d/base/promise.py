@@ -93,34 +93,31 @@ class Promise:
 
     def _finish(self, exception: BaseException | None = None, result: Any = None) -> bool:
         """Become done, or failed with `exception`; return whether this call was the first."""
+        due: list[Callable[[Any], object]] = []
         try:
-            return self._finish_once(exception, result)
+            return self._finish_once(exception, result, due)
         except BaseException:  # of a signal's handler: those that wait are told all the same
-            self._finish_once(exception, result)
+            self._finish_once(exception, result, due)
             raise
 
-    def _finish_once(self, exception: BaseException | None, result: Any) -> bool:
-        callbacks: list[Callable[[Any], object]] = []
-        try:
-            with _transition:
-                first = self._state == PENDING
-                if first:
-                    self._exception, self._result = exception, result
-                    self._ended = perf_counter()
-                    self._state = DONE if exception is None else FAILED
-                if self._callbacks and get_ident() not in _waiting_threads:
-                    callbacks, self._callbacks = self._callbacks[::-1], []
-                finished = self._finished
-            if finished is not None:
-                finished.set()
-            while callbacks:
-                self._run(callbacks.pop())
-            return first
-        except BaseException:
-            if callbacks:
-                with _transition:
-                    self._callbacks = [*callbacks[::-1], *(self._callbacks or ())]
-            raise
+    def _finish_once(
+        self, exception: BaseException | None, result: Any, due: list[Callable[[Any], object]]
+    ) -> bool:
+        """Finish; `due` has the callbacks that an interrupted call has left, the next one last."""
+        with _transition:
+            first = self._state == PENDING
+            if first:
+                self._exception, self._result = exception, result
+                self._ended = perf_counter()
+                self._state = DONE if exception is None else FAILED
+            if self._callbacks and get_ident() not in _waiting_threads:
+                due[:0], self._callbacks = self._callbacks[::-1], []
+            finished = self._finished
+        if finished is not None:
+            finished.set()
+        while due:
+            self._run(due.pop())
+        return first
 
     def _finish_waiting(self, result: Any) -> None:
         """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
