@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -352,11 +352,13 @@ def test_a_work_that_has_ended_is_told_after_an_error_at_any_point() -> None:
 def test_the_start_of_a_thread_passes_on_what_a_handler_raises_at_any_point() -> None:
     point, reached = 0, True
     while reached:
-        ran = threading.Event()
+        ran, owner = threading.Event(), SimpleNamespace(thread=None)
         thread = Thread(target=ran.set, daemon=True)
-        reached = raise_at(point, RuntimeError(f"at point {point}"), thread.start)
-        abandoned = thread.abandon()
-        assert abandoned or ran.wait(LONG), "it runs, or has been kept from it"
-        assert not (abandoned and ran.is_set())
+        start = partial(thread.start_in, owner, "thread")
+        reached = raise_at(point, RuntimeError(f"at point {point}"), start)
+        if owner.thread is None:
+            assert not ran.is_set(), "it has been kept from running"
+        else:
+            assert ran.wait(LONG), "it runs"
         point += 1
     assert point > 10

@@ -182,6 +182,16 @@ class Thread(threading.Thread):
         if raised is not None:
             raise raised
 
+    def start_in(self, owner: object, attribute: str) -> None:
+        """Start the thread, and then keep it as an attribute of `owner`; not if it never runs."""
+        try:
+            self.start()
+        except BaseException:
+            if not self.abandon():
+                setattr(owner, attribute, self)
+            raise
+        setattr(owner, attribute, self)
+
     def run(self) -> None:
         """Call the thread's function, unless the thread was abandoned."""
         if self.abandon():

@@ -211,13 +211,7 @@ class Context:
                 if self._worker is None and not self._closing:
                     worker = _thread("worker", self._work)
                     self.channels.watched = True
-                    try:
-                        worker.start()
-                    except BaseException:
-                        if not worker.abandon():
-                            self._worker = worker
-                        raise
-                    self._worker = worker
+                    worker.start_in(self, "_worker")
 
     def need_notifier(self) -> None:
         """Start the notifier unless it runs."""
@@ -225,13 +219,7 @@ class Context:
             with self._lock:
                 if self._notifier is None and not self._closing:
                     notifier = _thread("notify", self._notify)
-                    try:
-                        notifier.start()
-                    except BaseException:
-                        if not notifier.abandon():
-                            self._notifier = notifier
-                        raise
-                    self._notifier = notifier
+                    notifier.start_in(self, "_notifier")
 
     def notifies(self) -> bool:
         """Return whether the notifier runs; its callbacks may make calls of their own."""

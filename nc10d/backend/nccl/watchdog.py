@@ -49,13 +49,7 @@ class Watchdog:
             self._watched.add(watched_object)
             if self._thread is None:
                 thread = Thread(target=self._run, name="nc10d-nccl", daemon=True)
-                try:
-                    thread.start()
-                except BaseException:
-                    if not thread.abandon():
-                        self._thread = thread
-                    raise
-                self._thread = thread
+                thread.start_in(self, "_thread")
 
     def wake(self) -> None:
         """Poll now: a Work has been launched, or a callback attached."""

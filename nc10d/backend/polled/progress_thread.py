@@ -135,13 +135,7 @@ class ProgressThread:
             if self._thread is None:
                 self._stopping.clear()
                 thread = Thread(target=self._run, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except BaseException:
-                    if not thread.abandon():
-                        self._thread = thread
-                    raise
-                self._thread = thread
+                thread.start_in(self, "_thread")
         self._needed.set()
 
     def _run(self) -> None:

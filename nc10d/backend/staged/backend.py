@@ -58,13 +58,7 @@ class CopyWorker:
         with self._lock:
             if self._thread is None:
                 thread = Thread(target=self._main, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except BaseException:
-                    if not thread.abandon():
-                        self._thread = thread
-                    raise
-                self._thread = thread
+                thread.start_in(self, "_thread")
 
     def _main(self) -> None:
         while True:
