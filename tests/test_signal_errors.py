@@ -294,13 +294,21 @@ class Waiting:
         self._thread = threading.Thread(target=call, daemon=True)
         self._thread.start()
         end = time.monotonic() + LONG
-        while (found := event()) is None or not found._queues:
+        while (found := event()) is None or not found._waiting:
             assert time.monotonic() < end
             os.sched_yield()
 
     def must_end(self, why: str) -> None:
         self._thread.join(LONG / 2)
         assert not self._thread.is_alive(), why
+
+
+def test_a_wait_ends_whose_time_is_up_as_it_begins() -> None:
+    event, condition = Event(), Condition()
+    for turn in range(15_000):
+        time_left = 1e-6 * (turn % 8)  # about as long as a wait takes to begin
+        assert not event.wait(time_left)
+        assert condition.until(lambda: None, Deadline.after(time_left)) is None
 
 
 @pytest.mark.parametrize("what", ["set", "wait", "change", "until"])

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -50,17 +49,18 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
 
 
 class _Awaited:
-    """The threads that wait for a change, each with a queue of its own.
+    """The threads that wait for a change, each at a lock of its own, which a change releases.
 
     A handler's error may come between any two instructions. It leaves no lock taken here: up to
     Python 3.13, a `with` takes and frees a lock of C code in one instruction. Python's own Event
-    and Condition are written in Python, and an error amid them may leave their lock taken.
+    and Condition are written in Python, and an error amid them may leave their lock taken. The get
+    of Python 3.11's SimpleQueue blocks for ever if its timeout passes as it begins.
     """
 
-    __slots__ = ("_queues",)
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._queues: list[SimpleQueue[None]] = []
+        self._waiting: list[threading.Lock] = []
 
     def _wait_until(self, ready: Callable[[], T | None], deadline: Deadline) -> T | None:
         """Call `ready` now and after each `_wake` until it does not return None, or the deadline.
@@ -69,20 +69,21 @@ class _Awaited:
         """
         if (found := ready()) is not None:
             return found
-        queue = SimpleQueue[None]()
+        asleep = threading.Lock()
+        asleep.acquire()
         try:
-            # A change that `ready` does not see comes after it, and so wakes this queue.
-            self._queues.append(queue)
+            # A change that `ready` does not see comes after it, and so releases this lock.
+            self._waiting.append(asleep)
             while (found := ready()) is None and not deadline.expired():
-                with suppress_here(Empty):
-                    queue.get(timeout=deadline.slice(threading.TIMEOUT_MAX))
+                asleep.acquire(timeout=deadline.slice(threading.TIMEOUT_MAX))
             return found
         finally:
-            self._queues.remove(queue)
+            self._waiting.remove(asleep)
 
     def _wake(self) -> None:
-        for queue in tuple(self._queues):
-            queue.put(None)
+        for asleep in tuple(self._waiting):
+            with suppress_here(RuntimeError):  # it has been woken already
+                asleep.release()
 
 
 class Condition(_Awaited):

@@ -17,6 +17,7 @@ import signal
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import resource_tracker
@@ -24,6 +25,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from nc10d.base.call_site import frames_of_threads
+from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import Condition
 from nc10d.codec.functions import dumps
 from nc10d.errors import DistError
 from nc10d.group import world
@@ -81,7 +84,8 @@ class ThreadWorker(RankWorker):
 
     def __init__(self, join: Callable[[], None]) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._outcomes: deque[Outcome] = deque()
+        self._reported = Condition()
         self._thread = threading.Thread(
             target=self._main, args=(join,), name=RANK_THREAD, daemon=True
         )
@@ -89,16 +93,19 @@ class ThreadWorker(RankWorker):
 
     def _main(self, join: Callable[[], None]) -> None:
         with world.own_world():
-            serve(join, self._tasks.get, self._outcomes.put)
+            serve(join, self._tasks.get, self._report)
+
+    def _report(self, outcome: Outcome) -> None:
+        self._reported.change(partial(self._outcomes.append, outcome))
 
     def submit(self, task: Any) -> None:
         self._tasks.put(task)
 
     def result(self, timeout: float) -> Outcome | None:
-        try:
-            return self._outcomes.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        return self._reported.until(self._take_outcome, Deadline.after(timeout))
+
+    def _take_outcome(self) -> Outcome | None:
+        return self._outcomes.popleft() if self._outcomes else None
 
     def where(self) -> tuple[UserFrame, ...]:
         return running_frames(frames_of_threads().get(self._thread.ident or 0))

@@ -37,6 +37,7 @@ from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.base import signal_errors
 from nc10d.base.call_site import bystanders, called, frames_of_threads, here
 from nc10d.base.text import RETURNED
 
@@ -195,6 +196,9 @@ def idles(frame: FrameType) -> bool:
     that waits for the test kit's ranks is idle, too.
     """
     file, function = frame.f_code.co_filename, frame.f_code.co_name
+    while file == _WAITS and frame.f_back is not None:
+        frame = frame.f_back
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
     if function == "result" and file.endswith("nc10d/testing/rank_workers.py"):
         return True
     if function != "_worker" or not file.endswith("concurrent/futures/thread.py"):
@@ -208,6 +212,8 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+_WAITS = signal_errors.__file__
+"""The file of the waits in which a thread may be."""
 _TASKS = _key("tasks")
 """The key of a rank's progress in the tasks of the test kit."""
 
