@@ -18,12 +18,11 @@ import numpy as np
 from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
-from nc10d.codec.messages import LARGEST, pieces_of
+from nc10d.codec.messages import LARGEST, cut, pieces_used
 from nc10d.codec.openings import ALL_ROWS, Openings, take
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 
 Location = Any
 """The type of `map_location`: None, a device, or a function of an array."""
@@ -64,7 +63,7 @@ def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
 
 def pieces_to_send(out: OutgoingObject | None, openings: Openings) -> Sequence[Bytes]:
     """Return the pieces of the opening of this rank's object that a message needs."""
-    return openings.pieces() if out is None else pieces_of(out.opening)
+    return openings.pieces() if out is None else cut(out.opening)[: pieces_used(out.opening)]
 
 
 def raise_if_failed(out: OutgoingObject | None) -> None:
@@ -128,55 +127,48 @@ def part(parts: Sequence[Bytes], number: int) -> Bytes:
 
 
 class ObjectCall:
-    """An object call on a group: its deadline, and the checks of received messages."""
+    """An object call on a group: its openings, its deadline, and checks of received messages."""
+
+    __slots__ = ("_locate", "_name", "_until", "allow_pickle", "group", "openings")
 
     def __init__(
         self,
         name: str,
-        group: Group,
+        group: ProcessGroup,
+        count: int,
         allow_pickle: bool | None,
-        weights_only: bool = False,
         location: Location = None,
         device: Any = None,
     ) -> None:
-        self.found: ProcessGroup | NonMember = group_or_default(group)
-        self._name, self._device = name, device
-        self._allow_pickle = False if weights_only else allow_pickle
-        self._locate = None if location is None else _locate(name, location)
+        """Start the timeout, and take the openings of `count` messages.
 
-    def begin(self, count: int | None = None) -> Openings | None:
-        """Start the timeout; return the openings of `count` messages, by default one a rank.
-
-        None if this rank is no member. ValueError inside a coalescing block, or if the group lacks
-        the backend.
+        ValueError inside a coalescing block, or if the group lacks the backend.
         """
-        group = self.found
-        if isinstance(group, NonMember):
-            warn_non_member(self._name, 4)
-            return None
-        self.group = group
-        allowed = group.allow_pickle if self._allow_pickle is None else bool(self._allow_pickle)
+        self._name, self.group = name, group
+        self._locate = None if location is None else _locate(name, location)
+        allowed = group.allow_pickle if allow_pickle is None else bool(allow_pickle)
         self.allow_pickle = _program_allows(group) if allowed is None else allowed
-        group.refuse_in_batch(self._name)
-        if "cpu" not in self.group.config.devices:
-            message = f"{self._name}: objects need a backend for cpu arrays, and {self.group!r}"
+        group.refuse_in_batch(name)
+        devices = group.config.devices
+        if "cpu" not in devices:
+            message = f"{name}: objects need a backend for cpu arrays, and {group!r}"
             raise ValueError(f"{message} has none: ask for one, as in 'cpu:cpu,cuda:nccl'")
-        if self._device is not None and _kind(self._device) not in self.group.config.devices:
-            message = f"{self._name}: device is {self._device!r}, for which {self.group!r}"
+        if device is not None and _kind(device) not in devices:
+            message = f"{name}: device is {device!r}, for which {group!r}"
             raise ValueError(f"{message} has no backend")
         self._until = monotonic() + group.timeout
-        return take(group.size if count is None else count)
+        self.openings = take(count)
 
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""
         return max(0.0, self._until - monotonic())
 
-    def objects(self, openings: Openings, rows: slice = ALL_ROWS) -> list[Any] | None:
+    def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless all messages are small and plain.
 
         None, too, if arrays are to be moved.
         """
-        return openings.objects(rows) if self._locate is None else None
+        return self.openings.objects(rows) if self._locate is None else None
 
     def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
         """Read an opening for each rank, each from that rank or all from `sender`."""

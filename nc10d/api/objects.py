@@ -43,7 +43,7 @@ from nc10d.api.object_exchange import (
 )
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back
-from nc10d.group.world import Group
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 
 
 def broadcast_object_list(
@@ -62,31 +62,32 @@ def broadcast_object_list(
     All lists have the same length; a rank whose length differs raises CodecError. An object that
     several of the sent objects share is shared by the received objects too.
     """
-    call = ObjectCall(
-        "broadcast_object_list", group, allow_pickle, weights_only, map_location, device
-    )
-    root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
+    chosen = group_or_default(group)
+    root = rank_in(chosen, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
-    openings = call.begin(1)
-    if openings is None:
+    if isinstance(chosen, NonMember):
+        warn_non_member("broadcast_object_list", 3)
         return
-    if call.group.rank == root:
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("broadcast_object_list", chosen, 1, pickles, map_location, device)
+    openings = call.openings
+    if chosen.rank == root:
         out = encode_outgoing([*object_list], call.allow_pickle, openings)
-        call.group.broadcast(opening_of(out, openings), root)
+        chosen.broadcast(opening_of(out, openings), root)
         for each in call.encoded(out):
-            call.group.broadcast(each, root, timeout=call.remaining())
+            chosen.broadcast(each, root, timeout=call.remaining())
         raise_if_failed(out)
         give_back(openings)
         return
-    call.group.broadcast(openings.table, root)
-    found = call.objects(openings)
+    chosen.broadcast(openings.table, root)
+    found = call.objects()
     if found is not None:
         give_back(openings)
         call.fill(object_list, found[0], root)
         return
     incoming = call.incoming(openings.table[0], root)
     for each in call.allocate(incoming):
-        call.group.broadcast(each, root, timeout=call.remaining())
+        chosen.broadcast(each, root, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
     call.fill(object_list, objects, root)
@@ -105,15 +106,18 @@ def all_gather_object(
 
     Every rank receives its own object too, as a copy.
     """
-    call = ObjectCall("all_gather_object", group, allow_pickle, weights_only, map_location)
+    chosen = group_or_default(group)
     _check_list("all_gather_object", object_list)
-    openings = call.begin()
-    if openings is None:
+    if isinstance(chosen, NonMember):
+        warn_non_member("all_gather_object", 3)
         return
-    _check_length("object_list", object_list, call.group.size)
+    _check_length("object_list", object_list, chosen.size)
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("all_gather_object", chosen, chosen.size, pickles, map_location)
+    openings = call.openings
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
-    objects = call.objects(openings)
+    chosen.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    objects = call.objects()
     if objects is not None:
         give_back(openings)
         object_list[:] = objects
@@ -122,7 +126,7 @@ def all_gather_object(
     sent, received = call.encoded(out), list(map(call.allocate, found))
     for number in rounds(found):
         parts = [part(each, number) for each in received]
-        call.group.all_gather(parts, part(sent, number), timeout=call.remaining())
+        chosen.all_gather(parts, part(sent, number), timeout=call.remaining())
     raise_if_failed(out)
     object_list[:] = [call.decode(incoming) for incoming in found]
     give_back(openings)
@@ -143,15 +147,18 @@ def gather_object(
 
     On `dst`, the length of the list is the group's size; on the other ranks it is None.
     """
-    call = ObjectCall("gather_object", group, allow_pickle, weights_only, map_location)
-    root = rank_in(call.found, "dst", rank_or_first(dst, group_dst), group_dst)
-    openings = call.begin()
-    if openings is None:
+    chosen = group_or_default(group)
+    root = rank_in(chosen, "dst", rank_or_first(dst, group_dst), group_dst)
+    if isinstance(chosen, NonMember):
+        warn_non_member("gather_object", 3)
         return
-    places = _gather_list(object_gather_list, call.group.rank == root, call.group.size)
+    places = _gather_list(object_gather_list, chosen.rank == root, chosen.size)
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("gather_object", chosen, chosen.size, pickles, map_location)
+    openings = call.openings
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    call.group.all_gather_into_tensor(openings.table, opening_of(out, openings))
-    objects = call.objects(openings, NO_ROWS if places is None else ALL_ROWS)
+    chosen.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    objects = call.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
         if places is not None:
@@ -162,7 +169,7 @@ def gather_object(
     received = None if places is None else list(map(call.allocate, found))
     for number in rounds(found):
         parts = None if received is None else [part(each, number) for each in received]
-        call.group.gather(part(sent, number), parts, root, timeout=call.remaining())
+        chosen.gather(part(sent, number), parts, root, timeout=call.remaining())
     raise_if_failed(out)
     if places is None:
         for incoming in found:  # the destination has the reason
@@ -190,20 +197,22 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
-    call = ObjectCall("scatter_object_list", group, allow_pickle, weights_only, map_location)
-    root = rank_in(call.found, "src", rank_or_first(src, group_src), group_src)
-    openings = call.begin()
-    if openings is None:
+    chosen = group_or_default(group)
+    root = rank_in(chosen, "src", rank_or_first(src, group_src), group_src)
+    if isinstance(chosen, NonMember):
+        warn_non_member("scatter_object_list", 3)
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
-    rank = call.group.rank
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("scatter_object_list", chosen, chosen.size, pickles, map_location)
+    openings, rank = call.openings, chosen.rank
     out: list[OutgoingObject | None] = []
     if rank == root:
         out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
-    call.group.broadcast(openings.table, root)
+    chosen.broadcast(openings.table, root)
     mine = slice(rank, rank + 1)
-    objects = call.objects(openings, mine)
+    objects = call.objects(mine)
     if objects is not None:
         give_back(openings)
         scatter_object_output_list[0] = objects[0]
@@ -213,7 +222,7 @@ def scatter_object_list(
     sent, received = list(map(call.encoded, out)), call.allocate(incoming)
     for number in rounds(found):
         parts = [part(each, number) for each in sent] or None
-        call.group.scatter(part(received, number), parts, root, timeout=call.remaining())
+        chosen.scatter(part(received, number), parts, root, timeout=call.remaining())
     for each in out:
         raise_if_failed(each)
     scatter_object_output_list[0] = call.decode(incoming)
@@ -236,19 +245,22 @@ def send_object_list(
     They travel with tag 0, as one message if they are small, else as several. `use_batch` is
     accepted as in c10d.
     """
-    call = ObjectCall("send_object_list", group, allow_pickle, weights_only, device=device)
-    peer = rank_in(call.found, "dst", dst, group_dst)
+    chosen = group_or_default(group)
+    peer = rank_in(chosen, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
-    openings = call.begin(1)
-    if openings is None:
+    if isinstance(chosen, NonMember):
+        warn_non_member("send_object_list", 3)
         return
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("send_object_list", chosen, 1, pickles, None, device)
+    openings = call.openings
     out = encode_outgoing([*object_list], call.allow_pickle, openings)
     first, *later = pieces_to_send(out, openings)
-    call.group.send(first, peer)
+    chosen.send(first, peer)
     for each in later:
-        call.group.send(each, peer, timeout=call.remaining())
+        chosen.send(each, peer, timeout=call.remaining())
     for each in call.encoded(out):
-        call.group.send(each, peer, timeout=call.remaining())
+        chosen.send(each, peer, timeout=call.remaining())
     raise_if_failed(out)
     give_back(openings)
 
@@ -268,30 +280,33 @@ def recv_object_list(
     """Receive objects from rank `src`, or from any rank; return the sender's global rank.
 
     CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
-    non-member.
+    non-chosen.
     """
-    call = ObjectCall("recv_object_list", group, allow_pickle, weights_only, map_location, device)
-    peer = source_in(call.found, src, group_src)
+    chosen = group_or_default(group)
+    peer = source_in(chosen, src, group_src)
     _check_list("recv_object_list", object_list)
-    openings = call.begin(1)
-    if openings is None:
+    if isinstance(chosen, NonMember):
+        warn_non_member("recv_object_list", 3)
         return -1
-    sender = call.group.recv(openings.first, peer)
+    pickles = False if weights_only else allow_pickle
+    call = ObjectCall("recv_object_list", chosen, 1, pickles, map_location, device)
+    openings = call.openings
+    sender = chosen.recv(openings.first, peer)
     assert sender is not None, "no block is open, so the message has come"
     for each in openings.later_pieces():
-        call.group.recv(each, sender, timeout=call.remaining())
-    found = call.objects(openings)
+        chosen.recv(each, sender, timeout=call.remaining())
+    found = call.objects()
     if found is not None:
         give_back(openings)
         call.fill(object_list, found[0], sender)
-        return call.group.ranks[sender]
+        return chosen.ranks[sender]
     incoming = call.incoming(openings.table[0], sender)
     for each in call.allocate(incoming):
-        call.group.recv(each, sender, timeout=call.remaining())
+        chosen.recv(each, sender, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
     call.fill(object_list, objects, sender)
-    return call.group.ranks[sender]
+    return chosen.ranks[sender]
 
 
 def _for_each_rank(

@@ -159,13 +159,17 @@ def _fits(header: int, payload: int) -> bool:
     return _together(header, payload) <= _ROOM
 
 
-def pieces_of(opening: Bytes) -> list[Bytes]:
-    """Return the pieces of an opening that are used. The first has the words, and is enough."""
-    word, header, payload = WORDS.unpack_from(opening.data)
+def cut(opening: Bytes) -> list[Bytes]:
+    """Return the pieces of an opening."""
+    return [opening[at : at + PIECE] for at in range(0, OPENING, PIECE)]
+
+
+def pieces_used(first: Bytes) -> int:
+    """Return how many pieces of an opening have its message, by the words in the first."""
+    word, header, payload = WORDS.unpack_from(first.data)
     count = word // _KIND
     used = WORDS.size + (count * _PLACE.size if count else _together(header, payload))
-    end = used if PIECE < used <= OPENING else PIECE
-    return [opening[at : at + PIECE] for at in range(0, end, PIECE)]
+    return -(-used // PIECE) if WORDS.size <= used <= OPENING else 1
 
 
 class EncodedMessage:

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
 
 from nc10d.codec.tags import MAX_DEPTH
 from nc10d.kernels.cache import entry_points, on_demand
+from nc10d.kernels.simd import I8, I64, Builder, Value, emits
 
 ROWS = 6
 _HEAVIEST = 1 << 20
@@ -92,6 +93,28 @@ _WORD = 8
 _ITS_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
 _ITS_NAME = np.frombuffer(b"array_from", np.uint8)
 """The module and the name of the function that a stream may call."""
+
+
+@emits(types.CPointer(types.uint8)(types.int64))
+def _pointer_to_bytes(b: Builder, address: Value) -> Value:
+    return b.inttoptr(address, I8.as_pointer())
+
+
+@emits(types.CPointer(types.int64)(types.int64))
+def _pointer_to_words(b: Builder, address: Value) -> Value:
+    return b.inttoptr(address, I64.as_pointer())
+
+
+@njit(nogil=True)
+def nc10d_bytes(address: int, size: int) -> Any:
+    """Return the bytes at an address as an array."""
+    return carray(_pointer_to_bytes(address), (size,))
+
+
+@njit(nogil=True)
+def nc10d_rows(address: int, columns: int) -> Any:
+    """Return the memory of a check at an address as an array."""
+    return carray(_pointer_to_words(address), (ROWS, columns))
 
 
 @njit(nogil=True)
@@ -180,6 +203,10 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
         effect, width = _EFFECT[code], _ARGUMENT[code]
         if effect == _REFUSE or width > size - at:
             return False
+        if effect == _PUSH and not _READ[code]:
+            rows[0, top], rows[1, top], rows[2, top] = _KIND[code], 0, 1
+            top, at = top + 1, at + width
+            continue
         number = nc10d_number(stream, at, width if _READ[code] else 0)
         at += width
         if number < 0 or (effect != _GET and number > size - at):  # bytes that are not there
@@ -220,45 +247,51 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
     return False
 
 
-@on_demand("boolean(Array(uint8, 1, 'C', readonly=True), int64[:, ::1])")
-def _check(stream: Any, rows: Any) -> bool:
-    """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
-    return nc10d_plain(stream, rows)
+@on_demand("boolean(int64, int64, int64, int64)")
+def _check(stream: int, size: int, rows: int, columns: int) -> bool:
+    """Return whether a pickle builds one plain object.
+
+    `stream` is the address of its `size` bytes, `rows` that of ROWS x `columns` words, a column
+    more than bytes at least.
+    """
+    return nc10d_plain(nc10d_bytes(stream, size), nc10d_rows(rows, columns))
 
 
-@on_demand("boolean(Array(uint8, 2, 'C', readonly=True), int64, int64, int64[:, ::1])")
-def _check_openings(table: Any, kind: int, start: int, rows: Any) -> bool:
+@on_demand("boolean(int64, int64, int64, int64, int64, int64)")
+def _check_openings(table: int, count: int, room: int, kind: int, start: int, rows: int) -> bool:
     """Return whether each opening has the whole message of a plain object.
 
-    An opening is a row of `table`: the words `kind`, bytes of the stream and 0, and from byte
-    `start` on the stream. `rows` is as in `check`, for streams that fill a row.
+    `table` is the address of `count` openings of `room` bytes: the words `kind`, bytes of the
+    stream and 0, and from byte `start` on the stream. `rows` is as in `check`, with `room` columns.
     """
-    for row in range(table.shape[0]):
-        opening = table[row]
+    places = nc10d_rows(rows, room)
+    for row in range(count):
+        opening = nc10d_bytes(table + row * room, room)
         size = nc10d_number(opening, 8, 8)
         if nc10d_number(opening, 0, 8) != kind or nc10d_number(opening, 16, 8) != 0:
             return False
-        if size <= 0 or size > opening.size - start:
+        if size <= 0 or size > room - start:
             return False
-        if not nc10d_plain(opening[start : start + size], rows):
+        if not nc10d_plain(opening[start : start + size], places):
             return False
     return True
 
 
-@on_demand("boolean(uint8[::1], int64, int64, int64, int64, int64[:, ::1])")
-def _seal(opening: Any, end: int, dirty: int, kind: int, start: int, rows: Any) -> bool:
+@on_demand("boolean(int64, int64, int64, int64, int64, int64, int64)")
+def _seal(opening: int, room: int, end: int, dirty: int, kind: int, start: int, rows: int) -> bool:
     """Complete the opening of a stream that lies in it; return whether it builds a plain object.
 
-    The stream is at bytes `start` to `end`, and bytes up to `dirty` have been used before. `kind`
-    and `rows` are as in `check_openings`.
+    The stream is at bytes `start` to `end`, and bytes up to `dirty` have been used before. The rest
+    is as in `check_openings`.
     """
-    opening[end : min(dirty, opening.size)] = 0  # peers get no byte of earlier objects
+    content = nc10d_bytes(opening, room)
+    content[end : min(dirty, room)] = 0  # peers get no byte of earlier objects
     for i in range(start):
-        opening[i] = 0
+        content[i] = 0
     for i in range(8):
-        opening[i] = (kind >> (8 * i)) & 255
-        opening[8 + i] = ((end - start) >> (8 * i)) & 255
-    return nc10d_plain(opening[start:end], rows)
+        content[i] = (kind >> (8 * i)) & 255
+        content[8 + i] = ((end - start) >> (8 * i)) & 255
+    return nc10d_plain(content[start:end], nc10d_rows(rows, room))
 
 
 __getattr__ = entry_points(__name__)

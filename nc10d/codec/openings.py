@@ -18,7 +18,7 @@ import numpy as np
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.codec.decoder import Bytes
-from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind, pieces_of
+from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind, cut, pieces_used
 from nc10d.codec.plain import PlainWriter, is_plain
 
 _PLAIN = int(MessageKind.PLAIN)
@@ -35,43 +35,49 @@ _spare: defaultdict[int, list[Openings]] = defaultdict(list)
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages.
 
-    `first_own` and `first` are the first pieces of `own` and of the table's first row.
+    `first` is the first piece of the table's first row.
     """
 
     __slots__ = (
-        *("_dirty", "_end", "_rows", "_streams", "_words", "_writer"),
-        *("first", "first_own", "own", "table"),
+        *("_dirty", "_end", "_own_at", "_own_pieces", "_pieces", "_rows", "_rows_at", "_streams"),
+        *("_table_at", "_words", "_writer"),
+        *("first", "own", "table"),
     )
 
     def __init__(self, count: int) -> None:
         self._writer = PlainWriter(_START)
         self.own: Bytes = self._writer.memory[:OPENING]
         self.table: Bytes = np.zeros((count, OPENING), np.uint8)
-        self.first_own, self.first = self.own[:PIECE], self.table[0, :PIECE]
-        self._streams = [row.data[_START:] for row in self.table]
+        # The same arrays for each message: a call of known arrays is prepared.
+        self._own_pieces, self._pieces = cut(self.own), cut(self.table[0])
+        self.first = self._pieces[0]
         self._words = self.table[0].data[:_START].cast("q")
-        self._rows = np.empty((opcodes.ROWS, OPENING + 1), np.int64)
+        self._streams = [row.data[_START:] for row in self.table]
+        self._rows = np.empty((opcodes.ROWS, OPENING), np.int64)
+        self._own_at, self._table_at, self._rows_at = (
+            x.ctypes.data for x in (self.own, self.table, self._rows)
+        )
         self._dirty = self._end = _START
 
     def put(self, value: Any) -> bool:
         """Write an object; return whether `own` has its message: it is plain, and small."""
-        own = self.own
         self._end = end = self._writer.write(value)
         dirty, self._dirty = self._dirty, abs(end)
-        if 0 < end <= len(own):
-            return bool(opcodes.seal(own, end, dirty, _PLAIN, _START, self._rows))
-        own[abs(end) :] = 0
+        if 0 < end <= OPENING:
+            place, rows = self._own_at, self._rows_at
+            return bool(opcodes.seal(place, OPENING, end, dirty, _PLAIN, _START, rows))
+        self.own[abs(end) :] = 0
         return False
 
     def pieces(self) -> Sequence[Bytes]:
         """Return the pieces of `own` that have its message."""
-        return (self.first_own,) if self._end <= PIECE else pieces_of(self.own)
+        return self._own_pieces[: -(-self._end // PIECE)]
 
     def later_pieces(self) -> Sequence[Bytes]:
         """Return the pieces that follow `first`, which has come, in the table's first row."""
         kind, size, _ = self._words
         one = kind == _PLAIN and 0 <= size <= PIECE - _START
-        return () if one else pieces_of(self.table[0])[1:]
+        return () if one else self._pieces[1 : pieces_used(self.first)]
 
     def stream(self) -> Bytes | None:
         """Return the stream of the object of the latest `put`, None if that is not plain."""
@@ -80,10 +86,12 @@ class Openings:
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless each message is that of a plain object."""
-        if not opcodes.check_openings(self.table, _PLAIN, _START, self._rows):
+        streams, place = self._streams, self._table_at
+        memory = self._rows_at
+        if not opcodes.check_openings(place, len(streams), OPENING, _PLAIN, _START, memory):
             return None
         try:
-            return list(map(pickle.loads, self._streams[rows]))
+            return [pickle.loads(stream) for stream in streams[rows]]
         except raised_here(Exception):
             return None
 

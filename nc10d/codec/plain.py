@@ -121,12 +121,14 @@ _spare: list[npt.NDArray[np.int64]] = []
 
 def is_plain(stream: Bytes) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else."""
-    if stream.size > _KEPT:
-        return bool(opcodes.check(stream, np.empty((opcodes.ROWS, stream.size + 1), np.int64)))
+    size = stream.size
+    if size > _KEPT:
+        rows = np.empty((opcodes.ROWS, size + 1), np.int64)
+        return bool(opcodes.check(stream.ctypes.data, size, rows.ctypes.data, size + 1))
     try:
         rows = _spare.pop()
     except IndexError:
         rows = np.empty((opcodes.ROWS, _KEPT + 1), np.int64)
-    answer = bool(opcodes.check(stream, rows))
+    answer = bool(opcodes.check(stream.ctypes.data, size, rows.ctypes.data, _KEPT + 1))
     _spare[:] = (rows,)
     return answer
