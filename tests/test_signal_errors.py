@@ -303,7 +303,7 @@ class Waiting:
         assert not self._thread.is_alive(), why
 
 
-def test_a_wait_ends_whose_time_is_up_as_it_begins() -> None:
+def test_a_wait_whose_timeout_passes_as_it_begins_ends() -> None:
     event, condition = Event(), Condition()
     for turn in range(15_000):
         time_left = 1e-6 * (turn % 8)  # about as long as a wait takes to begin

@@ -137,6 +137,7 @@ class ObjectCall:
         group: ProcessGroup,
         count: int,
         allow_pickle: bool | None,
+        weights_only: bool,
         location: Location = None,
         device: Any = None,
     ) -> None:
@@ -146,6 +147,8 @@ class ObjectCall:
         """
         self._name, self.group = name, group
         self._locate = None if location is None else _locate(name, location)
+        if weights_only:
+            allow_pickle = False
         allowed = group.allow_pickle if allow_pickle is None else bool(allow_pickle)
         self.allow_pickle = _program_allows(group) if allowed is None else allowed
         group.refuse_in_batch(name)

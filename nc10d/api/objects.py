@@ -62,32 +62,33 @@ def broadcast_object_list(
     All lists have the same length; a rank whose length differs raises CodecError. An object that
     several of the sent objects share is shared by the received objects too.
     """
-    chosen = group_or_default(group)
-    root = rank_in(chosen, "src", rank_or_first(src, group_src), group_src)
+    found = group_or_default(group)
+    root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     _check_list("broadcast_object_list", object_list)
-    if isinstance(chosen, NonMember):
+    if isinstance(found, NonMember):
         warn_non_member("broadcast_object_list", 3)
         return
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("broadcast_object_list", chosen, 1, pickles, map_location, device)
+    call = ObjectCall(
+        "broadcast_object_list", found, 1, allow_pickle, weights_only, map_location, device
+    )
     openings = call.openings
-    if chosen.rank == root:
+    if found.rank == root:
         out = encode_outgoing([*object_list], call.allow_pickle, openings)
-        chosen.broadcast(opening_of(out, openings), root)
+        found.broadcast(opening_of(out, openings), root)
         for each in call.encoded(out):
-            chosen.broadcast(each, root, timeout=call.remaining())
+            found.broadcast(each, root, timeout=call.remaining())
         raise_if_failed(out)
         give_back(openings)
         return
-    chosen.broadcast(openings.table, root)
-    found = call.objects()
-    if found is not None:
+    found.broadcast(openings.table, root)
+    objects = call.objects()
+    if objects is not None:
         give_back(openings)
-        call.fill(object_list, found[0], root)
+        call.fill(object_list, objects[0], root)
         return
     incoming = call.incoming(openings.table[0], root)
     for each in call.allocate(incoming):
-        chosen.broadcast(each, root, timeout=call.remaining())
+        found.broadcast(each, root, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
     call.fill(object_list, objects, root)
@@ -106,29 +107,30 @@ def all_gather_object(
 
     Every rank receives its own object too, as a copy.
     """
-    chosen = group_or_default(group)
+    found = group_or_default(group)
     _check_list("all_gather_object", object_list)
-    if isinstance(chosen, NonMember):
+    if isinstance(found, NonMember):
         warn_non_member("all_gather_object", 3)
         return
-    _check_length("object_list", object_list, chosen.size)
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("all_gather_object", chosen, chosen.size, pickles, map_location)
+    call = ObjectCall(
+        "all_gather_object", found, found.size, allow_pickle, weights_only, map_location
+    )
     openings = call.openings
+    _check_length("object_list", object_list, found.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    chosen.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects()
     if objects is not None:
         give_back(openings)
         object_list[:] = objects
         return
-    found = call.incoming_all(openings.table)
-    sent, received = call.encoded(out), list(map(call.allocate, found))
-    for number in rounds(found):
+    arrived = call.incoming_all(openings.table)
+    sent, received = call.encoded(out), list(map(call.allocate, arrived))
+    for number in rounds(arrived):
         parts = [part(each, number) for each in received]
-        chosen.all_gather(parts, part(sent, number), timeout=call.remaining())
+        found.all_gather(parts, part(sent, number), timeout=call.remaining())
     raise_if_failed(out)
-    object_list[:] = [call.decode(incoming) for incoming in found]
+    object_list[:] = [call.decode(incoming) for incoming in arrived]
     give_back(openings)
 
 
@@ -147,37 +149,36 @@ def gather_object(
 
     On `dst`, the length of the list is the group's size; on the other ranks it is None.
     """
-    chosen = group_or_default(group)
-    root = rank_in(chosen, "dst", rank_or_first(dst, group_dst), group_dst)
-    if isinstance(chosen, NonMember):
+    found = group_or_default(group)
+    root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
+    if isinstance(found, NonMember):
         warn_non_member("gather_object", 3)
         return
-    places = _gather_list(object_gather_list, chosen.rank == root, chosen.size)
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("gather_object", chosen, chosen.size, pickles, map_location)
+    call = ObjectCall("gather_object", found, found.size, allow_pickle, weights_only, map_location)
     openings = call.openings
+    places = _gather_list(object_gather_list, found.rank == root, found.size)
     out = encode_outgoing(obj, call.allow_pickle, openings)
-    chosen.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
         if places is not None:
             places[:] = objects
         return
-    found = call.incoming_all(openings.table)
+    arrived = call.incoming_all(openings.table)
     sent = call.encoded(out)
-    received = None if places is None else list(map(call.allocate, found))
-    for number in rounds(found):
+    received = None if places is None else list(map(call.allocate, arrived))
+    for number in rounds(arrived):
         parts = None if received is None else [part(each, number) for each in received]
-        chosen.gather(part(sent, number), parts, root, timeout=call.remaining())
+        found.gather(part(sent, number), parts, root, timeout=call.remaining())
     raise_if_failed(out)
     if places is None:
-        for incoming in found:  # the destination has the reason
+        for incoming in arrived:  # the destination has the reason
             if incoming.envelope.kind is MessageKind.FAILED:
                 sender = call.name_of(incoming.sender)
                 raise call.error_about(incoming.sender, f"{sender} could not encode its object")
     else:
-        places[:] = [call.decode(incoming) for incoming in found]
+        places[:] = [call.decode(incoming) for incoming in arrived]
     give_back(openings)
 
 
@@ -197,32 +198,33 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
-    chosen = group_or_default(group)
-    root = rank_in(chosen, "src", rank_or_first(src, group_src), group_src)
-    if isinstance(chosen, NonMember):
+    found = group_or_default(group)
+    root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
+    if isinstance(found, NonMember):
         warn_non_member("scatter_object_list", 3)
         return
+    call = ObjectCall(
+        "scatter_object_list", found, found.size, allow_pickle, weights_only, map_location
+    )
+    openings, rank = call.openings, found.rank
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("scatter_object_list", chosen, chosen.size, pickles, map_location)
-    openings, rank = call.openings, chosen.rank
     out: list[OutgoingObject | None] = []
     if rank == root:
         out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
-    chosen.broadcast(openings.table, root)
+    found.broadcast(openings.table, root)
     mine = slice(rank, rank + 1)
     objects = call.objects(mine)
     if objects is not None:
         give_back(openings)
         scatter_object_output_list[0] = objects[0]
         return
-    found = call.incoming_all(openings.table, root)
-    incoming = found[rank]
+    arrived = call.incoming_all(openings.table, root)
+    incoming = arrived[rank]
     sent, received = list(map(call.encoded, out)), call.allocate(incoming)
-    for number in rounds(found):
+    for number in rounds(arrived):
         parts = [part(each, number) for each in sent] or None
-        chosen.scatter(part(received, number), parts, root, timeout=call.remaining())
+        found.scatter(part(received, number), parts, root, timeout=call.remaining())
     for each in out:
         raise_if_failed(each)
     scatter_object_output_list[0] = call.decode(incoming)
@@ -245,22 +247,21 @@ def send_object_list(
     They travel with tag 0, as one message if they are small, else as several. `use_batch` is
     accepted as in c10d.
     """
-    chosen = group_or_default(group)
-    peer = rank_in(chosen, "dst", dst, group_dst)
+    found = group_or_default(group)
+    peer = rank_in(found, "dst", dst, group_dst)
     _check_list("send_object_list", object_list)
-    if isinstance(chosen, NonMember):
+    if isinstance(found, NonMember):
         warn_non_member("send_object_list", 3)
         return
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("send_object_list", chosen, 1, pickles, None, device)
+    call = ObjectCall("send_object_list", found, 1, allow_pickle, weights_only, None, device)
     openings = call.openings
     out = encode_outgoing([*object_list], call.allow_pickle, openings)
     first, *later = pieces_to_send(out, openings)
-    chosen.send(first, peer)
+    found.send(first, peer)
     for each in later:
-        chosen.send(each, peer, timeout=call.remaining())
+        found.send(each, peer, timeout=call.remaining())
     for each in call.encoded(out):
-        chosen.send(each, peer, timeout=call.remaining())
+        found.send(each, peer, timeout=call.remaining())
     raise_if_failed(out)
     give_back(openings)
 
@@ -280,33 +281,34 @@ def recv_object_list(
     """Receive objects from rank `src`, or from any rank; return the sender's global rank.
 
     CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
-    non-chosen.
+    non-member.
     """
-    chosen = group_or_default(group)
-    peer = source_in(chosen, src, group_src)
+    found = group_or_default(group)
+    peer = source_in(found, src, group_src)
     _check_list("recv_object_list", object_list)
-    if isinstance(chosen, NonMember):
+    if isinstance(found, NonMember):
         warn_non_member("recv_object_list", 3)
         return -1
-    pickles = False if weights_only else allow_pickle
-    call = ObjectCall("recv_object_list", chosen, 1, pickles, map_location, device)
+    call = ObjectCall(
+        "recv_object_list", found, 1, allow_pickle, weights_only, map_location, device
+    )
     openings = call.openings
-    sender = chosen.recv(openings.first, peer)
+    sender = found.recv(openings.first, peer)
     assert sender is not None, "no block is open, so the message has come"
     for each in openings.later_pieces():
-        chosen.recv(each, sender, timeout=call.remaining())
-    found = call.objects()
-    if found is not None:
+        found.recv(each, sender, timeout=call.remaining())
+    objects = call.objects()
+    if objects is not None:
         give_back(openings)
-        call.fill(object_list, found[0], sender)
-        return chosen.ranks[sender]
+        call.fill(object_list, objects[0], sender)
+        return found.ranks[sender]
     incoming = call.incoming(openings.table[0], sender)
     for each in call.allocate(incoming):
-        chosen.recv(each, sender, timeout=call.remaining())
+        found.recv(each, sender, timeout=call.remaining())
     objects = call.decode(incoming)
     give_back(openings)
     call.fill(object_list, objects, sender)
-    return chosen.ranks[sender]
+    return found.ranks[sender]
 
 
 def _for_each_rank(

@@ -51,8 +51,8 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
 class _Awaited:
     """The threads that wait for a change, each at a lock of its own, which a change releases.
 
-    A handler's error may come between any two instructions. It leaves no lock taken here: up to
-    Python 3.13, a `with` takes and frees a lock of C code in one instruction. Python's own Event
+    A handler's error may come between any two instructions. It leaves no lock taken that others
+    need: up to Python 3.13, a `with` takes and frees a lock in one instruction. Python's own Event
     and Condition are written in Python, and an error amid them may leave their lock taken. The get
     of Python 3.11's SimpleQueue blocks for ever if its timeout passes as it begins.
     """
@@ -82,7 +82,7 @@ class _Awaited:
 
     def _wake(self) -> None:
         for asleep in tuple(self._waiting):
-            with suppress_here(RuntimeError):  # it has been woken already
+            with suppress_here(RuntimeError):  # the thread has been woken already
                 asleep.release()
 
 

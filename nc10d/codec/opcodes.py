@@ -251,8 +251,8 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
 def _check(stream: int, size: int, rows: int, columns: int) -> bool:
     """Return whether a pickle builds one plain object.
 
-    `stream` is the address of its `size` bytes, `rows` that of ROWS x `columns` words, a column
-    more than bytes at least.
+    `stream` is the address of its `size` bytes, `rows` that of ROWS x `columns` words; columns are
+    more than bytes. The caller keeps both in memory.
     """
     return nc10d_plain(nc10d_bytes(stream, size), nc10d_rows(rows, columns))
 
@@ -262,7 +262,8 @@ def _check_openings(table: int, count: int, room: int, kind: int, start: int, ro
     """Return whether each opening has the whole message of a plain object.
 
     `table` is the address of `count` openings of `room` bytes: the words `kind`, bytes of the
-    stream and 0, and from byte `start` on the stream. `rows` is as in `check`, with `room` columns.
+    stream and 0, and from byte `start` on the stream. `rows` is as in `check`; it has `room`
+    columns, and `start` is not 0.
     """
     places = nc10d_rows(rows, room)
     for row in range(count):

@@ -64,8 +64,8 @@ class Openings:
         self._end = end = self._writer.write(value)
         dirty, self._dirty = self._dirty, abs(end)
         if 0 < end <= OPENING:
-            place, rows = self._own_at, self._rows_at
-            return bool(opcodes.seal(place, OPENING, end, dirty, _PLAIN, _START, rows))
+            own_at, rows_at = self._own_at, self._rows_at
+            return bool(opcodes.seal(own_at, OPENING, end, dirty, _PLAIN, _START, rows_at))
         self.own[abs(end) :] = 0
         return False
 
@@ -86,9 +86,8 @@ class Openings:
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless each message is that of a plain object."""
-        streams, place = self._streams, self._table_at
-        memory = self._rows_at
-        if not opcodes.check_openings(place, len(streams), OPENING, _PLAIN, _START, memory):
+        streams, table_at, rows_at = self._streams, self._table_at, self._rows_at
+        if not opcodes.check_openings(table_at, len(streams), OPENING, _PLAIN, _START, rows_at):
             return None
         try:
             return [pickle.loads(stream) for stream in streams[rows]]

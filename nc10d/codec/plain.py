@@ -120,8 +120,13 @@ _spare: list[npt.NDArray[np.int64]] = []
 
 
 def is_plain(stream: Bytes) -> bool:
-    """Return whether a pickle builds a plain object and can do nothing else."""
+    """Return whether a pickle builds a plain object and can do nothing else.
+
+    TypeError unless it lies in memory byte by byte.
+    """
     size = stream.size
+    if stream.dtype != np.uint8 or not stream.flags.c_contiguous:
+        raise TypeError(f"a stream is contiguous bytes, got {stream.dtype}, {stream.strides}")
     if size > _KEPT:
         rows = np.empty((opcodes.ROWS, size + 1), np.int64)
         return bool(opcodes.check(stream.ctypes.data, size, rows.ctypes.data, size + 1))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.codec.messages import OPENING, WORDS, Envelope, MessageKind
+from nc10d.codec.messages import OPENING, PIECE, WORDS, Envelope, MessageKind, pieces_used
 from nc10d.codec.openings import NO_ROWS, Openings, give_back, take
 from nc10d.codec.plain import LARGEST_STREAM, is_plain
 from nc10d.errors import CodecError
@@ -64,6 +64,25 @@ def test_an_opening_is_plain_only_if_its_message_is(
     plain = all(map(is_plain_opening, openings.table))
     assert (openings.objects(NO_ROWS) is not None) == plain
     openings.objects()  # None, or objects, but no error
+
+
+WORD = st.integers(-5, 5000) | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(WORD, WORD, WORD)
+def test_no_message_asks_for_more_pieces_than_an_opening_has(a: int, b: int, c: int) -> None:
+    first = np.zeros(PIECE, np.uint8)
+    WORDS.pack_into(first.data, 0, a, b, c)
+    assert 1 <= pieces_used(first) <= OPENING // PIECE
+
+
+@pytest.mark.parametrize("size", [0, PIECE - WORDS.size, PIECE - WORDS.size + 1, 3000])
+def test_the_pieces_sent_are_those_that_the_receiver_expects(size: int) -> None:
+    openings = Openings(1)
+    assert openings.put(bytes(size))
+    openings.table[:] = openings.own
+    assert len(openings.pieces()) == 1 + len(openings.later_pieces())
 
 
 @pytest.mark.parametrize(

@@ -369,3 +369,11 @@ def only_plain(stream: bytes) -> None:
             seen[id(value)] = value
             rest += value if isinstance(value, (list, tuple, set, frozenset)) else ()
             rest += [*value, *value.values()] if isinstance(value, dict) else ()
+
+
+def test_a_stream_whose_bytes_do_not_lie_side_by_side_is_refused() -> None:
+    memory = np.zeros(4, np.uint8)
+    memory[::2] = bytes_of(b"N.")
+    for stream in (memory[::2], memory.view(np.uint16)):
+        with pytest.raises(TypeError, match="contiguous bytes"):
+            is_plain(stream)

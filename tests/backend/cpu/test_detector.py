@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from nc10d.backend.cpu.deadlock.wait_graph import Need, ProgressState, WaitNotic
 from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.testing import run_ranks
+from nc10d.testing.rank_workers import ThreadWorker
 
 
 @pytest.fixture
@@ -128,6 +130,21 @@ def test_an_executor_thread_that_has_been_given_work_is_not_idle() -> None:
             assert not idle or ran
         finally:
             sys.setswitchinterval(interval)
+
+
+def test_a_thread_that_waits_for_a_rank_is_idle() -> None:
+    worker = ThreadWorker(lambda: None)
+    assert worker.result(60.0) is not None  # the rank has joined
+    owner = threading.Thread(target=worker.result, args=(60.0,), daemon=True)
+    owner.start()
+    try:
+        while not idles(frames_of_threads()[owner.ident or 0]):
+            pass
+        assert not idles(sys._getframe())
+    finally:
+        worker.submit((len, ()))  # it fails without a group, and that is an outcome
+        owner.join()
+        worker.end()
 
 
 # Threads ask for frames while garbage is collected whose finalizers hand over the GIL. A process

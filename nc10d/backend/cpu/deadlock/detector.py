@@ -213,7 +213,7 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
 
 
 _WAITS = signal_errors.__file__
-"""The file of the waits in which a thread may be."""
+"""The file of Event and Condition, whose frames are those of a wait and not of its caller."""
 _TASKS = _key("tasks")
 """The key of a rank's progress in the tasks of the test kit."""
 
