@@ -8,34 +8,24 @@ execution. A group that was aborted, closed or inherited through fork raises in 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nc10d.arrays.arguments import split_lists
+from nc10d.arrays.arguments import integer, split_lists
 from nc10d.backend.availability import require
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import FAILURE_DETECTOR, BackendConfig
 from nc10d.backend.registry import find_backend, load_factory
-from nc10d.base import debug_level, error_wire
+from nc10d.base import debug_level
+from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.signal_errors import from_handler
 from nc10d.base.text import digest
-from nc10d.errors import (
-    Aborted,
-    CollectiveMismatch,
-    DistError,
-    ForkedGroupError,
-    GroupClosed,
-    UnsupportedPlatform,
-)
+from nc10d.errors import CollectiveMismatch, UnsupportedPlatform
 from nc10d.group.call_agreement import GroupCalls
 from nc10d.group.coalescing import CoalescingManager
-from nc10d.group.dispatch import Dispatcher, Observer
-from nc10d.group.members import Members
+from nc10d.group.dispatch import Observer
+from nc10d.group.ending import EndableGroup, live_groups
 from nc10d.group.point_to_point import BatchedMessage
 from nc10d.ops import Recv, Send
 from nc10d.work import Work
@@ -44,10 +34,10 @@ if TYPE_CHECKING:
     from nc10d.group.typed_calls import TypedCalls
     from nc10d.store.base import Store
 
-    class _Dispatcher(TypedCalls, Dispatcher):
-        """A Dispatcher whose calls are typed by their `async_op`."""
+    class _Dispatcher(TypedCalls, EndableGroup):
+        """A group whose calls are typed by their `async_op`."""
 else:
-    _Dispatcher = Dispatcher
+    _Dispatcher = EndableGroup
 
 __all__ = ["MADE_WITH_GROUP", "Observer", "ProcessGroup"]
 
@@ -57,6 +47,50 @@ MADE_WITH_GROUP = ("cpu", FAILURE_DETECTOR)
 Groups made from it split these backends. A backend of another device is made at the first array of
 that device.
 """
+_MOST_NAMED = 8  # members in an error's text
+
+
+class Members:
+    """Global `ranks` in the group's order; `rank` is this process's rank in the group.
+
+    `name`, `rank` and `size` can be called too, as c10d's methods: `group.rank()`. `numbers` maps a
+    global rank to its rank in the group. `reducers` counts the Reducers made on the group so far,
+    the same number on all members.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
+        self.name = CallableStr(name)
+        self.ranks = tuple(integer("ProcessGroup", "ranks", member) for member in ranks)
+        self.rank = CallableInt(integer("ProcessGroup", "rank", rank))
+        self.size = CallableInt(len(self.ranks))
+        self.reducers = 0
+        self.numbers = {member: index for index, member in enumerate(self.ranks)}
+
+    @property
+    def group_name(self) -> str:
+        """The name as a plain str."""
+        return self.name()
+
+    def group_rank(self, global_rank: int) -> int:
+        """Return the rank in this group of a global rank; ValueError if it is not a member."""
+        if type(global_rank) is not int:  # the table would accept 1.0 as 1
+            global_rank = integer("group_rank", "global_rank", global_rank)
+        index = self.numbers.get(global_rank)
+        if index is None:
+            message = f"global rank {global_rank} is not in group {self.name!r} of ranks"
+            ranks = str([*self.ranks])
+            if self.size > _MOST_NAMED:
+                ranks = f"{[*self.ranks[: _MOST_NAMED - 1]]}... ({self.size})"
+            raise ValueError(f"{message} {ranks}")
+        return index
+
+    def global_rank(self, group_rank: int) -> int:
+        """Return the global rank of a rank in this group; ValueError if there is none."""
+        group_rank = integer("global_rank", "group_rank", group_rank)
+        if not 0 <= group_rank < self.size:
+            message = f"group {self.name!r} has ranks 0 to {self.size - 1}, got {group_rank}"
+            raise ValueError(message)
+        return self.ranks[group_rank]
 
 
 class ProcessGroup(_Dispatcher, Members):
@@ -82,7 +116,7 @@ class ProcessGroup(_Dispatcher, Members):
         description: str | None = None,
     ) -> None:
         Members.__init__(self, name, ranks, rank)
-        Dispatcher.__init__(self, name, config, timeout)
+        EndableGroup.__init__(self, name, config, timeout)
         self.store = store
         inherited = {} if parent is None else parent.options
         self.options: dict[str, Any] = inherited | config.options(options)
@@ -93,7 +127,6 @@ class ProcessGroup(_Dispatcher, Members):
         self.calls = GroupCalls(name, self.rank(), store)
         self._parent = parent
         self._survivors = survivors
-        _live.add(self)
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         name = self.config.backend_for(device)
@@ -138,34 +171,18 @@ class ProcessGroup(_Dispatcher, Members):
         # the group is closed.
         try:
             # The backend that detects failures comes first: it reports deaths while others form.
-            for device in sorted(
-                self.config.places, key=lambda place: place not in MADE_WITH_GROUP
-            ):
+            places = sorted(self.config.places, key=lambda place: place not in MADE_WITH_GROUP)
+            for device in places:
                 if device in MADE_WITH_GROUP or self.device_id is not None:
                     try:
                         self.backend(device, deadline)
                     except UnsupportedPlatform:
-                        if (
-                            device != FAILURE_DETECTOR
-                        ):  # without it, ranks report failures in the store
+                        # Without a failure detector, ranks report failures in the store.
+                        if device != FAILURE_DETECTOR:
                             raise
         except BaseException:
             self.close()
             raise
-
-    def _wait_here(self, work: Work) -> None:
-        try:
-            work.wait()
-        except KeyboardInterrupt:
-            name = work._describe()
-            message = f"rank {self.rank} was interrupted in {name}"
-            self.abort(Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name, op=name))
-            raise
-
-    @property
-    def inherited(self) -> bool:
-        """Whether the group belongs to the process that forked this process."""
-        return self._backends.inherited
 
     @property
     def backend_name(self) -> str:
@@ -283,20 +300,6 @@ class ProcessGroup(_Dispatcher, Members):
         group._parent = None  # it is about to be closed
         return group
 
-    def abort(self, reason: BaseException | str | None = None) -> None:
-        """Fail every pending and later operation here and on every peer.
-
-        In a group across hosts it blocks until the ranks have agreed on a cause.
-
-        They raise `reason` if it is a DistError, else Aborted with its text. The first reason wins.
-        """
-        cause = self._cause(reason)
-        self._backends.fail(cause)
-        self._preparing = None
-        self._backends.abort(cause)
-
-    _abort = abort
-
     def agree_on_call(self, call: str, count: int = 1) -> int:
         """Number a call, made by all ranks, that makes `count` groups of this group.
 
@@ -308,55 +311,6 @@ class ProcessGroup(_Dispatcher, Members):
         except CollectiveMismatch as error:
             self.abort(error)
             raise copy_to_raise(self._backends.failure or error) from None
-
-    @contextlib.contextmanager
-    def failed_by_interrupt(self, call: str) -> Iterator[None]:
-        """Abort the group if an interrupt, such as Ctrl-C, ends the block: peers wait in `call`."""
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception) or from_handler(error):
-                self.abort(f"it was interrupted in {call} ({type(error).__name__})")
-            raise
-
-    def _cause(self, reason: BaseException | str | None) -> DistError:
-        """Return a reason as an error of this group: a copy, as other groups may share it."""
-        if isinstance(reason, DistError):
-            own = copy_to_raise(reason)
-            assert isinstance(own, DistError)
-            if own is not reason:
-                own.group = own.group or self.name
-            return own
-        text = "no reason given" if reason is None else error_wire.message_of(reason)
-        message = f"group {self.name!r} was aborted by its rank {self.rank}: {text}"
-        aborted = Aborted(message, rank=self.rank, pid=os.getpid(), group=self.name)
-        aborted.__cause__ = reason if isinstance(reason, BaseException) else None
-        return aborted
-
-    def close(self) -> None:
-        """Close the backends; idempotent. Calls pending and later raise GroupClosed."""
-        gone = GroupClosed(f"group {self.name!r} has been destroyed", group=self.name)
-        self._backends.fail(gone)
-        self._preparing = None
-        self._backends.close(gone)
-        self._stranded.clear()
-
-    shutdown = close
-
-    def _disown(self) -> None:
-        """Become unusable in a forked child; the group's resources stay the parent's."""
-        self._lock = threading.RLock()
-        self._batches.clear()
-        self._preparing = None
-        message = f"group {self.name!r} belongs to the process that forked this one"
-        self._backends.disown(
-            ForkedGroupError(
-                f"{message}: call init_process_group in the child instead",
-                rank=self.rank,
-                pid=os.getpid(),
-                group=self.name,
-            )
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -396,19 +350,8 @@ def terms(
     return limit, config
 
 
-_live: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for group in tuple(_live):
-        group._disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
-
-
 def _refresh_all() -> None:
-    for group in tuple(_live):
+    for group in tuple(live_groups):
         group._refresh()
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nc10d.errors import PeerLost
 from nc10d.group.collectives import Collectives
-from nc10d.group.members import Members
+from nc10d.group.process_group import Members
 from nc10d.reducer.hooks import allreduce_hook, bf16_compress_hook, fp16_compress_wrapper
 from nc10d.reducer.hooks.powersgd import PowerSGDState, powerSGD_hook
 from nc10d.reducer.reducer import Reducer

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.group.collectives import Collectives
-from nc10d.group.members import Members
+from nc10d.group.process_group import Members
 from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel
 from nc10d.torch.training.ddp_methods import PrivateMethods
