@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -74,9 +75,22 @@ Blocking = Callable[[], object]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def imported() -> None:
-    """Import what a first group imports: Python's own import drops an OSError amid a search."""
+def imported() -> Iterator[None]:
+    """Import what a first group imports: Python's own import drops an OSError amid a search.
+
+    At the end, no thread is left of all the calls that an error has come out of.
+    """
     init(HashStore(), 0, 1)
+    before = own_threads()
+    yield
+    end = time.monotonic() + LONG
+    while left := own_threads() - before:
+        assert time.monotonic() < end, left
+
+
+def own_threads() -> set[threading.Thread]:
+    gc.collect()
+    return {thread for thread in threading.enumerate() if thread.name.startswith("nc10d")}
 
 
 @contextlib.contextmanager

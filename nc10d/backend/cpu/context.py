@@ -144,10 +144,11 @@ class Context:
         self.router.join(group)
 
     def leave(self, group: ControlledGroup) -> None:
-        """Remove a group; removing the last group closes the context."""
+        """Remove a group; removing the last group closes the context. Idempotent."""
         with self._lock:
             last = self.live_groups.leave(group) == 0
-            self._memories.pop(group.key, None)
+            if self.live_groups.find(group.key) is None:
+                self._memories.pop(group.key, None)
         if last:
             self.close()
 

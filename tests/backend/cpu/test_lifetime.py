@@ -21,6 +21,7 @@ from jobs import Job
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
+from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -251,6 +252,28 @@ def test_a_program_that_runs_once_keeps_no_array_until_a_collection() -> None:
         assert run_ranks(strided_once, 2) == [True, True]
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("balanced")
+def test_a_dropped_group_whose_end_was_interrupted_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of a signal's handler comes out of `leave`, at its beginning."""
+
+    def interrupted(_: Group) -> None:
+        raise KeyboardInterrupt
+
+    with own_world():
+        group = enter(HashStore(), 0, 1)
+        cut_off = group.backend("cpu").split([0], "cut off", HashStore(), Deadline.after(20.0))
+        monkeypatch.setattr(Group, "leave", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cut_off.close()
+        monkeypatch.undo()
+        del cut_off
+        gc.collect()
+        dist.destroy_process_group()
+    assert holdings()["threads"] == 0
 
 
 @pytest.mark.usefixtures("balanced")

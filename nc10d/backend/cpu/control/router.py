@@ -67,9 +67,13 @@ class LiveGroups:
             self._groups[group.key] = weakref.ref(group)
 
     def leave(self, group: ControlledGroup) -> int:
-        """Remove a group; return how many entries are left."""
+        """Remove a group, if it is there; return how many entries are left."""
         with self._lock:
-            self._groups.pop(group.key, None)
+            reference = self._groups.get(group.key)
+            found = group if reference is None else reference()
+            # None: the group is being collected. Another group may have its key by now.
+            if found is None or found is group:
+                self._groups.pop(group.key, None)
             return len(self._groups)
 
     def __len__(self) -> int:

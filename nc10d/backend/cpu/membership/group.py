@@ -138,10 +138,13 @@ class Group:
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         health = getattr(self, "health", None)
-        if ending() or health is None or health.closed or os.getpid() != self.context.pid:
+        if ending() or health is None or os.getpid() != self.context.pid:
             return
-        if health.close():
-            self.leave()
+        try:
+            if health.close():
+                self.leave()
+        finally:  # an error of a signal's handler may have come amid this, or amid an earlier close
+            self.context.leave(self)
 
 
 def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
