@@ -69,12 +69,14 @@ class LiveGroups:
     def leave(self, group: ControlledGroup) -> int:
         """Remove a group, if it is there; return how many entries are left."""
         with self._lock:
-            reference = self._groups.get(group.key)
-            found = group if reference is None else reference()
-            # None: the group is being collected. Another group may have its key by now.
-            if found is None or found is group:
-                self._groups.pop(group.key, None)
+            if group in self:
+                del self._groups[group.key]
             return len(self._groups)
+
+    def __contains__(self, group: ControlledGroup) -> bool:
+        reference = self._groups.get(group.key)
+        # None: the group is being collected. Another group may have its key by now.
+        return reference is not None and reference() in (None, group)
 
     def __len__(self) -> int:
         return len(self._groups)

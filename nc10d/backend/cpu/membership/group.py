@@ -143,7 +143,11 @@ class Group:
         try:
             if health.close():
                 self.leave()
-        finally:  # an error of a signal's handler may have come amid this, or amid an earlier close
+        except BaseException:  # of a signal's handler, for example: Python drops it
+            self.context.leave(self)
+            raise
+        # A group that has left takes no lock here, which another thread may hold.
+        if self in self.context.live_groups:  # such an error came out of an earlier `leave`
             self.context.leave(self)
 
 
