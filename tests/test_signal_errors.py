@@ -36,6 +36,7 @@ from nc10d.base.signal_errors import (
     raised_here,
     suppress_here,
 )
+from nc10d.codec import encode, encode_pickled
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
@@ -299,6 +300,41 @@ def test_an_error_of_a_handler_amid_the_text_of_a_line_comes_out(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert caught.value is error
+
+
+@pytest.mark.parametrize("how", ["decoder", "hash", "pickle"])
+def test_an_error_of_a_handler_amid_the_decoding_of_an_object_comes_out(how: str) -> None:
+    error, rings = Broken("of the user"), False
+
+    class Sent:
+        def __hash__(self) -> int:
+            return hash(call(0) if rings and how == "hash" else 0)
+
+        def __reduce__(self) -> Any:
+            return _ring, (signal.SIGUSR1,)
+
+    def call(value: Any) -> Any:
+        if rings:
+            signal.raise_signal(signal.SIGUSR1)
+        return value
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    dist.register_type(Sent, lambda _: 0, lambda _: call(Sent()) if how == "decoder" else Sent())
+    message = encode_pickled(Sent()) if how == "pickle" else encode({Sent(): 1})
+    rings = True
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Broken) as caught:
+            message.envelope().open(message.flat(), allow_pickle=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value is error
+
+
+def _ring(number: int) -> None:
+    signal.raise_signal(number)
 
 
 class Waiting:

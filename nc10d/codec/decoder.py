@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.dtypes import DType
+from nc10d.base.signal_errors import raised_here
 from nc10d.codec import tags
 from nc10d.codec.tags import Tag
 from nc10d.codec.type_registry import codec_named
@@ -99,7 +100,7 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
         value = decoder.walk()
     except CodecError:
         raise
-    except Exception as error:  # of any type: hashing a key may call the user's code
+    except raised_here(Exception) as error:  # of any type: hashing a key may call the user's code
         where = f"byte {decoder.at} of {len(header)}"
         raise CodecError(f"a malformed stream, at {where}: {error}") from error
     decoder.finish()
@@ -270,7 +271,7 @@ def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
         return function(argument)
     except CodecError:
         raise
-    except Exception as error:
+    except raised_here(Exception) as error:
         raise CodecError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 

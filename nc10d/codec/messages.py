@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nc10d.base.error_wire import message_of
+from nc10d.base.signal_errors import raised_here
 from nc10d.codec.decoder import Array, Bytes, Locate, Payload, aligned, decode, rounded
 from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
@@ -271,5 +272,5 @@ def decode_pickled(header: memoryview, payload: Payload) -> Any:
         return pickle.loads(header[start:], buffers=chunks)
     except CodecError:
         raise
-    except Exception as error:  # a pickle runs code, which may raise anything
+    except raised_here(Exception) as error:  # a pickle runs code, which may raise anything
         raise CodecError(f"a pickle can't be read: {type(error).__name__}: {error}") from error
