@@ -25,9 +25,10 @@ from nc10d.kernels.cache_dir import distrust, make_folder
 from nc10d.run.signals import run_interruptible
 
 NATIVE = "nc10d.backend.cpu.native"
-_PREPARED = ("prepared_calls", "prepared_messages", "prepared_exchange")
+_PREPARED = ("prepared_calls", "prepared_messages", "prepared_exchange", "hooked_calls")
 _PARTS = ("entry_points", "ring", *_PREPARED, "tcp_streams", "sockets")
-ENGINE = (*(f"{NATIVE}.{name}" for name in _PARTS), "nc10d.codec.opcodes")
+_OBJECTS = "nc10d.codec.opcodes", "nc10d.codec.compiled_openings"
+ENGINE = (*(f"{NATIVE}.{name}" for name in _PARTS), *_OBJECTS)
 """Modules with functions to compile; `tcp_streams` and `sockets` are for jobs of several hosts."""
 LOOPS = ("native", "entering")
 """Modules that compile a function each when they are imported, without CUDA or NCCL."""
@@ -181,6 +182,7 @@ def _tasks() -> list[Task]:
 
 def _warm_engine() -> None:
     from nc10d.backend.cpu.native import interpreter, raw_calls, slow_steps
+    from nc10d.codec import compiled_openings
     from nc10d.kernels import cache
 
     interpreter.advance_address()
@@ -190,6 +192,7 @@ def _warm_engine() -> None:
             make()
     slow_steps.prepare()
     raw_calls.raw_call_address()
+    compiled_openings.prepare()
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:

@@ -19,7 +19,7 @@ from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
 from nc10d.codec.messages import LARGEST, cut, pieces_used
-from nc10d.codec.openings import ALL_ROWS, Openings, take
+from nc10d.codec.openings import ALL_ROWS, Openings
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -135,17 +135,17 @@ class ObjectCall:
         self,
         name: str,
         group: ProcessGroup,
-        count: int,
+        openings: Openings,
         allow_pickle: bool | None,
         weights_only: bool,
         location: Location = None,
         device: Any = None,
     ) -> None:
-        """Start the timeout, and take the openings of `count` messages.
+        """Take over the openings; the timeout began with them.
 
         ValueError inside a coalescing block, or if the group lacks the backend.
         """
-        self._name, self.group = name, group
+        self._name, self.group, self.openings = name, group, openings
         self._locate = None if location is None else _locate(name, location)
         if weights_only:
             allow_pickle = False
@@ -159,8 +159,7 @@ class ObjectCall:
         if device is not None and _kind(device) not in devices:
             message = f"{name}: device is {device!r}, for which {group!r}"
             raise ValueError(f"{message} has no backend")
-        self._until = monotonic() + group.timeout
-        self.openings = take(count)
+        self._until = openings.since + group.timeout
 
     def remaining(self) -> float:
         """Return the seconds that remain of the call's timeout."""
@@ -288,3 +287,58 @@ def _moved(device: str, array: Any) -> Any:
     if carrier is None or carrier.move is None:
         return cuda.to_device(array, device)
     return carrier.move(array, device)
+
+
+def for_each_rank(
+    objects: Any, openings: Openings, allow_pickle: bool
+) -> list[OutgoingObject | None]:
+    """Return a message for each rank, and write their openings to the table.
+
+    If an object can't be encoded, each message has the error. TypeError and ValueError for what is
+    no list of an object for each rank.
+    """
+    if objects is None:
+        raise ValueError("scatter_object_input_list must be given on the source rank")
+    if not isinstance(objects, (list, tuple)):
+        kind = type(objects).__name__
+        raise TypeError(f"scatter_object_input_list must be a list or tuple, got {kind}")
+    check_length("scatter_object_input_list", objects, len(openings.table))
+    out: list[OutgoingObject | None] = []
+    for value, opening in zip(objects, openings.table, strict=True):
+        message = encode_outgoing(value, allow_pickle, openings)
+        if message is not None and message.error is not None:
+            failed = OutgoingObject.failed(message.error)
+            openings.table[:] = failed.opening
+            return [failed] * len(openings.table)
+        opening[:] = opening_of(message, openings)
+        out.append(message)
+    return out
+
+
+def gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any] | None:
+    """Return the list to fill, None except on the destination.
+
+    TypeError unless it is a list, ValueError if it does not fit.
+    """
+    if not wanted:
+        if places:
+            raise ValueError("object_gather_list must be None on ranks other than the destination")
+        return None
+    if places is None:
+        raise ValueError("object_gather_list must be given on the destination rank")
+    if not isinstance(places, list):
+        raise TypeError(f"object_gather_list must be a list, got {type(places).__name__}")
+    check_length("object_gather_list", places, size)
+    return places
+
+
+def check_list(call: str, objects: Any) -> None:
+    """Raise TypeError that names the call unless `objects` is a list."""
+    if not isinstance(objects, list):
+        raise TypeError(f"{call}: object_list must be a list, got {type(objects).__name__}")
+
+
+def check_length(name: str, objects: Sequence[Any], size: int) -> None:
+    """Raise ValueError that names the argument unless it has `size` objects."""
+    if len(objects) != size:
+        raise ValueError(f"{name} must have one place per rank, {size}, got {len(objects)}")

@@ -26,7 +26,6 @@ Common to all calls:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nc10d.api.calls import rank_in, rank_or_first, source_in
@@ -34,7 +33,11 @@ from nc10d.api.object_exchange import (
     Location,
     ObjectCall,
     OutgoingObject,
+    check_length,
+    check_list,
     encode_outgoing,
+    for_each_rank,
+    gather_list,
     opening_of,
     part,
     pieces_to_send,
@@ -42,8 +45,21 @@ from nc10d.api.object_exchange import (
     rounds,
 )
 from nc10d.codec import MessageKind
-from nc10d.codec.openings import ALL_ROWS, NO_ROWS, Openings, give_back
+from nc10d.codec.openings import (
+    ALL_ROWS,
+    GATHERS,
+    GETS,
+    GIVES,
+    NO_ROWS,
+    RECEIVES,
+    SENDS,
+    SPREADS,
+    give_back,
+    pools,
+    take,
+)
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
+from nc10d.ops import AllGather, Broadcast, Recv, Send
 
 
 def broadcast_object_list(
@@ -64,23 +80,32 @@ def broadcast_object_list(
     """
     found = group_or_default(group)
     root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
-    _check_list("broadcast_object_list", object_list)
+    openings, here = None, found.rank == root
+    if found.allow_pickle is not None and map_location is device is None:
+        task = SPREADS if here else GETS
+        openings = found.run_hooked(Broadcast, root, pools[1], task, object_list, object_list)
+        if openings is None:
+            return
+    check_list("broadcast_object_list", object_list)
     if isinstance(found, NonMember):
         warn_non_member("broadcast_object_list", 3)
         return
+    openings = openings or take(1)
     call = ObjectCall(
-        "broadcast_object_list", found, 1, allow_pickle, weights_only, map_location, device
+        "broadcast_object_list", found, openings, allow_pickle, weights_only, map_location, device
     )
-    openings = call.openings
-    if found.rank == root:
-        out = encode_outgoing([*object_list], call.allow_pickle, openings)
-        found.broadcast(opening_of(out, openings), root)
+    if here:
+        out = None
+        if not openings.ran:
+            out = encode_outgoing([*object_list], call.allow_pickle, openings)
+            found.broadcast(opening_of(out, openings), root)
         for each in call.encoded(out):
             found.broadcast(each, root, timeout=call.remaining())
         raise_if_failed(out)
         give_back(openings)
         return
-    found.broadcast(openings.table, root)
+    if not openings.ran:
+        found.broadcast(openings.table, root)
     objects = call.objects()
     if objects is not None:
         give_back(openings)
@@ -108,17 +133,24 @@ def all_gather_object(
     Every rank receives its own object too, as a copy.
     """
     found = group_or_default(group)
-    _check_list("all_gather_object", object_list)
+    openings, size = None, found.size
+    if found.allow_pickle is not None and map_location is None:
+        openings = found.run_hooked(AllGather, None, pools[size], GATHERS, obj, object_list)
+        if openings is None:
+            return
+    check_list("all_gather_object", object_list)
     if isinstance(found, NonMember):
         warn_non_member("all_gather_object", 3)
         return
+    openings = openings or take(size)
     call = ObjectCall(
-        "all_gather_object", found, found.size, allow_pickle, weights_only, map_location
+        "all_gather_object", found, openings, allow_pickle, weights_only, map_location
     )
-    openings = call.openings
-    _check_length("object_list", object_list, found.size)
-    out = encode_outgoing(obj, call.allow_pickle, openings)
-    found.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    check_length("object_list", object_list, size)
+    out = None
+    if not openings.ran:
+        out = encode_outgoing(obj, call.allow_pickle, openings)
+        found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects()
     if objects is not None:
         give_back(openings)
@@ -151,14 +183,22 @@ def gather_object(
     """
     found = group_or_default(group)
     root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
+    openings, size, here = None, found.size, found.rank == root
+    if found.allow_pickle is not None and map_location is None and (here or not object_gather_list):
+        task = GATHERS if here else GIVES
+        openings = found.run_hooked(AllGather, None, pools[size], task, obj, object_gather_list)
+        if openings is None:
+            return
     if isinstance(found, NonMember):
         warn_non_member("gather_object", 3)
         return
-    call = ObjectCall("gather_object", found, found.size, allow_pickle, weights_only, map_location)
-    openings = call.openings
-    places = _gather_list(object_gather_list, found.rank == root, found.size)
-    out = encode_outgoing(obj, call.allow_pickle, openings)
-    found.all_gather_into_tensor(openings.table, opening_of(out, openings))
+    openings = openings or take(size)
+    call = ObjectCall("gather_object", found, openings, allow_pickle, weights_only, map_location)
+    places = gather_list(object_gather_list, here, size)
+    out = None
+    if not openings.ran:
+        out = encode_outgoing(obj, call.allow_pickle, openings)
+        found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
@@ -203,15 +243,15 @@ def scatter_object_list(
     if isinstance(found, NonMember):
         warn_non_member("scatter_object_list", 3)
         return
+    openings, rank = take(found.size), found.rank
     call = ObjectCall(
-        "scatter_object_list", found, found.size, allow_pickle, weights_only, map_location
+        "scatter_object_list", found, openings, allow_pickle, weights_only, map_location
     )
-    openings, rank = call.openings, found.rank
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list with at least one place")
     out: list[OutgoingObject | None] = []
     if rank == root:
-        out = _for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
+        out = for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
     found.broadcast(openings.table, root)
     mine = slice(rank, rank + 1)
     objects = call.objects(mine)
@@ -249,16 +289,21 @@ def send_object_list(
     """
     found = group_or_default(group)
     peer = rank_in(found, "dst", dst, group_dst)
-    _check_list("send_object_list", object_list)
+    openings = None
+    if found.allow_pickle is not None and device is None:
+        openings = found.run_hooked(Send, peer, pools[1], SENDS, object_list, None)
+        if openings is None:
+            return
+    check_list("send_object_list", object_list)
     if isinstance(found, NonMember):
         warn_non_member("send_object_list", 3)
         return
-    call = ObjectCall("send_object_list", found, 1, allow_pickle, weights_only, None, device)
-    openings = call.openings
-    out = encode_outgoing([*object_list], call.allow_pickle, openings)
-    first, *later = pieces_to_send(out, openings)
-    found.send(first, peer)
-    for each in later:
+    openings = openings or take(1)
+    call = ObjectCall("send_object_list", found, openings, allow_pickle, weights_only, None, device)
+    out = None
+    if not openings.ran:
+        out = encode_outgoing([*object_list], call.allow_pickle, openings)
+    for each in pieces_to_send(out, openings):
         found.send(each, peer, timeout=call.remaining())
     for each in call.encoded(out):
         found.send(each, peer, timeout=call.remaining())
@@ -285,15 +330,21 @@ def recv_object_list(
     """
     found = group_or_default(group)
     peer = source_in(found, src, group_src)
-    _check_list("recv_object_list", object_list)
+    openings = None
+    if found.allow_pickle is not None and map_location is device is None:
+        openings = found.run_hooked(Recv, peer, pools[1], RECEIVES, None, object_list)
+        if openings is None:
+            assert peer is not None, "a receive from any rank is not prepared"
+            return found.ranks[peer]
+    check_list("recv_object_list", object_list)
     if isinstance(found, NonMember):
         warn_non_member("recv_object_list", 3)
         return -1
+    openings = openings or take(1)
     call = ObjectCall(
-        "recv_object_list", found, 1, allow_pickle, weights_only, map_location, device
+        "recv_object_list", found, openings, allow_pickle, weights_only, map_location, device
     )
-    openings = call.openings
-    sender = found.recv(openings.first, peer)
+    sender = peer if openings.ran else found.recv(openings.first, peer)
     assert sender is not None, "no block is open, so the message has come"
     for each in openings.later_pieces():
         found.recv(each, sender, timeout=call.remaining())
@@ -309,56 +360,3 @@ def recv_object_list(
     give_back(openings)
     call.fill(object_list, objects, sender)
     return found.ranks[sender]
-
-
-def _for_each_rank(
-    objects: Any, openings: Openings, allow_pickle: bool
-) -> list[OutgoingObject | None]:
-    """Return a message for each rank, and write their openings to the table.
-
-    If an object can't be encoded, each message has the error. TypeError and ValueError for what is
-    no list of an object for each rank.
-    """
-    if objects is None:
-        raise ValueError("scatter_object_input_list must be given on the source rank")
-    if not isinstance(objects, (list, tuple)):
-        kind = type(objects).__name__
-        raise TypeError(f"scatter_object_input_list must be a list or tuple, got {kind}")
-    _check_length("scatter_object_input_list", objects, len(openings.table))
-    out: list[OutgoingObject | None] = []
-    for value, opening in zip(objects, openings.table, strict=True):
-        message = encode_outgoing(value, allow_pickle, openings)
-        if message is not None and message.error is not None:
-            failed = OutgoingObject.failed(message.error)
-            openings.table[:] = failed.opening
-            return [failed] * len(openings.table)
-        opening[:] = opening_of(message, openings)
-        out.append(message)
-    return out
-
-
-def _gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any] | None:
-    """Return the list to fill, None except on the destination.
-
-    TypeError unless it is a list, ValueError if it does not fit.
-    """
-    if not wanted:
-        if places:
-            raise ValueError("object_gather_list must be None on ranks other than the destination")
-        return None
-    if places is None:
-        raise ValueError("object_gather_list must be given on the destination rank")
-    if not isinstance(places, list):
-        raise TypeError(f"object_gather_list must be a list, got {type(places).__name__}")
-    _check_length("object_gather_list", places, size)
-    return places
-
-
-def _check_list(call: str, objects: Any) -> None:
-    if not isinstance(objects, list):
-        raise TypeError(f"{call}: object_list must be a list, got {type(objects).__name__}")
-
-
-def _check_length(name: str, objects: Sequence[Any], size: int) -> None:
-    if len(objects) != size:
-        raise ValueError(f"{name} must have one place per rank, {size}, got {len(objects)}")

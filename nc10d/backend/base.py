@@ -171,6 +171,10 @@ class PreparedCall(Protocol):
     """
 
     run: Callable[[Any, Any, Any], int]
+    run_hooked: Callable[[Any, Any, Any, Any, int, Any, Any], int]
+    """Does as `run`, between two hooks: run_hooked(words, x, y, block, task, value, places).
+
+    The hooks are those of nc10d.kernels.hooks, and so are their answers."""
     words: Any
     in_flight: Any
 
@@ -199,6 +203,13 @@ class PreparingBackend(Protocol):
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
         """The call prepared or found last, by kind of operation and `extra`, as in PARTS."""
+
+    @property
+    def hooked(self) -> Mapping[tuple[type[Any], Any], PreparedCall]:
+        """The calls that `find_hooked` has found, by kind of operation and `extra`."""
+
+    def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> PreparedCall | None:
+        """Find the prepared call of operations between hooks; x has all arrays of messages."""
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.

@@ -257,42 +257,4 @@ def _check(stream: int, size: int, rows: int, columns: int) -> bool:
     return nc10d_plain(nc10d_bytes(stream, size), nc10d_rows(rows, columns))
 
 
-@on_demand("boolean(int64, int64, int64, int64, int64, int64)")
-def _check_openings(table: int, count: int, room: int, kind: int, start: int, rows: int) -> bool:
-    """Return whether each opening has the whole message of a plain object.
-
-    `table` is the address of `count` openings of `room` bytes: the words `kind`, bytes of the
-    stream and 0, and from byte `start` on the stream. `rows` is as in `check`; it has `room`
-    columns, and `start` is not 0.
-    """
-    places = nc10d_rows(rows, room)
-    for row in range(count):
-        opening = nc10d_bytes(table + row * room, room)
-        size = nc10d_number(opening, 8, 8)
-        if nc10d_number(opening, 0, 8) != kind or nc10d_number(opening, 16, 8) != 0:
-            return False
-        if size <= 0 or size > room - start:
-            return False
-        if not nc10d_plain(opening[start : start + size], places):
-            return False
-    return True
-
-
-@on_demand("boolean(int64, int64, int64, int64, int64, int64, int64)")
-def _seal(opening: int, room: int, end: int, dirty: int, kind: int, start: int, rows: int) -> bool:
-    """Complete the opening of a stream that lies in it; return whether it builds a plain object.
-
-    The stream is at bytes `start` to `end`, and bytes up to `dirty` have been used before. The rest
-    is as in `check_openings`.
-    """
-    content = nc10d_bytes(opening, room)
-    content[end : min(dirty, room)] = 0  # peers get no byte of earlier objects
-    for i in range(start):
-        content[i] = 0
-    for i in range(8):
-        content[i] = (kind >> (8 * i)) & 255
-        content[8 + i] = ((end - start) >> (8 * i)) & 255
-    return nc10d_plain(content[start:end], nc10d_rows(rows, room))
-
-
 __getattr__ = entry_points(__name__)

@@ -38,6 +38,10 @@ class _NotPlain(Exception):
     """A value is of another type, or the stream grows too long."""
 
 
+_REFUSALS = _NotPlain, ValueError, RuntimeError
+"""Also raised if the file is full, the object too deep, or another thread changes it."""
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         # Called for each value of another type, before any code of that type runs.
@@ -63,7 +67,7 @@ class PlainWriter:
     # The memory is a file without a name, and of a fixed size: the pickler writes to it, and fails
     # where it ends, in C.
 
-    __slots__ = ("_file", "_pickler", "memory", "start")
+    __slots__ = ("_file", "_pickler", "functions", "memory", "start")
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -71,6 +75,10 @@ class PlainWriter:
         self._file = mmap.mmap(-1, start + LARGEST_STREAM, private)
         self._pickler = _Pickler(self._file, _PROTOCOL, buffer_callback=_refuse)
         self.memory = np.frombuffer(self._file, np.uint8)
+        self.functions = (
+            *(self._file.seek, self._pickler.dump, self._pickler.clear_memo, self._file.tell),
+        )
+        """The functions that `write` calls, for compiled code."""
 
     def write(self, value: Any) -> int:
         """Write an object; return where its stream ends in `memory`.
@@ -82,12 +90,19 @@ class PlainWriter:
         file.seek(self.start)
         try:
             pickler.dump(value)
-        except raised_here(_NotPlain, ValueError, RuntimeError):
-            # The file is full, the object too deep, or another thread changes it.
+        except raised_here(*_REFUSALS):
             return -file.tell()
         finally:
             pickler.clear_memo()  # which keeps the parts of the object alive
         return file.tell()
+
+    def failed(self, error: Exception) -> int:
+        """Clean up after compiled code has called the functions that `write` calls.
+
+        Returns what `write` would have returned; 0 if it would have raised the error.
+        """
+        self._pickler.clear_memo()
+        return -self._file.tell() if isinstance(error, _REFUSALS) else 0
 
 
 def encode_plain(value: Any) -> bytes | None:

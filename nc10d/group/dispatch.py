@@ -26,9 +26,11 @@ from nc10d.backend.config import BackendConfig
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
+from nc10d.base.signal_errors import raised_here
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
+from nc10d.kernels.hooks import REFUSED, UNFINISHED, H, HooksPool
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
 
@@ -139,6 +141,49 @@ class Dispatcher(Collectives, PointToPoint):
                 next(self._launches)
                 return
         self._run(PARTS[kind].make(extra, x, y), x, False, timeout)
+
+    def run_hooked(
+        self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
+    ) -> H | None:
+        """Run a prepared call between hooks of a pool, on the arrays of their task; blocks.
+
+        Returns None if all is done. Else the hooks, whose `go_on` has been called: the caller has
+        to do the rest, and gives them back.
+        """
+        try:
+            hooks = pool.pop()
+        except IndexError:
+            hooks = pool.make()
+        backend = self._preparing
+        x, y = hooks.arrays[task]
+        prepared = None
+        if backend is not None:
+            prepared = backend.hooked.get((kind, extra)) or backend.find_hooked(kind, extra, x, y)
+        if backend is None or prepared is None:
+            hooks.go_on(None)
+            return hooks
+        block = hooks.make_block() if hooks.block is None else hooks.block
+        try:
+            try:
+                answer = prepared.run_hooked(prepared.words, x, y, block, task, value, places)
+            except raised_here(Exception) as error:
+                answer = hooks.failed(error)
+            if answer == 0:
+                if prepared.in_flight:
+                    backend.finish(prepared, 0, x, y, self.timeout)
+                next(self._launches)
+                pool.append(hooks)
+                return None
+            hooks.go_on(answer)
+            if answer not in (REFUSED, UNFINISHED):
+                each = x[hooks.ran] if type(y) is int else x
+                hooks.ran += backend.finish(prepared, answer, each, y, self.timeout)
+        except BaseException:
+            backend.abandon(prepared, x, y)
+            raise
+        if hooks.ran:
+            next(self._launches)
+        return hooks
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""

@@ -9,8 +9,8 @@ Numba's own on-disk cache is not used: it writes an index and then a data file, 
 leave an index entry that points at another function's code. NUMBA_CACHE_DIR
 and the user's own Numba functions are untouched.
 
-Rule for callers: a function reaches only its own module, `kernels/` and `backend/cpu/native/` (the
-sources that the cache folder is named after), and the names of helpers that
+Rule for callers: a function reaches only its own module, `kernels/`, `backend/cpu/native/` and
+`codec/opcodes.py` (the sources that the cache folder is named after), and the names of helpers that
 are compiled into it are unique in the package: object files loaded side by side share a table of
 symbols.
 """
@@ -68,8 +68,8 @@ os.register_at_fork(
 _log = logging.getLogger("nc10d")
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile the decorated function for `signature` now, without the GIL while it runs.
+def compiled(signature: Any, gil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile the decorated function for `signature` now; it runs without the GIL unless `gil`.
 
     `signature` is a Numba signature or its text. Returns a Numba dispatcher; Python calls
     `entry_point(dispatcher)`, other compiled functions the dispatcher itself. Blocks while another
@@ -77,7 +77,7 @@ def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Any) -> Any:
-        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher = numba.njit(nogil=not gil)(function)
         dispatcher._cache = _OneFile(function, str(signature))
         _compile(dispatcher._cache, lambda: dispatcher.compile(signature))
         dispatcher.disable_compile()
@@ -145,17 +145,17 @@ def make_all(makes: Iterable[Callable[[], object]]) -> None:
 
 # Entry points that are compiled when a program first uses them, not when they are imported
 
-_signatures: dict[tuple[str, str], Signature] = {}
+_declared: dict[tuple[str, str], tuple[Signature, bool]] = {}
 
 
-def on_demand(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
+def on_demand(signature: Signature, gil: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare an entry point: `_name` here is compiled for `signature` when `module.name` is used.
 
     The module contains `__getattr__ = entry_points(__name__)`.
     """
 
     def declare(function: Any) -> Any:
-        _signatures[function.__module__, function.__name__] = signature
+        _declared[function.__module__, function.__name__] = signature, gil
         return function
 
     return declare
@@ -165,13 +165,13 @@ def entry_points(module: str) -> Callable[[str], EntryPoint]:
     """Return the `__getattr__` of a module of entry points (PEP 562); see `on_demand`."""
 
     def find(name: str) -> EntryPoint:
-        signature = _signatures.get((module, f"_{name}"))
-        if signature is None:
+        declared = _declared.get((module, f"_{name}"))
+        if declared is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         names = vars(sys.modules[module])
         with compiling:
             if name not in names:  # another thread may have been faster
-                names[name] = entry_point(compiled(signature)(names[f"_{name}"]))
+                names[name] = entry_point(compiled(*declared)(names[f"_{name}"]))
         entry: EntryPoint = names[name]
         return entry
 
@@ -181,7 +181,7 @@ def entry_points(module: str) -> Callable[[str], EntryPoint]:
 def every(module: str) -> Iterator[tuple[str, Callable[[], EntryPoint]]]:
     """Yield the name of each entry point of a module and the call that compiles it."""
     find = entry_points(module)
-    for where, name in list(_signatures):
+    for where, name in list(_declared):
         if where == module:
             yield name, lambda name=name: find(name[1:])  # type: ignore[misc]
 

@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change the machine code of a kernel, and of all other code (which may contain
 # helpers of kernels): a change to the engine leaves the kernels compiled.
 KERNEL_SOURCES = ("arrays/dtypes.py", "ops.py", "kernels/*.py")
-SOURCES = (*KERNEL_SOURCES, "backend/cpu/native/*.py")
+SOURCES = (*KERNEL_SOURCES, "backend/cpu/native/*.py", "codec/opcodes.py")
 LOCK_SECONDS = 120.0
 
 

@@ -52,7 +52,8 @@ class OpLauncher:
         """What Works wait through; see PreparingBackend."""
         self.programs = ProgramCache(shape)
         self.cache = PreparedCache(group.channel)
-        self.latest = self.cache.latest
+        self.latest, self.hooked = self.cache.latest, self.cache.hooked
+        self.find_hooked = self.cache.find_hooked
         self.mailbox = Mailbox(group, waiter, self.cache)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:

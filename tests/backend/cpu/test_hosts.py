@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nc10d as dist
 from nc10d.api.queries import coalescing_manager
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.base import BackendSetup
@@ -184,3 +185,29 @@ def test_unaligned_bytes_are_received_into_a_spare_place(
         with ranks_on("ab") as ranks:
             used = ranks.run(comes_over, [count] * 2, [place] * 2)
         assert used == [False, slow and count > 32 * 1024 and 0 < place < 32]
+
+
+def objects_of_any_size(group: Any) -> list[Any]:
+    """Exchange the same objects several times: the later calls are prepared."""
+    found: list[Any] = []
+    for _ in range(3):
+        for obj in ({"rank": group.rank}, bytes(2000), [0.5] * 2000):
+            places, first = [None] * group.size, [obj]
+            dist.all_gather_object(places, obj, group)
+            dist.broadcast_object_list(first, 0, group)
+            if group.rank == 0:
+                dist.send_object_list([obj], 1, group)
+            elif group.rank == 1:
+                dist.recv_object_list(first, 0, group)
+            found.append((places, first))
+    return found
+
+
+@pytest.mark.parametrize("names", ["ab", "aab"])
+def test_objects_travel_between_hosts(names: str) -> None:
+    with ranks_on(names) as ranks:
+        for found in ranks.run(objects_of_any_size):
+            dicts, *others = found[:3]
+            assert dicts == ([{"rank": rank} for rank in range(len(names))], [{"rank": 0}])
+            assert others == [([obj] * len(names), [obj]) for obj in (bytes(2000), [0.5] * 2000)]
+            assert found == found[:3] * 3

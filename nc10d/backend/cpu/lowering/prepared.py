@@ -26,7 +26,7 @@ from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.lowering.lower import LoweredOp
-from nc10d.backend.cpu.native import entry_points, prepared_calls, prepared_messages
+from nc10d.backend.cpu.native import entry_points, hooked_calls, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.offsets import BUSY, FINISHED, NEW_SITE
 from nc10d.backend.cpu.native.progress import LOOKS
@@ -57,10 +57,12 @@ class Prepared:
         "channel",
         "in_flight",
         "run",
+        "run_hooked",
         "words",
     )
 
     run: Callable[[Any, Any, Any], int]
+    run_hooked: Callable[..., int]
     address: int
     """The address of the words from which the engine fills in a descriptor."""
     sender: int | None = None
@@ -68,17 +70,15 @@ class Prepared:
     arrays = 1
     """How many addresses of arrays follow a descriptor of the call."""
 
-    def __init__(
-        self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
-    ) -> None:
-        """`entry` returns the compiled function that runs the call; it may block to compile it."""
+    def __init__(self, channel: Channel, words: Any, **entries: Callable[[], EntryPoint]) -> None:
+        """`entries`, by attribute, return the compiled function; they may block to compile it."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
         self._spare: list[Submission] = []
         self._submit: EntryPoint | None = None
-        if entry is not None:
+        for name, entry in entries.items():
             # Not a bound method: that would be a cycle, which keeps arrays until a collection.
-            self.run = partial(_first_run, weakref.ref(self), entry)
+            setattr(self, name, partial(_first_run, weakref.ref(self), name, entry))
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the call as operations, for errors and Works."""
@@ -148,15 +148,16 @@ class Prepared:
 
 
 def _first_run(
-    reference: weakref.ref[Prepared], entry: Callable[[], EntryPoint], words: Any, x: Any, y: Any
+    reference: weakref.ref[Prepared], name: str, entry: Callable[[], EntryPoint], *arguments: Any
 ) -> int:
     """Run a call for the first time; later calls go to the compiled function directly."""
     prepared = reference()
     assert prepared is not None, "the caller holds it"
-    prepared.run = run = entry()
+    run = entry()
+    setattr(prepared, name, run)
     # This frame is nc10d's own, and the engine learns that here: the frames of later calls
     # differ, and an unknown frame costs a second attempt each time.
-    while (answer := run(words, x, y)) == at.NEW_SITE:
+    while (answer := run(*arguments)) == at.NEW_SITE:
         call_sites.learn()
     return int(answer)
 
@@ -208,7 +209,12 @@ class PreparedCollective(Prepared):
         words: Words = np.zeros(at.K_BYTES // _WORD, np.int64)
         for offset, value in fields.items():
             words[offset // _WORD] = value
-        super().__init__(channel, words, lambda: prepared_calls.run_prepared)
+        super().__init__(
+            channel,
+            words,
+            run=lambda: prepared_calls.run_prepared,
+            run_hooked=lambda: hooked_calls.run_hooked_call,
+        )
         self._keep = (linked, given[0].dtype, lowered.arrays[: len(own)], table, rows)
         self.arrays = len(table)
         self.address: int = address(words)
@@ -256,7 +262,12 @@ class PreparedMessage(Prepared):
         near: bool,
         x: Any,
     ) -> None:
-        super().__init__(channel, model.words, lambda: prepared_messages.run_message)
+        super().__init__(
+            channel,
+            model.words,
+            run=lambda: prepared_messages.run_message,
+            run_hooked=lambda: hooked_calls.run_hooked_message,
+        )
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
         model.words[at.D_ARRAY_COUNT // _WORD] = x.size

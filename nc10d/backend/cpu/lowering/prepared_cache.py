@@ -68,6 +68,10 @@ class PreparedCache:
         self._programs: dict[tuple[Any, ...], Linked] = {}
         self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in PARTS}
         """By kind of operation and `extra`: the call that was found last. No bulky message."""
+        # Apart from `latest`: hooks always have arrays of the same sizes, and a program may make
+        # calls of other sizes in between.
+        self.hooked: dict[tuple[type[Any], Any], Prepared] = {}
+        """By the same: the call that runs between hooks."""
 
     def find(self, ops: Sequence[Op]) -> Found | None:
         """Return the prepared call for these operations, or None."""
@@ -75,6 +79,14 @@ class PreparedCache:
             return self._find_call(ops[0])
         batch = self._find_batch(ops)
         return None if batch is None else (batch.program, ops, None)
+
+    def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> Prepared | None:
+        """Return the call for operations between hooks; see PreparingBackend."""
+        found = self._find_call(PARTS[kind].make(extra, x[0] if type(y) is int else x, y))
+        if found is None:
+            return None
+        self.hooked[kind, extra] = found[0]
+        return found[0]
 
     def find_messages(self, ops: Sequence[Op]) -> list[tuple[PreparedMessage, Any, int]] | None:
         """Return prepared messages for all of `ops`, if their order does not matter; else None."""

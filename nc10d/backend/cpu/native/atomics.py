@@ -23,6 +23,8 @@ from numba.extending import NativeValue, register_model, unbox
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.kernels.loops import call_kernel as call_kernel
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, emits
+from nc10d.kernels.words import load as load
+from nc10d.kernels.words import store as store
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SYS_FUTEX = 202 if X86 else 98
@@ -33,39 +35,25 @@ SYS_THREAD = 186 if X86 else 178
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 
 
-def _read(kind: Any, order: str) -> Any:
+def _read_acquiring(kind: Any) -> Any:
     @emits(kind(types.int64))
     def read(b: Builder, address: Value) -> Value:
         pointer = b.inttoptr(address, ir.IntType(kind.bitwidth).as_pointer())
-        return b.load_atomic(pointer, order, kind.bitwidth // 8) if order else b.load(pointer)
+        return b.load_atomic(pointer, "acquire", kind.bitwidth // 8)
 
     return read
 
 
-load = _read(types.int64, "")
-"""Return the int64 at an address, in memory that no other thread writes just now."""
-load_acquire = _read(types.int64, "acquire")
+load_acquire = _read_acquiring(types.int64)
 """Return the int64 at an address; earlier stores of its writer are visible afterwards."""
-load_acquire_32 = _read(types.int32, "acquire")
+load_acquire_32 = _read_acquiring(types.int32)
 """Return the int32 at an address (a futex word), acquiring."""
 
 
-def _write(order: str) -> Any:
-    @emits(types.void(types.int64, types.int64))
-    def write(b: Builder, address: Value, value: Value) -> None:
-        pointer = b.inttoptr(address, I64.as_pointer())
-        if order:
-            b.store_atomic(value, pointer, order, 8)
-        else:
-            b.store(value, pointer)
-
-    return write
-
-
-store = _write("")
-"""Set the int64 at an address, in memory that no other thread reads just now."""
-store_release = _write("release")
-"""Set the int64 at an address; earlier stores of this thread become visible with it."""
+@emits(types.void(types.int64, types.int64))
+def store_release(b: Builder, address: Value, value: Value) -> None:
+    """Set the int64 at an address; earlier stores of this thread become visible with it."""
+    b.store_atomic(value, b.inttoptr(address, I64.as_pointer()), "release", 8)
 
 
 def _read_modify_write(operation: str, kind: Any) -> Any:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from nc10d.errors import UnsupportedPlatform
+from nc10d.kernels.python_api import SIZE_OFFSET as SIZE_OFFSET
+from nc10d.kernels.python_api import TYPE_OFFSET as TYPE_OFFSET
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TYPE_OFFSET = 8
-"""Where every object keeps its type (CPython: count of references, type)."""
-SIZE_OFFSET = 16
 ITEMS_OFFSET = 24
 """Where a list keeps the address of its items (CPython: count, type, size, items)."""
 TUPLE_OFFSET = 32 if sys.version_info >= (3, 14) else 24

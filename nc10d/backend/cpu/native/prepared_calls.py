@@ -132,6 +132,20 @@ def nc10d_fits(prepared: int, users: int, x: int, y: int) -> bool:
     return nc10d_read(prepared, users, y, form, number) >= 0 and nc10d_apart(prepared, users)
 
 
+@njit(nogil=True)
+def nc10d_run_prepared(prepared: int, x: int, y: int) -> int:
+    """Run a prepared call in this thread; see `run_prepared`."""
+    channel, users = load(prepared + at.K_CHANNEL), load(prepared + at.K_ARRAYS)
+    answer = nc10d_take(channel)
+    if answer != at.DONE:
+        return answer
+    # The lock of the channel guards the table, too.
+    if not nc10d_fits(prepared, users, x, y):
+        nc10d_unlock(channel)
+        return at.BUSY
+    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
+
+
 @on_demand(types.int64(any_object, any_object, any_object))
 def _run_prepared(words: object, x: object, y: object) -> int:
     """Run a prepared call in this thread; x and y are any objects.
@@ -139,16 +153,7 @@ def _run_prepared(words: object, x: object, y: object) -> int:
     `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
     entry_points.py; BUSY also if x and y do not fit, or overlap.
     """
-    prepared = load(as_int(words) + cpython.DATA_OFFSET)
-    channel, users = load(prepared + at.K_CHANNEL), load(prepared + at.K_ARRAYS)
-    answer = nc10d_take(channel)
-    if answer != at.DONE:
-        return answer
-    # The lock of the channel guards the table, too.
-    if not nc10d_fits(prepared, users, as_int(x), as_int(y)):
-        nc10d_unlock(channel)
-        return at.BUSY
-    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
+    return nc10d_run_prepared(load(as_int(words) + cpython.DATA_OFFSET), as_int(x), as_int(y))
 
 
 @on_demand(types.int64(any_object, _WORD, types.float64, any_object, any_object, _WORD))

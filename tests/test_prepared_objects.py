@@ -1,0 +1,329 @@
+"""Object calls whose operation is prepared: hooks of compiled code write and read the objects.
+
+A call of a kind is prepared from its second time on. It then behaves as the first, whatever the
+earlier calls have carried, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from entered_functions import python_frames
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d as dist
+from nc10d import CodecError
+from nc10d.api import objects
+from nc10d.codec.messages import OPENING, WORDS, MessageKind
+from nc10d.codec.openings import pools
+from nc10d.testing import Ranks, run_ranks
+
+SIZE = 2
+Call = Callable[[Any, Any, Any], Any]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(SIZE, timeout=20) as ranks:
+        yield ranks
+
+
+# Each call moves an object of each rank, or of rank 1; it returns what this rank receives.
+
+
+def broadcast(group: Any, obj: Any, places: list[Any]) -> Any:
+    places[:] = [obj if group.rank == 1 else None]
+    dist.broadcast_object_list(places, 1, group)
+    return [*places]
+
+
+def all_gather(group: Any, obj: Any, places: list[Any]) -> Any:
+    places[:] = [None] * SIZE
+    dist.all_gather_object(places, obj, group)
+    return [*places]
+
+
+def gather(group: Any, obj: Any, places: list[Any]) -> Any:
+    places[:] = [None] * SIZE
+    dist.gather_object(obj, places if group.rank == 1 else None, 1, group)
+    return [*places] if group.rank == 1 else None
+
+
+def message(group: Any, obj: Any, places: list[Any]) -> Any:
+    places[:] = [None]
+    if group.rank == 1:
+        dist.send_object_list([obj], 0, group)
+    else:
+        assert dist.recv_object_list(places, 1, group) == 1
+    return [*places]
+
+
+CALLS: list[Call] = [broadcast, all_gather, gather, message]
+
+
+def expected(call: Call, rank: int, objs: list[Any]) -> Any:
+    if call is all_gather or (call is gather and rank == 1):
+        return objs
+    if call is gather:
+        return None
+    return [None] if call is message and rank == 1 else [objs[1]]
+
+
+class Broken:
+    """An object that can't be encoded."""
+
+    def __reduce__(self) -> Any:
+        raise LookupError("it won't be pickled")
+
+
+SMALL = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+OBJECTS = st.one_of(
+    SMALL,
+    st.integers(900, OPENING + 100).map(bytes),
+    st.sampled_from([1, 40, 2000, 100_000]).map(lambda n: np.arange(n).tobytes()),
+    st.just((1, 2, {3: frozenset({4})})),
+    st.builds(Broken),
+)
+
+
+def clean() -> bool:
+    """Return whether the openings that came last have nothing behind their messages."""
+    kept = [row for each in pools[SIZE] for row in each.table]
+    ends = [WORDS.size + int(WORDS.unpack_from(row.data)[1]) for row in kept]
+    return not any(row[end:].any() for row, end in zip(kept, ends, strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(CALLS), OBJECTS, OBJECTS), min_size=2, max_size=8))
+def test_any_sequence_of_calls_carries_its_objects(two: Ranks, rounds: list[Any]) -> None:
+    def body(group: Any) -> list[Any]:
+        found, places = [], list[Any]()
+        for call, *objs in rounds:
+            try:
+                found.append(call(group, objs[group.rank], places))
+            except CodecError as error:
+                found.append(error)
+        assert all_gather(group, None, places) == [None] * SIZE, "the ranks are out of step"
+        return found
+
+    for rank, results in enumerate(two.run(body)):
+        for (call, *objs), result in zip(rounds, results, strict=True):
+            sent = objs if call in (all_gather, gather) else objs[1:]
+            if any(isinstance(each, Broken) for each in sent):
+                assert isinstance(result, CodecError)
+            else:
+                assert result == expected(call, rank, objs)
+    assert clean(), "bytes of earlier objects have travelled"
+
+
+def made_twice(group: Any) -> None:
+    """Make each call as often as it takes to prepare it."""
+    for _ in range(2):
+        for call in CALLS:
+            call(group, group.rank, [])
+
+
+def test_a_prepared_call_is_over_after_its_operation(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.run(made_twice)
+    monkeypatch.delattr(objects, "ObjectCall")
+    for obj in ({"a": [1, 2.5]}, np.arange(3), bytes(3000), [None]):
+        for call in CALLS:
+
+            def body(group: Any, call: Call = call, obj: Any = obj) -> Any:
+                return call(group, obj, [])
+
+            first, _ = two.run(body)
+            assert first is None or np.array_equal(first[0], obj) or first[0] == obj
+
+
+def test_arrays_to_the_same_rank_do_not_displace_it(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(group: Any) -> Any:
+        array = np.full(5, group.rank, np.float32)
+        found = message(group, {"shape": 5}, [])
+        group.send(array, 0) if group.rank == 1 else group.recv(array, 1)
+        return found, array.sum()
+
+    two.run(made_twice)
+    monkeypatch.delattr(objects, "ObjectCall")
+    for _ in range(3):
+        assert two.run(body)[0] == ([{"shape": 5}], 5.0)
+
+
+def test_prepared_calls_take_few_python_frames(two: Ranks) -> None:
+    def body(group: Any) -> list[int]:
+        made_twice(group)
+        return [python_frames(partial(call, group, 1, [])) for call in CALLS]
+
+    assert max(map(max, two.run(body))) <= 8
+
+
+class Kin(list[Any]):
+    """Not a list itself."""
+
+
+def test_lists_of_other_types_are_sent_and_filled_as_well(two: Ranks) -> None:
+    def body(group: Any) -> Any:
+        made_twice(group)
+        sent, places, all_places = Kin([7]), Kin([None]), Kin([None] * SIZE)
+        if group.rank == 1:
+            dist.send_object_list(sent, 0, group)
+        else:
+            dist.recv_object_list(places, 1, group)
+        dist.all_gather_object(all_places, group.rank, group)
+        return places, all_places
+
+    assert two.run(body) == [(Kin([7]), Kin([0, 1])), (Kin([None]), Kin([0, 1]))]
+
+
+def forged(stream: bytes) -> np.ndarray[Any, Any]:
+    """Return the first piece of a message with this stream."""
+    piece = np.zeros(1024, np.uint8)
+    WORDS.pack_into(piece.data, 0, MessageKind.PLAIN, len(stream), 0)
+    piece[WORDS.size : WORDS.size + len(stream)] = np.frombuffer(stream, np.uint8)
+    return piece
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"\x80\x05]\x8c\x02\xff\xfea.",  # text that is no UTF-8: found by pickle alone
+        b"\x80\x05]}]K\x01sa.",  # a key that can't be hashed
+        b"\x80\x05cos\nsystem\n.",
+        b"\x80\x05].",  # a list of another length
+        b"\x80\x05K\x01.",  # no list
+    ],
+)
+def test_a_forged_stream_is_an_error_that_names_its_sender(two: Ranks, stream: bytes) -> None:
+    def body(group: Any) -> Any:
+        made_twice(group)
+        places, result = [5], None
+        if group.rank == 1:
+            group.send(forged(stream), 0)
+        else:
+            with pytest.raises(CodecError, match=r"from rank 1|rank 1 has sent") as error:
+                dist.recv_object_list(places, 1, group)
+            result = error.value.rank, places
+        return result, message(group, "after", [])
+
+    assert two.run(body) == [((1, [5]), ["after"]), (None, [None])]
+
+
+def test_calls_keep_nothing_of_what_they_carry(two: Ranks) -> None:
+    shared = object.__new__(Broken), "a text of its own" * 3
+
+    def body(group: Any) -> tuple[int, int]:
+        def once() -> None:
+            for call in CALLS:
+                call(group, [shared[1], {"a": 1.5}, bytes(2000)], [])
+                with pytest.raises(CodecError):
+                    call(group, shared[0], [])
+            if group.rank == 1:
+                group.send(forged(b"\x80\x05]\x8c\x02\xff\xfea."), 0)
+            else:
+                with pytest.raises(CodecError):
+                    dist.recv_object_list([None], 1, group)
+
+        def kept() -> tuple[int, int]:
+            group.barrier()
+            gc.collect()
+            found = sys.getallocatedblocks(), sys.getrefcount(shared[1])
+            group.barrier()
+            return found
+
+        for _ in range(20):
+            once()
+        before = kept()
+        for _ in range(100):
+            once()
+        after = kept()
+        return after[0] - before[0], after[1] - before[1]
+
+    for blocks, references in two.run(body):
+        assert references == 0
+        assert blocks < 300, "900 calls a rank leave more than a block each three"
+
+
+class Alarm(Exception):
+    """What the handler of a signal raises."""
+
+
+class Ringing:
+    """A small array whose encoding or decoding a signal interrupts."""
+
+    nbytes = 16
+    sends = takes = False
+
+
+def ring(now: bool, result: Any) -> Any:
+    """Return a result, after a signal has come if it shall come `now`."""
+    if now:
+        signal.raise_signal(signal.SIGUSR1)
+    return result
+
+
+def interrupted(group: Any) -> list[str]:
+    """Interrupt calls of this rank 0 in their hooks; both ranks go on."""
+
+    def on_alarm(*_: object) -> None:
+        raise Alarm
+
+    signal.signal(signal.SIGUSR1, on_alarm)
+    dist.register_type(
+        Ringing,
+        lambda _: ring(Ringing.sends, np.zeros(2)),
+        lambda _: ring(Ringing.takes, Ringing()),
+        "ringing",
+        move=lambda value, _: value,
+    )
+    made_twice(group)
+    found = []
+    if group.rank == 0:
+        Ringing.sends = True
+        with pytest.raises(Alarm):
+            dist.all_gather_object([None, None], Ringing(), group)
+        Ringing.sends = False
+    found += [type(each).__name__ for each in all_gather(group, Ringing(), [])]
+    if group.rank == 0:
+        Ringing.takes = True
+        with pytest.raises(Alarm):
+            dist.recv_object_list([None], 1, group)
+        Ringing.takes = False
+    else:
+        dist.send_object_list([Ringing()], 0, group)
+    return found + [type(each).__name__ for each in message(group, Ringing(), [])]
+
+
+def test_the_error_of_a_signals_handler_comes_out_of_a_hook() -> None:
+    names = ["Ringing", "Ringing"]
+    assert run_ranks(interrupted, 2, "processes") == [[*names, "Ringing"], [*names, "NoneType"]]
+
+
+def late(group: Any) -> Any:
+    """Let rank 1 come long after rank 0, which waits in the engine and then in Python."""
+    made_twice(group)
+    for call in (broadcast, all_gather, gather, message):
+        if group.rank == 1:
+            threading.Event().wait(0.2)
+        found = call(group, group.rank, [])
+    return found
+
+
+def test_a_rank_that_comes_late_is_waited_for(two: Ranks) -> None:
+    assert two.run(late) == [[1], [None]]
