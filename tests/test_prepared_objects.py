@@ -99,8 +99,8 @@ OBJECTS = st.one_of(
 )
 
 
-def clean() -> bool:
-    """Return whether the openings that came last have nothing behind their messages."""
+def nothing_follows_the_messages() -> bool:
+    """Return whether the openings that came last, by all_gather, end in zeros."""
     kept = [row for each in pools[SIZE] for row in each.table]
     ends = [WORDS.size + int(WORDS.unpack_from(row.data)[1]) for row in kept]
     return not any(row[end:].any() for row, end in zip(kept, ends, strict=True))
@@ -126,7 +126,7 @@ def test_any_sequence_of_calls_carries_its_objects(two: Ranks, rounds: list[Any]
                 assert isinstance(result, CodecError)
             else:
                 assert result == expected(call, rank, objs)
-    assert clean(), "bytes of earlier objects have travelled"
+    assert nothing_follows_the_messages(), "bytes of earlier objects have travelled"
 
 
 def made_twice(group: Any) -> None:
@@ -136,11 +136,11 @@ def made_twice(group: Any) -> None:
             call(group, group.rank, [])
 
 
-def test_a_prepared_call_is_over_after_its_operation(
+def test_a_prepared_call_does_all_in_compiled_code(
     two: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two.run(made_twice)
-    monkeypatch.delattr(objects, "ObjectCall")
+    monkeypatch.delattr(objects, "ObjectCall")  # the rest of a call in Python needs it
     for obj in ({"a": [1, 2.5]}, np.arange(3), bytes(3000), [None]):
         for call in CALLS:
 
@@ -161,7 +161,7 @@ def test_arrays_to_the_same_rank_do_not_displace_it(
         return found, array.sum()
 
     two.run(made_twice)
-    monkeypatch.delattr(objects, "ObjectCall")
+    monkeypatch.delattr(objects, "ObjectCall")  # as above
     for _ in range(3):
         assert two.run(body)[0] == ([{"shape": 5}], 5.0)
 
@@ -174,14 +174,14 @@ def test_prepared_calls_take_few_python_frames(two: Ranks) -> None:
     assert max(map(max, two.run(body))) <= 8
 
 
-class Kin(list[Any]):
-    """Not a list itself."""
+class OtherList(list[Any]):
+    """A list of another type."""
 
 
 def test_lists_of_other_types_are_sent_and_filled_as_well(two: Ranks) -> None:
     def body(group: Any) -> Any:
         made_twice(group)
-        sent, places, all_places = Kin([7]), Kin([None]), Kin([None] * SIZE)
+        sent, places, all_places = (OtherList([7]), OtherList([None]), OtherList([None] * SIZE))
         if group.rank == 1:
             dist.send_object_list(sent, 0, group)
         else:
@@ -189,7 +189,10 @@ def test_lists_of_other_types_are_sent_and_filled_as_well(two: Ranks) -> None:
         dist.all_gather_object(all_places, group.rank, group)
         return places, all_places
 
-    assert two.run(body) == [(Kin([7]), Kin([0, 1])), (Kin([None]), Kin([0, 1]))]
+    assert two.run(body) == [
+        (OtherList([7]), OtherList([0, 1])),
+        (OtherList([None]), OtherList([0, 1])),
+    ]
 
 
 def forged(stream: bytes) -> np.ndarray[Any, Any]:
@@ -257,7 +260,7 @@ def test_calls_keep_nothing_of_what_they_carry(two: Ranks) -> None:
 
     for blocks, references in two.run(body):
         assert references == 0
-        assert blocks < 300, "900 calls a rank leave more than a block each three"
+        assert blocks < 300, "900 calls a rank have left more than 300 blocks"
 
 
 class Alarm(Exception):
@@ -315,15 +318,17 @@ def test_the_error_of_a_signals_handler_comes_out_of_a_hook() -> None:
     assert run_ranks(interrupted, 2, "processes") == [[*names, "Ringing"], [*names, "NoneType"]]
 
 
-def late(group: Any) -> Any:
-    """Let rank 1 come long after rank 0, which waits in the engine and then in Python."""
+def late(group: Any) -> list[Any]:
+    """Let rank 1 come late: the hooks of rank 0 stop, and Python waits as for any other call."""
     made_twice(group)
-    for call in (broadcast, all_gather, gather, message):
+    found = []
+    for call in CALLS:
         if group.rank == 1:
+            # Longer than a slice of the engine; an earlier return would have the same results.
             threading.Event().wait(0.2)
-        found = call(group, group.rank, [])
+        found.append(call(group, group.rank, []))
     return found
 
 
 def test_a_rank_that_comes_late_is_waited_for(two: Ranks) -> None:
-    assert two.run(late) == [[1], [None]]
+    assert two.run(late) == [[[1], [0, 1], None, [1]], [[1], [0, 1], [0, 1], [None]]]

@@ -19,7 +19,7 @@ from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
 from nc10d.codec.messages import LARGEST, cut, pieces_used
-from nc10d.codec.openings import ALL_ROWS, Openings
+from nc10d.codec.openings import ALL_ROWS, Openings, give_back
 from nc10d.codec.type_registry import codec_of
 from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
@@ -94,7 +94,10 @@ def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMes
 
 
 def _program_allows(group: ProcessGroup) -> bool:
-    """Return whether the program allows pickles; the first object call of a group reads it."""
+    """Return whether the program allows pickles, and set it as the group's `allow_pickle`.
+
+    ValueError for a setting that is neither 0 nor 1.
+    """
     setting = os.environ.get("NC10D_ALLOW_PICKLE", "")
     if setting not in ("", "0", "1"):
         raise ValueError(f"NC10D_ALLOW_PICKLE must be 0 or 1, got {setting!r}")
@@ -237,8 +240,23 @@ class ObjectCall:
         message = f"{self._name}: {text}"
         return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
-    def fill(self, places: list[Any], objects: Any, sender: int) -> None:
-        """Put received objects into the caller's list; CodecError if their numbers differ."""
+    def receive(self, places: list[Any], sender: int, transfer: Callable[[Bytes], object]) -> None:
+        """Receive what follows the opening in the table by `transfer`, and fill `places`; blocks.
+
+        CodecError, with the places unchanged, if that is no list of as many objects.
+        """
+        objects, openings = self.objects(), self.openings
+        if objects is None:
+            incoming = self.incoming(openings.table[0], sender)
+            for each in self.allocate(incoming):
+                transfer(each)
+            received = self.decode(incoming)
+        else:
+            received = objects[0]
+        give_back(openings)
+        self._fill(places, received, sender)
+
+    def _fill(self, places: list[Any], objects: Any, sender: int) -> None:
         if type(objects) is not list or len(objects) != len(places):
             count = len(objects) if type(objects) is list else "no list of"
             text = f"has sent {count} objects, and the list here has {len(places)}"

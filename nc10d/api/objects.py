@@ -47,19 +47,23 @@ from nc10d.api.object_exchange import (
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import (
     ALL_ROWS,
-    GATHERS,
-    GETS,
-    GIVES,
+    BROADCAST_OTHER,
+    BROADCAST_ROOT,
+    GATHER_ELSEWHERE,
+    GATHER_HERE,
     NO_ROWS,
-    RECEIVES,
-    SENDS,
-    SPREADS,
+    RECEIVE,
+    SEND,
     give_back,
     pools,
     take,
 )
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import AllGather, Broadcast, Recv, Send
+
+# Each call first tries the prepared way (`run_hooked`). A group whose `allow_pickle` is None has no
+# such way: it has made no object call yet, or is a NonMember. Whatever the hooks have not done is
+# done here. They have stopped behind `openings.ran` operations.
 
 
 def broadcast_object_list(
@@ -81,8 +85,8 @@ def broadcast_object_list(
     found = group_or_default(group)
     root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     openings, here = None, found.rank == root
-    if found.allow_pickle is not None and map_location is device is None:
-        task = SPREADS if here else GETS
+    if found.allow_pickle is not None and map_location is None and device is None:
+        task = BROADCAST_ROOT if here else BROADCAST_OTHER
         openings = found.run_hooked(Broadcast, root, pools[1], task, object_list, object_list)
         if openings is None:
             return
@@ -106,17 +110,9 @@ def broadcast_object_list(
         return
     if not openings.ran:
         found.broadcast(openings.table, root)
-    objects = call.objects()
-    if objects is not None:
-        give_back(openings)
-        call.fill(object_list, objects[0], root)
-        return
-    incoming = call.incoming(openings.table[0], root)
-    for each in call.allocate(incoming):
-        found.broadcast(each, root, timeout=call.remaining())
-    objects = call.decode(incoming)
-    give_back(openings)
-    call.fill(object_list, objects, root)
+    call.receive(
+        object_list, root, lambda each: found.broadcast(each, root, timeout=call.remaining())
+    )
 
 
 def all_gather_object(
@@ -135,7 +131,7 @@ def all_gather_object(
     found = group_or_default(group)
     openings, size = None, found.size
     if found.allow_pickle is not None and map_location is None:
-        openings = found.run_hooked(AllGather, None, pools[size], GATHERS, obj, object_list)
+        openings = found.run_hooked(AllGather, None, pools[size], GATHER_HERE, obj, object_list)
         if openings is None:
             return
     check_list("all_gather_object", object_list)
@@ -185,7 +181,7 @@ def gather_object(
     root = rank_in(found, "dst", rank_or_first(dst, group_dst), group_dst)
     openings, size, here = None, found.size, found.rank == root
     if found.allow_pickle is not None and map_location is None and (here or not object_gather_list):
-        task = GATHERS if here else GIVES
+        task = GATHER_HERE if here else GATHER_ELSEWHERE
         openings = found.run_hooked(AllGather, None, pools[size], task, obj, object_gather_list)
         if openings is None:
             return
@@ -291,7 +287,7 @@ def send_object_list(
     peer = rank_in(found, "dst", dst, group_dst)
     openings = None
     if found.allow_pickle is not None and device is None:
-        openings = found.run_hooked(Send, peer, pools[1], SENDS, object_list, None)
+        openings = found.run_hooked(Send, peer, pools[1], SEND, object_list, None)
         if openings is None:
             return
     check_list("send_object_list", object_list)
@@ -331,8 +327,8 @@ def recv_object_list(
     found = group_or_default(group)
     peer = source_in(found, src, group_src)
     openings = None
-    if found.allow_pickle is not None and map_location is device is None:
-        openings = found.run_hooked(Recv, peer, pools[1], RECEIVES, None, object_list)
+    if found.allow_pickle is not None and map_location is None and device is None:
+        openings = found.run_hooked(Recv, peer, pools[1], RECEIVE, None, object_list)
         if openings is None:
             assert peer is not None, "a receive from any rank is not prepared"
             return found.ranks[peer]
@@ -348,15 +344,7 @@ def recv_object_list(
     assert sender is not None, "no block is open, so the message has come"
     for each in openings.later_pieces():
         found.recv(each, sender, timeout=call.remaining())
-    objects = call.objects()
-    if objects is not None:
-        give_back(openings)
-        call.fill(object_list, objects[0], sender)
-        return found.ranks[sender]
-    incoming = call.incoming(openings.table[0], sender)
-    for each in call.allocate(incoming):
-        found.recv(each, sender, timeout=call.remaining())
-    objects = call.decode(incoming)
-    give_back(openings)
-    call.fill(object_list, objects, sender)
+    call.receive(
+        object_list, sender, lambda each: found.recv(each, sender, timeout=call.remaining())
+    )
     return found.ranks[sender]

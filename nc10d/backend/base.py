@@ -174,7 +174,8 @@ class PreparedCall(Protocol):
     run_hooked: Callable[[Any, Any, Any, Any, int, Any, Any], int]
     """Does as `run`, between two hooks: run_hooked(words, x, y, block, task, value, places).
 
-    The hooks are those of nc10d.kernels.hooks, and so are their answers."""
+    The hooks, their arguments and answers are those of nc10d.kernels.hooks. For messages, x is a
+    tuple of arrays."""
     words: Any
     in_flight: Any
 
@@ -209,7 +210,10 @@ class PreparingBackend(Protocol):
         """The calls that `find_hooked` has found, by kind of operation and `extra`."""
 
     def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> PreparedCall | None:
-        """Find the prepared call of operations between hooks; x has all arrays of messages."""
+        """Return the prepared call of operations between hooks, and add it to `hooked`.
+
+        None if there is none yet. For messages, x is a tuple of all arrays, of the same size.
+        """
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:
         """Complete a call after `prepared.run` has returned `answer`; may block.

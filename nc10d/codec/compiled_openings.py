@@ -1,17 +1,16 @@
 """Openings of small plain objects in compiled code: complete one, check a table, read its objects.
 
 The hooks are those of the operation that carries openings (nc10d.kernels.hooks): `before` writes
-this rank's object into its own opening, and `after` reads those that have come.
-What they have to do is a set of bits, the task:
+this rank's object into its own opening, and `after` reads those that have come. Their task is a set
+of bits:
 
     WRITES   write the object H_VALUE
     READS    read the objects of the table into the list H_PLACES
     EACH     each opening has the object of a place; else the single opening has a list of them all
-    MESSAGE  the operation is messages, one for each piece of an opening that is used
+    MESSAGE  nothing: it tells the tasks of a message from those of a broadcast
 
-With EACH and no READS, `after` only looks whether the openings are whole. `before` answers REFUSED
-for an object that is not plain or does not fit, and for places that are no list of the right
-length; `after` answers UNFINISHED unless it has done all of its task, and then has changed nothing.
+With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
+that is not plain or does not fit, and a list of places that is of another type or length.
 """
 
 from __future__ import annotations
@@ -41,20 +40,22 @@ from nc10d.kernels.words import load, store
 WRITES, READS, EACH, MESSAGE = 1, 2, 4, 8
 START = WORDS.size
 """The byte of an opening at which the stream begins."""
+_KIND, _HEADER, _PAYLOAD = 0, 8, 16
+"""The words of an opening; the stream is the header."""
 _PLAIN = int(MessageKind.PLAIN)
 _FIRST = 8 * H_WORDS
 (
     O_OWN,  # address of this rank's opening
     O_TABLE,  # address of the openings that come
     O_COUNT,  # their number
-    O_ROWS,  # address of the memory of a check
+    O_SCRATCH,  # address of the memory of a check
     O_END,  # where the latest stream in O_OWN ends; 0: none is there
-    O_DIRTY,  # where the longest stream since then may have ended
-    O_SEEK,  # functions of the file and of the pickler that write a stream, and of pickle
-    O_DUMP,
-    O_FORGET,
-    O_TELL,
-    O_LOADS,
+    O_DIRTY,  # where the bytes of O_OWN end that may be of an earlier object
+    O_SEEK,  # `seek` of the file that the pickler writes
+    O_DUMP,  # `dump` of the pickler
+    O_CLEAR_MEMO,  # `clear_memo` of the pickler
+    O_TELL,  # `tell` of the file
+    O_LOADS,  # pickle.loads
     O_START,  # START as an object
     O_LIST,  # the type list
 ) = range(_FIRST, _FIRST + 13 * 8, 8)
@@ -64,52 +65,51 @@ _made: dict[str, Any] = {}
 
 @njit(nogil=True)
 def nc10d_end(opening: int) -> int:
-    """Return where the stream of an opening ends; 0 unless it may be all of a plain object."""
-    size = load(opening + 8)
-    if load(opening) != _PLAIN or load(opening + 16) != 0 or size <= 0 or size > OPENING - START:
-        return 0
-    return START + size
+    """Return where the stream ends; 0 if the words announce no plain object that fits."""
+    size = load(opening + _HEADER)
+    plain = load(opening + _KIND) == _PLAIN and load(opening + _PAYLOAD) == 0
+    return START + size if plain and 0 < size <= OPENING - START else 0
 
 
 @njit(nogil=True)
-def nc10d_whole(table: int, count: int, rows: int) -> bool:
+def nc10d_whole(table: int, count: int, scratch: int) -> bool:
     """Return whether each opening has the whole message of a plain object.
 
-    `table` and `rows` are addresses of the openings and of ROWS x OPENING words.
+    `table` is the address of the openings, `scratch` that of ROWS x OPENING int64 words.
     """
-    places = nc10d_rows(rows, OPENING)
+    rows = nc10d_rows(scratch, OPENING)
     for row in range(count):
         opening = table + row * OPENING
         end = nc10d_end(opening)
-        if end == 0 or not nc10d_plain(nc10d_bytes(opening + START, end - START), places):
+        if end == 0 or not nc10d_plain(nc10d_bytes(opening + START, end - START), rows):
             return False
     return True
 
 
 @njit(nogil=True)
-def nc10d_seal(opening: int, end: int, dirty: int, rows: int) -> bool:
+def nc10d_seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
     """Complete the opening of a stream that lies in it; return whether it builds a plain object.
 
-    The stream is at bytes START to `end`, and bytes up to `dirty` have been used before.
+    The stream is at bytes START to `end`, and bytes up to `dirty` may be of an earlier object.
     """
     content = nc10d_bytes(opening, OPENING)
     content[end : min(dirty, OPENING)] = 0  # peers get no byte of earlier objects
-    store(opening, _PLAIN)
-    store(opening + 8, end - START)
-    store(opening + 16, 0)
-    return nc10d_plain(content[START:end], nc10d_rows(rows, OPENING))
+    store(opening + _KIND, _PLAIN)
+    store(opening + _HEADER, end - START)
+    store(opening + _PAYLOAD, 0)
+    return nc10d_plain(content[START:end], nc10d_rows(scratch, OPENING))
 
 
 @on_demand("boolean(int64, int64, int64)")
-def _whole(table: int, count: int, rows: int) -> bool:
+def _whole(table: int, count: int, scratch: int) -> bool:
     """Check a table of openings; see `nc10d_whole`."""
-    return nc10d_whole(table, count, rows)
+    return nc10d_whole(table, count, scratch)
 
 
 @on_demand("boolean(int64, int64, int64, int64)")
-def _seal(opening: int, end: int, dirty: int, rows: int) -> bool:
+def _seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
     """Complete an opening; see `nc10d_seal`."""
-    return nc10d_seal(opening, end, dirty, rows)
+    return nc10d_seal(opening, end, dirty, scratch)
 
 
 # The hooks
@@ -131,7 +131,7 @@ def nc10d_write(block: int) -> int:
         return 0
     if not nc10d_dropped(py.call_one(load(block + O_DUMP), load(block + H_VALUE))):
         return 0
-    if not nc10d_dropped(py.call_none(load(block + O_FORGET))):
+    if not nc10d_dropped(py.call_none(load(block + O_CLEAR_MEMO))):
         return 0
     place = py.call_none(load(block + O_TELL))
     if place == 0:
@@ -147,20 +147,28 @@ def nc10d_is_list(block: int, value: int) -> bool:
     return load(value + py.TYPE_OFFSET) == load(block + O_LIST)
 
 
-def _before(block: int) -> int:
-    task, value, places = load(block + H_TASK), load(block + H_VALUE), load(block + H_PLACES)
-    store(block + O_END, 0)
+@njit
+def nc10d_accepts(block: int) -> bool:
+    """Return whether the lists among the arguments have the type and length that hooks need."""
+    task, places = load(block + H_TASK), load(block + H_PLACES)
     if task & READS != 0:
         if not nc10d_is_list(block, places):
-            return REFUSED
+            return False
         if task & EACH != 0 and load(places + py.SIZE_OFFSET) != load(block + O_COUNT):
-            return REFUSED
-    if task & WRITES == 0:
-        return 0
-    if task & EACH == 0 and not nc10d_is_list(block, value):
+            return False
+    list_sent = task & WRITES != 0 and task & EACH == 0
+    return not list_sent or nc10d_is_list(block, load(block + H_VALUE))
+
+
+def _before(block: int) -> int:
+    """Write this rank's object into O_OWN."""
+    store(block + O_END, 0)
+    if not nc10d_accepts(block):
         return REFUSED
+    if load(block + H_TASK) & WRITES == 0:
+        return 0
     dirty = load(block + O_DIRTY)
-    store(block + O_DIRTY, max(dirty, OPENING))  # should writing fail
+    store(block + O_DIRTY, OPENING)  # a write that fails may leave any bytes
     end = nc10d_write(block)
     if end == 0:
         return RAISED
@@ -168,11 +176,12 @@ def _before(block: int) -> int:
     store(block + O_DIRTY, end)
     if end > OPENING:
         return REFUSED
-    plain = nc10d_seal(load(block + O_OWN), end, dirty, load(block + O_ROWS))
+    plain = nc10d_seal(load(block + O_OWN), end, dirty, load(block + O_SCRATCH))
     return 0 if plain else REFUSED
 
 
 def _count(block: int) -> int:
+    """Return how many pieces the message has, at least 1."""
     end = load(block + O_END)
     if load(block + H_TASK) & READS != 0:
         end = nc10d_end(load(block + O_TABLE))
@@ -181,9 +190,9 @@ def _count(block: int) -> int:
 
 @njit
 def nc10d_read(block: int, row: int) -> int:
-    """Return the object of an opening."""
+    """Return the object of an opening, 0 if an exception is set."""
     opening = load(block + O_TABLE) + row * OPENING
-    stream = py.new_bytes(opening + START, load(opening + 8))
+    stream = py.new_bytes(opening + START, load(opening + _HEADER))
     if stream == 0:
         return 0
     value = py.call_one(load(block + O_LOADS), stream)
@@ -193,21 +202,21 @@ def nc10d_read(block: int, row: int) -> int:
 
 @njit
 def nc10d_read_each(block: int) -> int:
-    """Return a list of the objects of all openings."""
+    """Return a list of the objects of all openings, 0 if an exception is set."""
     values = py.new_list(0)
     for row in range(load(block + O_COUNT)):
         value = nc10d_read(block, row) if values != 0 else 0
-        if value == 0:
+        added = value != 0 and py.append(values, value) == 0
+        nc10d_dropped(value)
+        if not added:
             nc10d_dropped(values)
             return 0
-        py.append(values, value)
-        py.release(value)
     return values
 
 
 @njit
 def nc10d_fill(block: int, values: int) -> int:
-    """Put the objects of a list into the places; the answer of `after`."""
+    """Put the objects of a list into the places; return the answer of `after`."""
     places = load(block + H_PLACES)
     size = load(places + py.SIZE_OFFSET)
     if not nc10d_is_list(block, values) or load(values + py.SIZE_OFFSET) != size:
@@ -216,10 +225,11 @@ def nc10d_fill(block: int, values: int) -> int:
 
 
 def _after(block: int) -> int:
+    """Check the table, and fill H_PLACES with its objects."""
     task = load(block + H_TASK)
     if task & (READS | EACH) == 0:
         return 0
-    if not nc10d_whole(load(block + O_TABLE), load(block + O_COUNT), load(block + O_ROWS)):
+    if not nc10d_whole(load(block + O_TABLE), load(block + O_COUNT), load(block + O_SCRATCH)):
         return UNFINISHED
     if task & READS == 0:
         return 0

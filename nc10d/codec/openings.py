@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.base.signal_errors import raised_here
-from nc10d.codec import compiled_openings as at
+from nc10d.codec import compiled_openings as compiled
 from nc10d.codec import opcodes
 from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, START, WRITES
 from nc10d.codec.decoder import Bytes
@@ -25,25 +25,22 @@ from nc10d.codec.messages import OPENING, PIECE, cut, pieces_used
 from nc10d.codec.plain import PlainWriter, is_plain
 from nc10d.kernels.hooks import H_RAN, REFUSED, UNFINISHED
 
-_END, _DIRTY, _RAN = at.O_END // 8, at.O_DIRTY // 8, H_RAN // 8
-_FUNCTIONS = at.O_SEEK, at.O_DUMP, at.O_FORGET, at.O_TELL
+_END, _DIRTY, _RAN = compiled.O_END // 8, compiled.O_DIRTY // 8, H_RAN // 8
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
 """Rows of a table."""
-SENDS, RECEIVES = WRITES | MESSAGE, READS | MESSAGE
-"""Tasks of hooks: a message's."""
-SPREADS, GETS = WRITES, READS
-"""Those of a broadcast, on the root and on other ranks."""
-GATHERS, GIVES = WRITES | READS | EACH, WRITES | EACH
-"""Those of an all_gather, on ranks that get the objects and on others."""
+SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
+BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
+GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
+"""The tasks of the hooks, by call and by this rank's part in it."""
 
 
 class Openings:
-    """This rank's opening, `own`, and a `table` with the openings of `count` messages.
+    """This rank's opening, `own`, and a `table` with the openings of `count` messages, as bytes.
 
-    `first` is the first piece of the table's first row. `arrays` has, by task of the hooks, what
-    the operation between them carries: an array to send or receive and its tag, or two arrays.
+    `first` is the first piece of the table's first row. `arrays[task]` are the arguments x and y of
+    a prepared call: all pieces and the tag of a message, else two arrays.
     """
 
     def __init__(self, count: int) -> None:
@@ -54,87 +51,103 @@ class Openings:
         self._own_pieces, self._pieces = cut(self.own), cut(self.table[0])
         self.first = self._pieces[0]
         self.arrays: dict[int, tuple[Any, Any]] = {
-            SENDS: (tuple(self._own_pieces), 0),
-            RECEIVES: (tuple(self._pieces), 0),
-            SPREADS: (self.own, self.own),
-            GETS: (self.table, self.table),
-            GATHERS: (self.own, self.table),
-            GIVES: (self.own, self.table),
+            SEND: (tuple(self._own_pieces), 0),
+            RECEIVE: (tuple(self._pieces), 0),
+            BROADCAST_ROOT: (self.own, self.own),
+            BROADCAST_OTHER: (self.table, self.table),
+            GATHER_HERE: (self.own, self.table),
+            GATHER_ELSEWHERE: (self.own, self.table),
         }
         self._streams = [row.data[START:] for row in self.table]
-        self._rows = np.empty((opcodes.ROWS, OPENING), np.int64)
-        self._own_at, self._table_at, self._rows_at = (
-            x.ctypes.data for x in (self.own, self.table, self._rows)
+        self._scratch = np.empty((opcodes.ROWS, OPENING), np.int64)
+        self._own_address, self._table_address, self._scratch_address = (
+            x.ctypes.data for x in (self.own, self.table, self._scratch)
         )
-        words = np.zeros(at.BLOCK_WORDS, np.int64)
-        self._state = words.data
+        self._words = np.zeros(compiled.BLOCK_WORDS, np.int64)
+        self._state = self._words.data
         self._state[_DIRTY] = START
+        # The block has only addresses: this dict keeps the objects alive.
+        self._objects = dict[int, Any]()
         self.block: Any = None
         self.ran = 0
-        """How many operations of a call have run between its hooks; set by `go_on`."""
+        """The number of operations of this call that have ended: pieces of a message, or 1."""
         self.since = 0.0
-        """When the call began, by time.monotonic(); some ms late if hooks have run."""
+        """When the call began, by time.monotonic(), or when its hooks had stopped."""
         self._written = 0
-        """What `put` finds written, as PlainWriter.write tells it; 0: nothing."""
+        """The result of PlainWriter.write if the hook `before` has written the object, else 0."""
 
     def make_block(self) -> Any:
-        """Return the block of the hooks; blocks to compile them."""
-        words = {
-            at.O_OWN: self._own_at,
-            at.O_TABLE: self._table_at,
-            at.O_COUNT: len(self.table),
-            at.O_ROWS: self._rows_at,
+        """Make the block of the hooks and return it; blocks to compile them."""
+        self._objects = {
+            compiled.O_SEEK: self._writer.seek,
+            compiled.O_DUMP: self._writer.dump,
+            compiled.O_CLEAR_MEMO: self._writer.clear_memo,
+            compiled.O_TELL: self._writer.tell,
+            compiled.O_LOADS: pickle.loads,
+            compiled.O_START: START,
+            compiled.O_LIST: list,
         }
-        self._functions: dict[int, Any] = dict(zip(_FUNCTIONS, self._writer.functions, strict=True))
-        self._functions |= {at.O_LOADS: pickle.loads, at.O_START: START, at.O_LIST: list}
-        words |= {offset: id(value) for offset, value in self._functions.items()} | at.prepare()
-        for offset, word in words.items():
-            self._state[offset // 8] = word
-        self.block = self._state.obj
+        words = {place: id(value) for place, value in self._objects.items()} | compiled.prepare()
+        words |= {
+            compiled.O_OWN: self._own_address,
+            compiled.O_TABLE: self._table_address,
+            compiled.O_COUNT: len(self.table),
+            compiled.O_SCRATCH: self._scratch_address,
+        }
+        for place, word in words.items():
+            self._state[place // 8] = word
+        self.block = self._words
         return self.block
 
-    def failed(self, error: Exception) -> int:
-        """Return the answer of a call whose hook has raised an error."""
+    def answer_to(self, error: Exception) -> int:
+        """Clean up after a hook has raised an error; return what the call answers."""
         if self._state[_RAN]:
             return UNFINISHED  # `objects` finds the same error
-        self._written = self._writer.failed(error)
+        self._written = self._writer.clean_up(error)
         return REFUSED
 
-    def go_on(self, answer: int | None) -> None:
-        """Begin the rest of a call whose hooks have not done all; None: they have not run."""
+    def begin_fallback(self, answer: int | None) -> None:
+        """Prepare for the caller, who goes on where the hooks have stopped; None: none has run."""
         self.since, self.ran = monotonic(), 0
         if answer is not None:
             self.ran = self._state[_RAN]
             self._written = self._written or self._state[_END]
 
     def put(self, value: Any) -> bool:
-        """Write an object; return whether `own` has its message: it is plain, and small."""
+        """Write an object; return whether `own` has its message: it is plain, and fits.
+
+        The object is `value`, unless the hook `before` has written it already.
+        """
         state = self._state
-        dirty, state[_DIRTY] = state[_DIRTY], OPENING  # should writing fail
-        end, self._written = self._written or self._writer.write(value), 0
+        dirty, state[_DIRTY] = state[_DIRTY], OPENING  # a write that fails may leave any bytes
+        end = self._written or self._writer.write(value)
+        self._written = 0
         state[_END], state[_DIRTY] = end, abs(end)
         if 0 < end <= OPENING:
-            return bool(at.seal(self._own_at, end, dirty, self._rows_at))
-        self.own[abs(end) :] = 0
+            return bool(compiled.seal(self._own_address, end, dirty, self._scratch_address))
+        self.own[abs(end) :] = 0  # peers get no byte of earlier objects
         return False
 
     def pieces(self) -> Sequence[Bytes]:
-        """Return the pieces of `own` that have its message, but for those that have gone."""
+        """Return the pieces of `own` that have its message, without the first `ran`."""
         return self._own_pieces[self.ran : -(-self._state[_END] // PIECE)]
 
     def later_pieces(self) -> Sequence[Bytes]:
-        """Return the pieces of the table's first row that have to come after `first`."""
+        """Return the pieces of the table's first row that are still to be received.
+
+        `first` has come, by the hooks or without them.
+        """
         return self._pieces[max(1, self.ran) : pieces_used(self.first)]
 
     def stream(self) -> Bytes | None:
-        """Return the stream of the object of the latest `put`, None if that is not plain."""
+        """Return the stream of the object of the latest `put`; None if it is not plain, or long."""
         stream = self._writer.memory[START : max(START, self._state[_END])]
         return stream if is_plain(stream) else None
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
         """Return the objects of some rows; None unless each message is that of a plain object."""
         streams = self._streams
-        if not at.whole(self._table_at, len(streams), self._rows_at):
+        if not compiled.whole(self._table_address, len(streams), self._scratch_address):
             return None
         try:
             return [pickle.loads(stream) for stream in streams[rows]]
@@ -170,7 +183,7 @@ def take(count: int) -> Openings:
         openings = pool.pop()
     except IndexError:
         openings = pool.make()
-    openings.go_on(None)
+    openings.begin_fallback(None)
     return openings
 
 

@@ -67,18 +67,17 @@ class PlainWriter:
     # The memory is a file without a name, and of a fixed size: the pickler writes to it, and fails
     # where it ends, in C.
 
-    __slots__ = ("_file", "_pickler", "functions", "memory", "start")
+    __slots__ = ("clear_memo", "dump", "memory", "seek", "start", "tell")
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked child has a copy
-        self._file = mmap.mmap(-1, start + LARGEST_STREAM, private)
-        self._pickler = _Pickler(self._file, _PROTOCOL, buffer_callback=_refuse)
-        self.memory = np.frombuffer(self._file, np.uint8)
-        self.functions = (
-            *(self._file.seek, self._pickler.dump, self._pickler.clear_memo, self._file.tell),
-        )
-        """The functions that `write` calls, for compiled code."""
+        file = mmap.mmap(-1, start + LARGEST_STREAM, private)
+        pickler = _Pickler(file, _PROTOCOL, buffer_callback=_refuse)
+        self.memory = np.frombuffer(file, np.uint8)
+        # What `write` calls, also for compiled code that writes.
+        self.seek, self.tell = file.seek, file.tell
+        self.dump, self.clear_memo = pickler.dump, pickler.clear_memo
 
     def write(self, value: Any) -> int:
         """Write an object; return where its stream ends in `memory`.
@@ -86,23 +85,22 @@ class PlainWriter:
         The end is negative if the object is too long, or has another type than plain ones. The
         stream is not checked: it may still not be that of a plain object.
         """
-        file, pickler = self._file, self._pickler
-        file.seek(self.start)
+        self.seek(self.start)
         try:
-            pickler.dump(value)
+            self.dump(value)
         except raised_here(*_REFUSALS):
-            return -file.tell()
+            return -self.tell()
         finally:
-            pickler.clear_memo()  # which keeps the parts of the object alive
-        return file.tell()
+            self.clear_memo()  # which keeps the parts of the object alive
+        return self.tell()
 
-    def failed(self, error: Exception) -> int:
-        """Clean up after compiled code has called the functions that `write` calls.
+    def clean_up(self, error: Exception) -> int:
+        """Clean up after `dump`, called by compiled code, has raised an error.
 
         Returns what `write` would have returned; 0 if it would have raised the error.
         """
-        self._pickler.clear_memo()
-        return -self._file.tell() if isinstance(error, _REFUSALS) else 0
+        self.clear_memo()
+        return -self.tell() if isinstance(error, _REFUSALS) else 0
 
 
 def encode_plain(value: Any) -> bytes | None:

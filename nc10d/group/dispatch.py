@@ -30,7 +30,7 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.kernels.hooks import REFUSED, UNFINISHED, H, HooksPool
+from nc10d.kernels.hooks import REFUSED, UNFINISHED, H, Hooks, HooksPool
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
 
@@ -145,45 +145,56 @@ class Dispatcher(Collectives, PointToPoint):
     def run_hooked(
         self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
     ) -> H | None:
-        """Run a prepared call between hooks of a pool, on the arrays of their task; blocks.
+        """Run a prepared call with hooks of a pool; blocks, up to the group's timeout.
 
-        Returns None if all is done. Else the hooks, whose `go_on` has been called: the caller has
-        to do the rest, and gives them back.
+        `kind` and `extra` are as in PARTS; `task`, `value` and `places` are the hooks' arguments.
+        Returns None if the call and its hooks are done. Otherwise returns the hooks, after
+        `begin_fallback`: the caller completes the call, and gives them back. Raises what a signal's
+        handler raises, or the failure of the group; then no call uses these hooks again.
         """
         try:
             hooks = pool.pop()
         except IndexError:
             hooks = pool.make()
-        backend = self._preparing
+        backend, prepared = self._preparing, None
         x, y = hooks.arrays[task]
-        prepared = None
         if backend is not None:
             prepared = backend.hooked.get((kind, extra)) or backend.find_hooked(kind, extra, x, y)
         if backend is None or prepared is None:
-            hooks.go_on(None)
+            hooks.begin_fallback(None)
             return hooks
         block = hooks.make_block() if hooks.block is None else hooks.block
         try:
             try:
                 answer = prepared.run_hooked(prepared.words, x, y, block, task, value, places)
             except raised_here(Exception) as error:
-                answer = hooks.failed(error)
-            if answer == 0:
-                if prepared.in_flight:
-                    backend.finish(prepared, 0, x, y, self.timeout)
-                next(self._launches)
-                pool.append(hooks)
-                return None
-            hooks.go_on(answer)
-            if answer not in (REFUSED, UNFINISHED):
-                each = x[hooks.ran] if type(y) is int else x
-                hooks.ran += backend.finish(prepared, answer, each, y, self.timeout)
+                answer = hooks.answer_to(error)
+            if answer or prepared.in_flight:
+                self._finish_hooked(backend, prepared, answer, hooks, x, y)
         except BaseException:
             backend.abandon(prepared, x, y)
             raise
-        if hooks.ran:
+        if answer:
+            return hooks
+        next(self._launches)
+        pool.append(hooks)
+        return None
+
+    def _finish_hooked(
+        self, backend: PreparingBackend, prepared: PreparedCall, answer: int, hooks: Hooks, *xy: Any
+    ) -> None:
+        """Complete the operation at which the hooks have stopped, if it has begun; may block."""
+        x, y = xy
+        if answer == 0:
+            backend.finish(prepared, 0, x, y, self.timeout)
+            return
+        hooks.begin_fallback(answer)
+        if answer not in (REFUSED, UNFINISHED):
+            unfinished = x[hooks.ran] if type(y) is int else x  # y is the tag of messages
+            if backend.finish(prepared, answer, unfinished, y, self.timeout):
+                hooks.ran += 1
+        for _ in range(hooks.ran):
             next(self._launches)
-        return hooks
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""

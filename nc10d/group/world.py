@@ -168,7 +168,7 @@ class NonMember(Collectives, PointToPoint):
     """The result of `new_group` on ranks outside the group: its calls warn and do nothing."""
 
     rank = size = CallableInt(-1)
-    allow_pickle = None
+    allow_pickle = None  # no call of it is prepared: see nc10d.api.objects
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
         warn_non_member(OP_NAMES[type(op)])

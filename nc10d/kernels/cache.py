@@ -9,10 +9,9 @@ Numba's own on-disk cache is not used: it writes an index and then a data file, 
 leave an index entry that points at another function's code. NUMBA_CACHE_DIR
 and the user's own Numba functions are untouched.
 
-Rule for callers: a function reaches only its own module, `kernels/`, `backend/cpu/native/` and
-`codec/opcodes.py` (the sources that the cache folder is named after), and the names of helpers that
-are compiled into it are unique in the package: object files loaded side by side share a table of
-symbols.
+Rule for callers: a function reaches only its own module and SOURCES of cache_dir.py, after which
+the cache folder is named. The names of helpers that are compiled into it are unique in the package:
+object files loaded side by side share a table of symbols.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def entry_point(dispatcher: Any) -> Callable[..., Any]:
 
 def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
     """Compile the decorated function as a C function; its `.address` is valid while it lives."""
-    # Returns a numba CFunc. Compiled code that calls it holds no GIL, and it takes none.
+    # Returns a numba CFunc, which takes no GIL and lets go of none.
 
     def decorate(function: Any) -> Any:
         types = sigutils.normalize_signature(signature)
@@ -150,6 +149,8 @@ _declared: dict[tuple[str, str], tuple[Signature, bool]] = {}
 
 def on_demand(signature: Signature, gil: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare an entry point: `_name` here is compiled for `signature` when `module.name` is used.
+
+    With `gil` it holds the GIL while it runs, and may call Python.
 
     The module contains `__getattr__ = entry_points(__name__)`.
     """

@@ -1,18 +1,24 @@
-"""Hooks of a prepared call: C functions that run before and after it.
+"""Hooks of a prepared call: C functions of nc10d that run before and after its operation.
 
-A hook has one argument, the address of a block of words. An entry point runs the hook `before`,
-then the call, and then the hook `after`. Both hooks hold the GIL, and the call does not. A call may
-be several messages: after each, the hook `count`, without the GIL, tells how many there are. The
-words behind the first H_WORDS are the hooks' own.
+They are no code of the user's. A hook has one argument, the address of a block of words. An entry
+point runs the hook `before`, then the operation, then the hook `after`. Both hooks hold the GIL;
+the operation does not. For messages it is several operations: the hook `count`, called after each
+without the GIL, returns their number. The words behind the first H_WORDS are the hooks' own.
 
     H_BEFORE, H_COUNT, H_AFTER     addresses of the hooks
     H_TASK                         what the hooks have to do, in a code of their own
-    H_VALUE, H_PLACES              addresses of any two objects: arguments of the hooks
-    H_RAN                          how many messages have ended, or 1 for a collective
+    H_VALUE, H_PLACES              addresses of the object to send and the list to fill
+    H_RAN                          the number of operations that have ended
 
-`before` and `after` answer 0, or RAISED with an exception set, which the entry point then raises.
-`before` may answer REFUSED: the call is not run. `after` may answer UNFINISHED: it has not done its
-task, and has changed nothing. No call has these answers.
+    answer       of             operation   list        what follows
+    0            before         not yet     unchanged   the operation
+    0            after          has run     filled      nothing: all is done
+    REFUSED      before         not run     unchanged   the caller does all of it in Python
+    UNFINISHED   after          has run     unchanged   the caller reads the objects in Python
+    RAISED       before, after  as H_RAN    unchanged   the entry point raises the exception set
+    other        the operation  as H_RAN    unchanged   PreparingBackend.finish, then the caller
+
+The engine's own answers never have the values of REFUSED, UNFINISHED and RAISED.
 """
 
 from __future__ import annotations
@@ -26,14 +32,12 @@ REFUSED, UNFINISHED, RAISED = 64, 65, 66
 
 
 class Hooks(Protocol):
-    """Hooks as Python sees them, and the memory on which they work. One call at a time uses them.
-
-    `block` is the array of their block, None before the first `make_block`.
-    """
+    """Hooks as Python sees them, and the memory on which they work, for one call at a time."""
 
     block: Any
+    """The array of their block; None before the first `make_block`."""
     ran: int
-    """How many messages have ended, or 1 for a collective; valid after `go_on`."""
+    """The number of operations of the call that have ended, once `begin_fallback` has run."""
 
     @property
     def arrays(self) -> Mapping[int, tuple[Any, Any]]:
@@ -42,11 +46,11 @@ class Hooks(Protocol):
     def make_block(self) -> Any:
         """Make the block and return it; may block to compile the hooks."""
 
-    def failed(self, error: Exception) -> int:
-        """Return UNFINISHED or REFUSED after a hook has raised an error."""
+    def answer_to(self, error: Exception) -> int:
+        """Clean up after a hook has raised an error; return REFUSED or UNFINISHED."""
 
-    def go_on(self, answer: int | None) -> None:
-        """Begin the rest of a call that has not done all; None: no hook has run."""
+    def begin_fallback(self, answer: int | None) -> None:
+        """Prepare for the caller, who goes on where the hooks have stopped; None: none has run."""
 
 
 H = TypeVar("H", bound=Hooks)

@@ -1,7 +1,8 @@
 """CPython's C interface in compiled code: calls of Python objects, lists, the GIL, exceptions.
 
-Objects are known by their addresses. A function that returns an object returns a new reference; 0
-means that an exception is set.
+Objects are known by their addresses. The caller holds the GIL, except that of take_gil. `call_...`
+and `new_...` return a new reference, or 0 with an exception set. The functions of lists return -1
+with an exception set, else 0, and keep the caller's references.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nc10d.kernels.hooks import RAISED
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
 TYPE_OFFSET, SIZE_OFFSET = 8, 16
-"""Where an object has its type, and a list or tuple its length."""
+"""Where an object has its type, behind its reference count, and a list or tuple its length."""
 
 _L, _I = types.int64, types.int32
 call_one = types.ExternalFunction("PyObject_CallOneArg", _L(_L, _L))

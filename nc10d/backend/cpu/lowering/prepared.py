@@ -71,7 +71,7 @@ class Prepared:
     """How many addresses of arrays follow a descriptor of the call."""
 
     def __init__(self, channel: Channel, words: Any, **entries: Callable[[], EntryPoint]) -> None:
-        """`entries`, by attribute, return the compiled function; they may block to compile it."""
+        """Each of `entries` returns a compiled function for its attribute; may block to compile."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
         self._spare: list[Submission] = []
@@ -213,7 +213,7 @@ class PreparedCollective(Prepared):
             channel,
             words,
             run=lambda: prepared_calls.run_prepared,
-            run_hooked=lambda: hooked_calls.run_hooked_call,
+            run_hooked=lambda: hooked_calls.run_hooked_collective,
         )
         self._keep = (linked, given[0].dtype, lowered.arrays[: len(own)], table, rows)
         self.arrays = len(table)
@@ -266,7 +266,7 @@ class PreparedMessage(Prepared):
             channel,
             model.words,
             run=lambda: prepared_messages.run_message,
-            run_hooked=lambda: hooked_calls.run_hooked_message,
+            run_hooked=lambda: hooked_calls.run_hooked_messages,
         )
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)

@@ -96,7 +96,7 @@ def move(b: Builder, dst: Value, src: Value, nbytes: Value) -> None:
 
 
 @emits(types.int64(types.int64, types.int64))
-def call_engine(b: Builder, function: Value, channel: Value) -> Value:
+def call_address(b: Builder, function: Value, channel: Value) -> Value:
     """Call the C function at address `function` with one integer; return its answer."""
     return b.call(b.inttoptr(function, ir.FunctionType(I64, [I64]).as_pointer()), [channel])
 

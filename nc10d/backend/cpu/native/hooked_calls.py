@@ -1,9 +1,9 @@
-"""Prepared calls between two hooks, which hold the GIL; see nc10d.kernels.hooks.
+"""Prepared calls between two hooks; see nc10d.kernels.hooks.
 
-`block` is the array of a block of hooks, which no other thread uses meanwhile. `task`, `value` and
-`places` are the hooks' arguments, and the others those of run_message and run_prepared. Answers,
-too, are as theirs, or a hook's. The hook `after` runs only if the whole call has ended: after any
-other answer its task is left to the caller, and so are messages beyond the first H_RAN.
+`hooks` is the array of a block of hooks, which no other thread may use during the call. The hooks'
+arguments are `task`, `value` and `places`; the others are those of run_message and run_prepared. An
+entry returns what these return, or a hook's answer. The hook `after` runs only if all operations
+have returned DONE.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit, types
 
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import any_object, as_int, call_engine, load, store
+from nc10d.backend.cpu.native.atomics import any_object, as_int, call_address, load, store
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET, TUPLE_OFFSET
 from nc10d.backend.cpu.native.prepared_calls import nc10d_run_prepared
 from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message
@@ -21,70 +21,74 @@ from nc10d.kernels.hooks import H_AFTER, H_BEFORE, H_COUNT, H_PLACES, H_RAN, H_T
 from nc10d.kernels.python_api import answer_type
 
 _WORD = types.int64
-_HOOKS = any_object, _WORD, any_object, any_object
+_ARGUMENTS = any_object, _WORD, any_object, any_object
+"""The types of hooks, task, value and places."""
 
 
 @njit
-def nc10d_before(hooks: int, task: int, value: int, places: int) -> int:
+def nc10d_before(block: int, task: int, value: int, places: int) -> int:
     """Run the hook `before`, and return its answer."""
-    store(hooks + H_TASK, task)
-    store(hooks + H_VALUE, value)
-    store(hooks + H_PLACES, places)
-    store(hooks + H_RAN, 0)
-    return call_engine(load(hooks + H_BEFORE), hooks)
+    store(block + H_TASK, task)
+    store(block + H_VALUE, value)
+    store(block + H_PLACES, places)
+    store(block + H_RAN, 0)
+    return call_address(load(block + H_BEFORE), block)
 
 
 @njit
-def nc10d_after(hooks: int, answer: int) -> int:
-    """Run the hook `after` if the call has ended; return the answer of the whole."""
+def nc10d_after(block: int, answer: int) -> int:
+    """Run the hook `after` if the operation has ended; return the answer of the whole."""
     if answer != at.DONE:
         return answer
-    return call_engine(load(hooks + H_AFTER), hooks)
+    return call_address(load(block + H_AFTER), block)
 
 
 @njit(nogil=True)
-def nc10d_messages(words: int, pieces: int, tag: int, hooks: int) -> int:
-    """Send or receive arrays of a tuple, as many as the hook `count` says; the last answer."""
+def nc10d_messages(words: int, pieces: int, tag: int, block: int) -> int:
+    """Send or receive the first arrays of a tuple, as many as the hook `count` says.
+
+    Returns DONE, or the answer of the first message that has not ended.
+    """
     ran, count, answer = 0, 1, at.DONE
     while ran < count and answer == at.DONE:
         piece = load(pieces + TUPLE_OFFSET + 8 * ran)
         answer = nc10d_message(words, piece, tag, WAITS)
         if answer == at.DONE:
             ran += 1
-            store(hooks + H_RAN, ran)
-            count = call_engine(load(hooks + H_COUNT), hooks)
+            store(block + H_RAN, ran)
+            count = call_address(load(block + H_COUNT), block)
     return answer
 
 
-@on_demand(answer_type(any_object, any_object, _WORD, *_HOOKS), gil=True)
-def _run_hooked_message(
-    words: object, pieces: object, tag: int, block: object, task: int, value: object, places: object
+@on_demand(answer_type(any_object, any_object, _WORD, *_ARGUMENTS), gil=True)
+def _run_hooked_messages(
+    words: object, pieces: object, tag: int, hooks: object, task: int, value: object, places: object
 ) -> object:
     """Send or receive the first arrays of the tuple `pieces` between two hooks."""
-    hooks = load(as_int(block) + DATA_OFFSET)
-    answer = nc10d_before(hooks, task, as_int(value), as_int(places))
+    block = load(as_int(hooks) + DATA_OFFSET)
+    answer = nc10d_before(block, task, as_int(value), as_int(places))
     if answer != 0:
         return py.as_answer(answer)
     state = py.leave_gil()
-    answer = nc10d_messages(load(as_int(words) + DATA_OFFSET), as_int(pieces), tag, hooks)
+    answer = nc10d_messages(load(as_int(words) + DATA_OFFSET), as_int(pieces), tag, block)
     py.take_gil(state)
-    return py.as_answer(nc10d_after(hooks, answer))
+    return py.as_answer(nc10d_after(block, answer))
 
 
-@on_demand(answer_type(any_object, any_object, any_object, *_HOOKS), gil=True)
-def _run_hooked_call(
-    words: object, x: object, y: object, block: object, task: int, value: object, places: object
+@on_demand(answer_type(any_object, any_object, any_object, *_ARGUMENTS), gil=True)
+def _run_hooked_collective(
+    words: object, x: object, y: object, hooks: object, task: int, value: object, places: object
 ) -> object:
     """Run a prepared collective between two hooks."""
-    hooks = load(as_int(block) + DATA_OFFSET)
-    answer = nc10d_before(hooks, task, as_int(value), as_int(places))
+    block = load(as_int(hooks) + DATA_OFFSET)
+    answer = nc10d_before(block, task, as_int(value), as_int(places))
     if answer != 0:
         return py.as_answer(answer)
     state = py.leave_gil()
     answer = nc10d_run_prepared(load(as_int(words) + DATA_OFFSET), as_int(x), as_int(y))
     py.take_gil(state)
-    store(hooks + H_RAN, 1 if answer == at.DONE else 0)
-    return py.as_answer(nc10d_after(hooks, answer))
+    store(block + H_RAN, 1 if answer == at.DONE else 0)
+    return py.as_answer(nc10d_after(block, answer))
 
 
 __getattr__ = entry_points(__name__)

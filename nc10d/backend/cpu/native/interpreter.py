@@ -290,7 +290,7 @@ def _advance(channel: int) -> int:
             # does not wait for this code to be compiled.
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
-            answer = atomics.call_engine(load(load(channel + at.C_SLOW_STEPS)), channel)
+            answer = atomics.call_address(load(load(channel + at.C_SLOW_STEPS)), channel)
             if answer != at.DONE:
                 return answer
             step = load(channel + at.C_PC)  # a branch has moved it
@@ -319,7 +319,7 @@ def _advance(channel: int) -> int:
         elif kind >= packed.FLOW:  # to other hosts: by address too, compiled where there are any
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
-            answer = atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)
+            answer = atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)
             if answer != at.DONE:
                 return answer
             if kind == packed.FLOW:

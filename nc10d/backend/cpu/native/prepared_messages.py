@@ -52,9 +52,9 @@ def nc10d_pulled(channel: int) -> bool:
     """Return whether the header of the next message from another host comes soon."""
     # A failure counts as no: the submission that waits in the ring then meets and reports it again.
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
-    answer = atomics.call_engine(pull, channel)
+    answer = atomics.call_address(pull, channel)
     while answer == at.BLOCKED and waiting.nc10d_linger(channel):
-        answer = atomics.call_engine(pull, channel)
+        answer = atomics.call_address(pull, channel)
     return answer == at.DONE
 
 
@@ -163,7 +163,7 @@ def nc10d_move_message(
     progress.nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
     if how_soon == WAITS and not small:
         return waiting.nc10d_drive(channel, SLICE_NS)
-    answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
+    answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
         # A short message can block at its first step only, with nothing done.
         return at.BUSY if answer == at.BLOCKED else at.DONE

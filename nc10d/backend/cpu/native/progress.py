@@ -171,7 +171,7 @@ def nc10d_progress(channel: int) -> int:
             nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
             nc10d_trace(channel, at.TRACE_START)
         step = load(channel + at.C_PC)
-        answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
+        answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
         if answer != at.DONE:
             if load(channel + at.C_PC) != step:
                 nc10d_trace(channel, at.TRACE_BLOCKED)

@@ -122,7 +122,7 @@ def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) 
     store(request + 32, data)
     store(request + 40, block)
     store(request + 48, answer)
-    return atomics.call_engine(load(state + S_SLOW), request)
+    return atomics.call_address(load(state + S_SLOW), request)
 
 
 def raw_call_address() -> int:

@@ -84,7 +84,7 @@ def nc10d_match(channel: int) -> int:
     sent = load(load(channel + at.C_COUNTERS))
     target = load(channel + at.C_TICKS) + 1
     if load_acquire(sent) < target and load(channel + at.C_STREAMS) != 0:
-        answer = atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_PULL), channel)
+        answer = atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_PULL), channel)
         if answer != at.DONE:
             return at.IDLE if head == tail else answer
     if load_acquire(sent) < target:

@@ -115,7 +115,7 @@ def nc10d_streaming(channel: int) -> bool:
 def nc10d_arm(channel: int) -> None:
     """Have the poller thread watch a channel's sockets; before the worker sleeps."""
     if nc10d_streaming(channel):
-        atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
+        atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
 
 @njit(nogil=True)
@@ -123,13 +123,13 @@ def nc10d_await_socket(channel: int, until: int) -> int:
     """Wait until a socket the channel is blocked on is ready: DONE, ABORTED or BLOCKED."""
     streams = load(channel + at.C_STREAMS)
     store(streams + at.S_UNTIL, until)
-    return atomics.call_engine(load(streams + at.S_SLEEP), channel)
+    return atomics.call_address(load(streams + at.S_SLEEP), channel)
 
 
 @njit(nogil=True)
 def nc10d_linger(channel: int) -> bool:
     """Pause between two looks at sockets; False when it is time to sleep."""
-    return atomics.call_engine(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
+    return atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
 
 
 @njit(nogil=True)
@@ -176,7 +176,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
     until = 0
     waits = 0
     while True:
-        answer = atomics.call_engine(load(channel + at.C_ADVANCE), channel)
+        answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
         if answer != at.BLOCKED:
             return answer
         # Most waits are short: the clock is read only after a long wait, and now and then because
