@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import nc10d
+from nc10d.kernels.cache_dir import SOURCES, matching
 
 PACKAGE = Path(nc10d.__file__).parent
 CPU = PACKAGE / "backend" / "cpu"
@@ -188,3 +189,17 @@ def test_the_package_needs_nothing_that_is_not_installed() -> None:
 @pytest.mark.parametrize("line", ["import torch", "import torch.nn as nn", "from torch import nn"])
 def test_every_way_to_import_torch_is_seen(line: str) -> None:
     assert packages(ast.parse(f"def f():\n    {line}")) == {"torch"}
+
+
+def test_compiled_code_reaches_only_the_sources_that_name_its_cache() -> None:
+    """A constant of any other module could change, and old machine code would go on with it."""
+    sources = {module_of(path) for path in matching(PACKAGE, SOURCES)}
+    compiling = [
+        module
+        for module, path in MODULES.items()
+        if re.search(r"^@(compiled|compiled_callback|on_demand|njit)\b", path.read_text(), re.M)
+    ]
+    assert len(compiling) > 20
+    for module in compiling:
+        reached = {name for name in graph()[module] if not name.startswith("nc10d.base.")}
+        assert reached <= sources | {"nc10d.errors"}, module

@@ -228,6 +228,73 @@ def test_a_forged_stream_is_an_error_that_names_its_sender(two: Ranks, stream: b
     assert two.run(body) == [((1, [5]), ["after"]), (None, [None])]
 
 
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, LookupError])
+def test_a_call_that_fails_before_its_hooks_begin_is_made_in_python(
+    two: Ranks, error: type[Exception]
+) -> None:
+    def fails(*_: Any) -> int:
+        raise error
+
+    def body(group: Any) -> Any:
+        made_twice(group)
+        for prepared in group._preparing.hooked.values():
+            prepared.run_hooked = fails
+        found = [call(group, {"new": group.rank}, []) for call in CALLS]
+        for prepared in group._preparing.hooked.values():
+            prepared.make_hooked()
+        return found, [call(group, {"newer": group.rank}, []) for call in CALLS]
+
+    for rank, found in enumerate(two.run(body)):
+        for name, results in zip(("new", "newer"), found, strict=True):
+            objs = [{name: each} for each in range(SIZE)]
+            assert results == [expected(call, rank, objs) for call in CALLS]
+
+
+class Counted:
+    """A small array whose encoder is counted, and may do something else."""
+
+    nbytes = 16
+
+    def __init__(self, also: Callable[[], object] = int) -> None:
+        self.also, self.encoded = also, 0
+
+    def encode(self) -> Any:
+        self.encoded += 1
+        self.also()
+        return np.zeros(2)
+
+
+dist.register_type(
+    Counted, Counted.encode, lambda _: Counted(), "counted", move=lambda value, _: value
+)
+
+
+def test_the_encoder_of_a_small_array_runs_once_in_each_call(two: Ranks) -> None:
+    def body(group: Any) -> list[list[int]]:
+        sub = group.split_group([[0, 1]])  # whose first calls these are
+        sent = [[Counted() for _ in range(4)] for _ in CALLS]
+        for call, counted in zip(CALLS, sent, strict=True):
+            for each in counted:
+                call(sub, each, [])
+        sub.close()
+        return [[each.encoded for each in counted] for counted in sent]
+
+    counts = two.run(body)
+    assert counts == [[[0] * 4, [1] * 4, [1] * 4, [0] * 4], [[1] * 4] * 4]
+
+
+@pytest.mark.parametrize("obj", [b"short", bytes(100_000)], ids=len)
+def test_a_list_that_changes_amid_a_call_is_filled_all_the_same(two: Ranks, obj: bytes) -> None:
+    def body(group: Any) -> Any:
+        made_twice(group)
+        places: list[Any] = [None] * SIZE
+        mine = Counted(lambda: places.append(7)) if group.rank == 0 else obj
+        dist.all_gather_object(places, mine, group)
+        return len(places), places[1], message(group, "after", [])
+
+    assert two.run(body) == [(SIZE, obj, ["after"]), (SIZE, obj, [None])]
+
+
 def test_calls_keep_nothing_of_what_they_carry(two: Ranks) -> None:
     shared = object.__new__(Broken), "a text of its own" * 3
 

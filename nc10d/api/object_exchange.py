@@ -333,21 +333,17 @@ def for_each_rank(
     return out
 
 
-def gather_list(places: list[Any] | None, wanted: bool, size: int) -> list[Any] | None:
-    """Return the list to fill, None except on the destination.
-
-    TypeError unless it is a list, ValueError if it does not fit.
-    """
+def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None:
+    """Check the list to fill, which only the destination has; TypeError or ValueError."""
     if not wanted:
         if places:
             raise ValueError("object_gather_list must be None on ranks other than the destination")
-        return None
+        return
     if places is None:
         raise ValueError("object_gather_list must be given on the destination rank")
     if not isinstance(places, list):
         raise TypeError(f"object_gather_list must be a list, got {type(places).__name__}")
     check_length("object_gather_list", places, size)
-    return places
 
 
 def check_list(call: str, objects: Any) -> None:

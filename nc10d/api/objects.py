@@ -33,11 +33,11 @@ from nc10d.api.object_exchange import (
     Location,
     ObjectCall,
     OutgoingObject,
+    check_gather_list,
     check_length,
     check_list,
     encode_outgoing,
     for_each_rank,
-    gather_list,
     opening_of,
     part,
     pieces_to_send,
@@ -142,9 +142,9 @@ def all_gather_object(
     call = ObjectCall(
         "all_gather_object", found, openings, allow_pickle, weights_only, map_location
     )
-    check_length("object_list", object_list, size)
     out = None
     if not openings.ran:
+        check_length("object_list", object_list, size)
         out = encode_outgoing(obj, call.allow_pickle, openings)
         found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects()
@@ -190,9 +190,10 @@ def gather_object(
         return
     openings = openings or take(size)
     call = ObjectCall("gather_object", found, openings, allow_pickle, weights_only, map_location)
-    places = gather_list(object_gather_list, here, size)
+    places = object_gather_list if here else None
     out = None
     if not openings.ran:
+        check_gather_list(object_gather_list, here, size)
         out = encode_outgoing(obj, call.allow_pickle, openings)
         found.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects(NO_ROWS if places is None else ALL_ROWS)

@@ -212,7 +212,8 @@ class PreparingBackend(Protocol):
     def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> PreparedCall | None:
         """Return the prepared call of operations between hooks, and add it to `hooked`.
 
-        None if there is none yet. For messages, x is a tuple of all arrays, of the same size.
+        None if there is none yet. For messages, x is a tuple of all arrays, of the same size. May
+        block to compile.
         """
 
     def finish(self, prepared: Any, answer: int, x: Any, y: Any, timeout: float) -> bool:

@@ -49,7 +49,7 @@ _FIRST = 8 * H_WORDS
     O_TABLE,  # address of the openings that come
     O_COUNT,  # their number
     O_SCRATCH,  # address of the memory of a check
-    O_END,  # where the latest stream in O_OWN ends; 0: none is there
+    O_END,  # where the stream in O_OWN ends that is to be sent; 0: none is there
     O_DIRTY,  # where the bytes of O_OWN end that may be of an earlier object
     O_SEEK,  # `seek` of the file that the pickler writes
     O_DUMP,  # `dump` of the pickler
@@ -226,6 +226,7 @@ def nc10d_fill(block: int, values: int) -> int:
 
 def _after(block: int) -> int:
     """Check the table, and fill H_PLACES with its objects."""
+    store(block + O_END, 0)
     task = load(block + H_TASK)
     if task & (READS | EACH) == 0:
         return 0

@@ -108,9 +108,9 @@ class Openings:
 
     def begin_fallback(self, answer: int | None) -> None:
         """Prepare for the caller, who goes on where the hooks have stopped; None: none has run."""
-        self.since, self.ran = monotonic(), 0
+        self.since = monotonic()
+        self.ran, self._state[_RAN] = self._state[_RAN], 0
         if answer is not None:
-            self.ran = self._state[_RAN]
             self._written = self._written or self._state[_END]
 
     def put(self, value: Any) -> bool:
@@ -189,6 +189,6 @@ def take(count: int) -> Openings:
 
 def give_back(openings: Openings) -> None:
     """Keep Openings for a later call."""
-    openings._written = 0
+    openings._written = openings._state[_END] = 0
     if openings._state[_DIRTY] <= _KEPT:
         pools[len(openings.table)].append(openings)

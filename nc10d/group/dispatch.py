@@ -346,7 +346,10 @@ class Dispatcher(Collectives, PointToPoint):
 
     @property
     def seq(self) -> int:
-        """The number of launches so far on this rank; a coalesced batch is a single launch."""
+        """The number of launches so far on this rank.
+
+        A single launch are a coalesced batch, and the messages of an object that hooks have sent.
+        """
         with self._lock:
             # Looking at the counter advances it; that is subtracted again.
             self._looks += 1

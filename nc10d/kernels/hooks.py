@@ -8,7 +8,7 @@ without the GIL, returns their number. The words behind the first H_WORDS are th
     H_BEFORE, H_COUNT, H_AFTER     addresses of the hooks
     H_TASK                         what the hooks have to do, in a code of their own
     H_VALUE, H_PLACES              addresses of the object to send and the list to fill
-    H_RAN                          the number of operations that have ended
+    H_RAN                          the number of operations that have ended; 0 between calls
 
     answer       of             operation   list        what follows
     0            before         not yet     unchanged   the operation

@@ -70,15 +70,17 @@ class Prepared:
     arrays = 1
     """How many addresses of arrays follow a descriptor of the call."""
 
-    def __init__(self, channel: Channel, words: Any, **entries: Callable[[], EntryPoint]) -> None:
-        """Each of `entries` returns a compiled function for its attribute; may block to compile."""
+    def __init__(
+        self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
+    ) -> None:
+        """`entry` returns the compiled function that runs the call; it may block to compile it."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
         self._spare: list[Submission] = []
         self._submit: EntryPoint | None = None
-        for name, entry in entries.items():
+        if entry is not None:
             # Not a bound method: that would be a cycle, which keeps arrays until a collection.
-            setattr(self, name, partial(_first_run, weakref.ref(self), name, entry))
+            self.run = partial(_first_run, weakref.ref(self), entry)
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the call as operations, for errors and Works."""
@@ -89,6 +91,10 @@ class Prepared:
 
     def submit_entry(self) -> EntryPoint:
         """Return the compiled function that submits the call; it may block to compile it."""
+        raise NotImplementedError
+
+    def make_hooked(self) -> None:
+        """Set `run_hooked`; may block to compile it."""
         raise NotImplementedError
 
     def submit(
@@ -148,16 +154,15 @@ class Prepared:
 
 
 def _first_run(
-    reference: weakref.ref[Prepared], name: str, entry: Callable[[], EntryPoint], *arguments: Any
+    reference: weakref.ref[Prepared], entry: Callable[[], EntryPoint], words: Any, x: Any, y: Any
 ) -> int:
     """Run a call for the first time; later calls go to the compiled function directly."""
     prepared = reference()
     assert prepared is not None, "the caller holds it"
-    run = entry()
-    setattr(prepared, name, run)
+    prepared.run = run = entry()
     # This frame is nc10d's own, and the engine learns that here: the frames of later calls
     # differ, and an unknown frame costs a second attempt each time.
-    while (answer := run(*arguments)) == at.NEW_SITE:
+    while (answer := run(words, x, y)) == at.NEW_SITE:
         call_sites.learn()
     return int(answer)
 
@@ -209,12 +214,7 @@ class PreparedCollective(Prepared):
         words: Words = np.zeros(at.K_BYTES // _WORD, np.int64)
         for offset, value in fields.items():
             words[offset // _WORD] = value
-        super().__init__(
-            channel,
-            words,
-            run=lambda: prepared_calls.run_prepared,
-            run_hooked=lambda: hooked_calls.run_hooked_collective,
-        )
+        super().__init__(channel, words, lambda: prepared_calls.run_prepared)
         self._keep = (linked, given[0].dtype, lowered.arrays[: len(own)], table, rows)
         self.arrays = len(table)
         self.address: int = address(words)
@@ -226,6 +226,10 @@ class PreparedCollective(Prepared):
     def submit_entry(self) -> EntryPoint:
         """Return submit_prepared."""
         return prepared_calls.submit_prepared
+
+    def make_hooked(self) -> None:
+        """Set `run_hooked`."""
+        self.run_hooked = hooked_calls.run_hooked_collective
 
 
 def arrays_in(*arguments: Any) -> list[Any]:
@@ -262,12 +266,7 @@ class PreparedMessage(Prepared):
         near: bool,
         x: Any,
     ) -> None:
-        super().__init__(
-            channel,
-            model.words,
-            run=lambda: prepared_messages.run_message,
-            run_hooked=lambda: hooked_calls.run_hooked_messages,
-        )
+        super().__init__(channel, model.words, lambda: prepared_messages.run_message)
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
         model.words[at.D_ARRAY_COUNT // _WORD] = x.size
@@ -295,6 +294,10 @@ class PreparedMessage(Prepared):
     def submit_entry(self) -> EntryPoint:
         """Return submit_message."""
         return prepared_messages.submit_message
+
+    def make_hooked(self) -> None:
+        """Set `run_hooked`."""
+        self.run_hooked = hooked_calls.run_hooked_messages
 
     def start(
         self,

@@ -85,6 +85,7 @@ class PreparedCache:
         found = self._find_call(PARTS[kind].make(extra, x[0] if type(y) is int else x, y))
         if found is None:
             return None
+        found[0].make_hooked()
         self.hooked[kind, extra] = found[0]
         return found[0]
 

@@ -40,7 +40,10 @@ def nc10d_after(block: int, answer: int) -> int:
     """Run the hook `after` if the operation has ended; return the answer of the whole."""
     if answer != at.DONE:
         return answer
-    return call_address(load(block + H_AFTER), block)
+    answer = call_address(load(block + H_AFTER), block)
+    if answer == 0:
+        store(block + H_RAN, 0)
+    return answer
 
 
 @njit(nogil=True)
