@@ -20,7 +20,7 @@ from typing import Any
 from numba import njit, types
 
 from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind
-from nc10d.codec.opcodes import nc10d_bytes, nc10d_plain, nc10d_rows
+from nc10d.codec.opcodes import nc10d_bytes, nc10d_items, nc10d_plain
 from nc10d.kernels import python_api as py
 from nc10d.kernels.cache import address_of, compiled_callback, entry_points, on_demand
 from nc10d.kernels.hooks import (
@@ -75,13 +75,13 @@ def nc10d_end(opening: int) -> int:
 def nc10d_whole(table: int, count: int, scratch: int) -> bool:
     """Return whether each opening has the whole message of a plain object.
 
-    `table` is the address of the openings, `scratch` that of ROWS x OPENING int64 words.
+    `table` is the address of the openings, `scratch` that of OPENING x ITEM_WORDS int64 words.
     """
-    rows = nc10d_rows(scratch, OPENING)
+    items = nc10d_items(scratch, OPENING)
     for row in range(count):
         opening = table + row * OPENING
         end = nc10d_end(opening)
-        if end == 0 or not nc10d_plain(nc10d_bytes(opening + START, end - START), rows):
+        if end == 0 or not nc10d_plain(nc10d_bytes(opening + START, end - START), items):
             return False
     return True
 
@@ -97,7 +97,7 @@ def nc10d_seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
     store(opening + _KIND, _PLAIN)
     store(opening + _HEADER, end - START)
     store(opening + _PAYLOAD, 0)
-    return nc10d_plain(content[START:end], nc10d_rows(scratch, OPENING))
+    return nc10d_plain(content[START:end], nc10d_items(scratch, OPENING))
 
 
 @on_demand("boolean(int64, int64, int64)")

@@ -1,7 +1,8 @@
 """Check that a pickle builds plain objects and can do nothing else; see nc10d.codec.plain.
 
 `check` follows the unpickler's stack and memo. An item has a kind, a depth, and a weight: how many
-parts a hash of it visits. The first three rows of `rows` are the stack, the last three the memo.
+parts a hash of it visits. A row of `items` has the item at a place of the stack in its first three
+words, and in its last three that at a place of the memo.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nc10d.codec.tags import MAX_DEPTH
 from nc10d.kernels.cache import entry_points, on_demand
 from nc10d.kernels.simd import I8, I64, Builder, Value, emits
 
-ROWS = 6
+ITEM_WORDS = 6
 _HEAVIEST = 1 << 20
 """The weight of all keys and members of sets: beyond, hashing them takes a noticeable time."""
 _MOST_COPIED = 64
@@ -112,9 +113,9 @@ def nc10d_bytes(address: int, size: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_rows(address: int, columns: int) -> Any:
+def nc10d_items(address: int, places: int) -> Any:
     """Return the memory of a check at an address as an array."""
-    return carray(_pointer_to_words(address), (ROWS, columns))
+    return carray(_pointer_to_words(address), (places, ITEM_WORDS))
 
 
 @njit(nogil=True)
@@ -127,52 +128,52 @@ def nc10d_number(stream: Any, at: int, width: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_first(rows: Any, top: int, takes: int) -> int:
+def nc10d_first(items: Any, top: int, takes: int) -> int:
     """Return the place of the first item that an opcode takes, -1 if there are not so many."""
     first = top - takes
     if takes == 0:
-        while first > 0 and rows[0, first - 1] < _MARK:
+        while first > 0 and items[first - 1, 0] < _MARK:
             first -= 1
-        return first if first > 0 and rows[0, first - 1] == _MARK else -1
+        return first if first > 0 and items[first - 1, 0] == _MARK else -1
     for i in range(max(first, 0), top):
-        if rows[0, i] >= _MARK:
+        if items[i, 0] >= _MARK:
             return -1
     return first
 
 
 @njit(nogil=True)
-def nc10d_weigh(rows: Any, first: int, top: int, step: int) -> Any:
+def nc10d_weigh(items: Any, first: int, top: int, step: int) -> Any:
     """Return the weight of each `step`-th item from `first` on, at most _HEAVIEST."""
     weight: Any = np.int64(0)
     for i in range(first, top, step):
-        weight = min(weight + rows[2, i], _HEAVIEST)
+        weight = min(weight + items[i, 2], _HEAVIEST)
     return weight
 
 
 @njit(nogil=True)
-def nc10d_take(code: int, rows: Any, top: int) -> Any:
+def nc10d_take(code: int, items: Any, top: int) -> Any:
     """Carry out an opcode that takes items; return the new top and the weight of what is hashed.
 
     The top is -1 if the unpickler would fail, or would call a method of something else.
     """
     takes = _TAKES[code]
-    first = nc10d_first(rows, top, takes)
+    first = nc10d_first(items, top, takes)
     below = first - 1 if takes else first - 2  # the item under what is taken, mark included
     depth = 1
     for i in range(max(first, 0), top):
-        depth = max(depth, rows[1, i] + 1)
+        depth = max(depth, items[i, 1] + 1)
     if first < 0 or depth > MAX_DEPTH:
         return -1, 0
     if _EFFECT[code] == _BUILD:
-        weight = 1 + nc10d_weigh(rows, first, top, 1)
-        rows[0, below + 1], rows[1, below + 1], rows[2, below + 1] = _TUPLE, depth, weight
+        weight = 1 + nc10d_weigh(items, first, top, 1)
+        items[below + 1, 0], items[below + 1, 1], items[below + 1, 2] = _TUPLE, depth, weight
         return below + 2, weight if code == _FROZENSET else 0
     kind = _CONTAINER[code]
-    if below < 0 or rows[0, below] != kind or (kind == _DICT and (top - first) % 2 != 0):
+    if below < 0 or items[below, 0] != kind or (kind == _DICT and (top - first) % 2 != 0):
         return -1, 0
-    rows[1, below] = max(rows[1, below], depth)
+    items[below, 1] = max(items[below, 1], depth)
     step = 2 if kind == _DICT else 1
-    return below + 1, 0 if kind == _LIST else nc10d_weigh(rows, first, top, step)
+    return below + 1, 0 if kind == _LIST else nc10d_weigh(items, first, top, step)
 
 
 @njit(nogil=True)
@@ -193,8 +194,8 @@ def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_plain(stream: Any, rows: Any) -> bool:
-    """Return whether a pickle builds one plain object; `rows` has a column more than its bytes."""
+def nc10d_plain(stream: Any, items: Any) -> bool:
+    """Return whether a pickle builds one plain object; `items` has a row more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
     hashed: Any = np.int64(0)
     copied: Any = np.int64(0)
@@ -204,7 +205,7 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
         if effect == _REFUSE or width > size - at:
             return False
         if effect == _PUSH and not _READ[code]:
-            rows[0, top], rows[1, top], rows[2, top] = _KIND[code], 0, 1
+            items[top, 0], items[top, 1], items[top, 2] = _KIND[code], 0, 1
             top, at = top + 1, at + width
             continue
         number = nc10d_number(stream, at, width if _READ[code] else 0)
@@ -213,34 +214,36 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
             return False
         start, at = at, at + (number if _HAS_CONTENT[code] else 0)
         if effect == _END:
-            return at == size and top == 1 and rows[0, 0] < _MARK
+            return at == size and top == 1 and items[0, 0] < _MARK
         if effect == _PUSH:
             kind = nc10d_text_kind(stream, start, number) if code == _TEXT else _KIND[code]
             weight = 1 + number // _WORD if _HEAVY[code] else 1
-            rows[0, top], rows[1, top], rows[2, top] = kind, 0, weight
+            items[top, 0], items[top, 1], items[top, 2] = kind, 0, weight
             top += 1
         elif effect == _GET:
             if number >= kept:
                 return False
-            rows[:3, top] = rows[3:, number]
+            for i in range(3):
+                items[top, i] = items[number, 3 + i]
             top += 1
         elif effect == _KEEP:
-            if top == 0 or rows[0, top - 1] == _MARK:
+            if top == 0 or items[top - 1, 0] == _MARK:
                 return False
-            rows[3:, kept] = rows[:3, top - 1]
+            for i in range(3):
+                items[kept, 3 + i] = items[top - 1, i]
             kept += 1
         elif effect in (_FIND, _CALL):
             wanted, needed = (_MODULE, _NAME) if effect == _FIND else (_FUNCTION, _TUPLE)
             top -= 1
-            if top < 1 or rows[0, top - 1] != wanted or rows[0, top] != needed:
+            if top < 1 or items[top - 1, 0] != wanted or items[top, 0] != needed:
                 return False
             if effect == _CALL:
-                copied += rows[2, top] * _WORD
+                copied += items[top, 2] * _WORD
                 if copied > _MOST_COPIED * size:  # the same bytes in many calls
                     return False
-            rows[0, top - 1] = _FUNCTION if effect == _FIND else _LEAF
+            items[top - 1, 0] = _FUNCTION if effect == _FIND else _LEAF
         elif effect != _SKIP:
-            top, weight = nc10d_take(code, rows, top)
+            top, weight = nc10d_take(code, items, top)
             if top < 0:
                 return False
             hashed += weight
@@ -248,13 +251,13 @@ def nc10d_plain(stream: Any, rows: Any) -> bool:
 
 
 @on_demand("boolean(int64, int64, int64, int64)")
-def _check(stream: int, size: int, rows: int, columns: int) -> bool:
+def _check(stream: int, size: int, scratch: int, places: int) -> bool:
     """Return whether a pickle builds one plain object.
 
-    `stream` is the address of its `size` bytes, `rows` that of ROWS x `columns` words; columns are
-    more than bytes. The caller keeps both in memory.
+    `stream` is the address of its `size` bytes, `scratch` that of places x ITEM_WORDS words, with
+    more places than bytes. The caller keeps both in memory.
     """
-    return nc10d_plain(nc10d_bytes(stream, size), nc10d_rows(rows, columns))
+    return nc10d_plain(nc10d_bytes(stream, size), nc10d_items(scratch, places))
 
 
 __getattr__ = entry_points(__name__)

@@ -18,10 +18,10 @@ import numpy as np
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import compiled_openings as compiled
-from nc10d.codec import opcodes
 from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, START, WRITES
 from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import OPENING, PIECE, cut, pieces_used
+from nc10d.codec.opcodes import ITEM_WORDS
 from nc10d.codec.plain import PlainWriter, is_plain
 from nc10d.kernels.hooks import H_RAN, REFUSED, UNFINISHED
 
@@ -59,7 +59,7 @@ class Openings:
             GATHER_ELSEWHERE: (self.own, self.table),
         }
         self._streams = [row.data[START:] for row in self.table]
-        self._scratch = np.empty((opcodes.ROWS, OPENING), np.int64)
+        self._scratch = np.empty((OPENING, ITEM_WORDS), np.int64)
         self._own_address, self._table_address, self._scratch_address = (
             x.ctypes.data for x in (self.own, self.table, self._scratch)
         )

@@ -141,12 +141,12 @@ def is_plain(stream: Bytes) -> bool:
     if stream.dtype != np.uint8 or not stream.flags.c_contiguous:
         raise TypeError(f"a stream is contiguous bytes, got {stream.dtype}, {stream.strides}")
     if size > _KEPT:
-        rows = np.empty((opcodes.ROWS, size + 1), np.int64)
-        return bool(opcodes.check(stream.ctypes.data, size, rows.ctypes.data, size + 1))
+        scratch = np.empty((size + 1, opcodes.ITEM_WORDS), np.int64)
+        return bool(opcodes.check(stream.ctypes.data, size, scratch.ctypes.data, size + 1))
     try:
-        rows = _spare.pop()
+        scratch = _spare.pop()
     except IndexError:
-        rows = np.empty((opcodes.ROWS, _KEPT + 1), np.int64)
-    answer = bool(opcodes.check(stream.ctypes.data, size, rows.ctypes.data, _KEPT + 1))
-    _spare[:] = (rows,)
+        scratch = np.empty((_KEPT + 1, opcodes.ITEM_WORDS), np.int64)
+    answer = bool(opcodes.check(stream.ctypes.data, size, scratch.ctypes.data, _KEPT + 1))
+    _spare[:] = (scratch,)
     return answer
