@@ -250,6 +250,25 @@ def test_a_call_that_fails_before_its_hooks_begin_is_made_in_python(
             assert results == [expected(call, rank, objs) for call in CALLS]
 
 
+def launches(group: Any) -> list[int]:
+    """Return how many launches each of several equal messages and collectives is."""
+    found = []
+    for obj in (1, bytes(2500), bytes(100_000)):
+        for turn in range(4):
+            if turn == 3 and group.rank == 1:
+                threading.Event().wait(0.2)  # as in `late`: the number is the same
+            before = group.seq
+            message(group, obj, [])
+            all_gather(group, obj, [])
+            found.append(group.seq - before)
+    return found
+
+
+def test_a_call_is_as_many_launches_with_hooks_as_without(two: Ranks) -> None:
+    counts = two.run(launches)
+    assert counts == [[2] * 4 + [4] * 4 + [4] * 4] * SIZE
+
+
 class Counted:
     """A small array whose encoder is counted, and may do something else."""
 

@@ -30,7 +30,7 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.kernels.hooks import REFUSED, UNFINISHED, H, Hooks, HooksPool
+from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED, H, Hooks, HooksPool
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
 
@@ -169,14 +169,16 @@ class Dispatcher(Collectives, PointToPoint):
                 answer = prepared.run_hooked(prepared.words, x, y, block, task, value, places)
             except raised_here(Exception) as error:
                 answer = hooks.answer_to(error)
-            if answer or prepared.in_flight:
+            if answer < ALL_DONE or prepared.in_flight:
                 self._finish_hooked(backend, prepared, answer, hooks, x, y)
         except BaseException:
             backend.abandon(prepared, x, y)
             raise
-        if answer:
+        if answer < ALL_DONE:
             return hooks
         next(self._launches)
+        for _ in range(ALL_DONE + 1, answer):
+            next(self._launches)  # each piece of a message is a launch, as without hooks
         pool.append(hooks)
         return None
 
@@ -185,7 +187,7 @@ class Dispatcher(Collectives, PointToPoint):
     ) -> None:
         """Complete the operation at which the hooks have stopped, if it has begun; may block."""
         x, y = xy
-        if answer == 0:
+        if answer >= ALL_DONE:
             backend.finish(prepared, 0, x, y, self.timeout)
             return
         hooks.begin_fallback(answer)
@@ -346,10 +348,7 @@ class Dispatcher(Collectives, PointToPoint):
 
     @property
     def seq(self) -> int:
-        """The number of launches so far on this rank.
-
-        A single launch are a coalesced batch, and the messages of an object that hooks have sent.
-        """
+        """The number of launches so far on this rank; a coalesced batch is a single launch."""
         with self._lock:
             # Looking at the counter advances it; that is subtracted again.
             self._looks += 1

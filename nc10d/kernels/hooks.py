@@ -12,13 +12,13 @@ without the GIL, returns their number. The words behind the first H_WORDS are th
 
     answer       of             operation   list        what follows
     0            before         not yet     unchanged   the operation
-    0            after          has run     filled      nothing: all is done
+    0            after          has run     filled      the entry point returns ALL_DONE + H_RAN
     REFUSED      before         not run     unchanged   the caller does all of it in Python
     UNFINISHED   after          has run     unchanged   the caller reads the objects in Python
     RAISED       before, after  as H_RAN    unchanged   the entry point raises the exception set
     other        the operation  as H_RAN    unchanged   PreparingBackend.finish, then the caller
 
-The engine's own answers never have the values of REFUSED, UNFINISHED and RAISED.
+The engine's own answers never have these values.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Protocol, TypeVar
 H_BEFORE, H_COUNT, H_AFTER, H_TASK, H_VALUE, H_PLACES, H_RAN = range(0, 56, 8)
 H_WORDS = 7
 REFUSED, UNFINISHED, RAISED = 64, 65, 66
+ALL_DONE = 128
 
 
 class Hooks(Protocol):

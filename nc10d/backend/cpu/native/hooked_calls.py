@@ -2,8 +2,8 @@
 
 `hooks` is the array of a block of hooks, which no other thread may use during the call. The hooks'
 arguments are `task`, `value` and `places`; the others are those of run_message and run_prepared. An
-entry returns what these return, or a hook's answer. The hook `after` runs only if all operations
-have returned DONE.
+entry returns what these return, or a hook's answer, or ALL_DONE and the number of operations. The
+hook `after` runs only if all operations have returned DONE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from nc10d.backend.cpu.native.prepared_calls import nc10d_run_prepared
 from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message
 from nc10d.kernels import python_api as py
 from nc10d.kernels.cache import entry_points, on_demand
-from nc10d.kernels.hooks import H_AFTER, H_BEFORE, H_COUNT, H_PLACES, H_RAN, H_TASK, H_VALUE
+from nc10d.kernels.hooks import (
+    ALL_DONE,
+    H_AFTER,
+    H_BEFORE,
+    H_COUNT,
+    H_PLACES,
+    H_RAN,
+    H_TASK,
+    H_VALUE,
+)
 from nc10d.kernels.python_api import answer_type
 
 _WORD = types.int64
@@ -41,9 +50,11 @@ def nc10d_after(block: int, answer: int) -> int:
     if answer != at.DONE:
         return answer
     answer = call_address(load(block + H_AFTER), block)
-    if answer == 0:
-        store(block + H_RAN, 0)
-    return answer
+    if answer != 0:
+        return answer
+    ran = load(block + H_RAN)
+    store(block + H_RAN, 0)
+    return ALL_DONE + ran
 
 
 @njit(nogil=True)
