@@ -42,8 +42,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def register() -> None:
     """Register tensors and parameters as array types, and as parts of objects that nc10d sends.
 
-    Objects contain only values, without autograd history. They are loaded on the CPU, or on the
-    device of `map_location`.
+    Objects contain only values, without autograd history; a parameter stays frozen, or trainable.
+    They are loaded on the CPU, or on the device of `map_location`.
     """
     for kind in _PLAIN:
         buffer.register(kind, as_buffer, lambda x: str(x.device.type), subclasses=True)
@@ -54,10 +54,10 @@ def register() -> None:
     register_type(torch.Tensor, _values, _from_values, "torch.Tensor", torch.Tensor.to)
     register_type(
         torch.nn.Parameter,
-        _values,
-        lambda state: torch.nn.Parameter(_from_values(state)),
+        lambda x: _values(x) if x.requires_grad else (_values(x),),
+        _parameter,
         "torch.nn.Parameter",
-        lambda x, device: torch.nn.Parameter(x.detach().to(device)),
+        lambda x, device: torch.nn.Parameter(x.detach().to(device), x.requires_grad),
     )
     register_type(torch.Size, tuple, torch.Size, "torch.Size")
     register_type(torch.device, str, torch.device, "torch.device")
@@ -266,6 +266,15 @@ def _from_values(state: Any) -> torch.Tensor:
     if type(state) is not np.ndarray:
         raise CodecError(f"a tensor's values are an array, not a {type(state).__name__}")
     return as_tensor(state)
+
+
+def _parameter(state: Any) -> torch.nn.Parameter:
+    """Return a parameter; the state of a frozen one is a tuple with its values."""
+    frozen = type(state) is tuple and len(state) == 1
+    values = _from_values(state[0] if frozen else state)
+    if not (frozen or values.is_floating_point() or values.is_complex()):
+        raise CodecError(f"a parameter of {values.dtype} is frozen")
+    return torch.nn.Parameter(values, not frozen)
 
 
 def _part(x: Any) -> Any:

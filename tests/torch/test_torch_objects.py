@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,6 +121,25 @@ def test_the_state_of_an_optimizer_travels(name: str) -> None:
     optimizer.step(loss)
     optimizer.load_state_dict(through(optimizer.state_dict()))
     optimizer.step(loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_a_frozen_parameter_stays_frozen(dtype: torch.dtype, count: int) -> None:
+    frozen = torch.nn.Parameter(torch.ones(count, dtype=dtype), requires_grad=False)
+    trainable = torch.nn.Parameter(torch.ones(count))
+    first, second = through([frozen, trainable])
+    assert (type(first), first.requires_grad) == (torch.nn.Parameter, False)
+    assert (type(second), second.requires_grad) == (torch.nn.Parameter, True)
+    assert torch.equal(first, frozen)
+
+
+@pytest.mark.parametrize("state", [np.ones(2, np.int64), (), (1,), (np.ones(2), False)])
+def test_a_forged_parameter_is_an_error(state: Any) -> None:
+    from nc10d.codec.type_registry import codec_named
+
+    with pytest.raises(CodecError):
+        codec_named("torch.nn.Parameter").decode(state)
 
 
 @pytest.mark.parametrize("name", ["torch.Tensor", "float33", 7])
