@@ -239,7 +239,7 @@ class Context:
         while True:
             # The worker spins only for a moment: the cores belong to the threads that compute.
             answer = entry_points.work(
-                self.rank_block, policy.spin // 4, policy.yields // 20, WORKER_SLICE_NS
+                self.rank_block, policy.spin // 4, policy.few_yields, WORKER_SLICE_NS
             )
             if answer == at.DONE:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from nc10d import ops
+from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.works import CompletedCall, PreparedWork
 from nc10d.ops import Recv
@@ -97,6 +99,61 @@ def prepared_receive(group: Any) -> tuple[Any, Any, Any]:
         group.send(x, 0) if group.rank else group.recv(x, 1)
     launcher = group.backend("cpu").launcher
     return launcher.latest[Recv].get(1), group.backend("cpu").group.links, launcher.waiter
+
+
+def test_after_a_wait_the_peer_that_blocks_the_rest_knows_whom_to_ring() -> None:
+    # Otherwise the next operation would stand still until the worker looks by itself.
+    count = 30
+    checked = [threading.Event() for _ in range(count)]
+
+    def left(group: Any) -> int:
+        x = np.ones(3)
+        if group.rank == 1:
+            for event in checked:
+                group.all_reduce(x)
+                assert event.wait(60)
+            return 0
+        works = [group.all_reduce(np.ones(3), async_op=True) for _ in range(count)]
+        silent, channel = 0, group.backend("cpu").group.channel
+        for work, event in zip(works, checked, strict=True):
+            work.wait()
+            free = channel.get(at.C_LOCK) == 0  # else the worker is about to set the bit
+            sleepers = channel.get(at.C_BLOCKED_AT) + at.LINE_SLEEPERS
+            bit = entry_points.load_word(sleepers) & channel.get(at.C_BELL_BIT)
+            silent += free and not bit and work is not works[-1]
+            event.set()
+        return silent
+
+    assert run_ranks(left, 2) == [0, 0]
+
+
+def test_after_a_yield_in_vain_launches_do_not_yield_for_a_while() -> None:
+    late = threading.Event()
+    works: list[Any] = []
+
+    def launched(group: Any) -> bool:
+        for _ in range(2):
+            group.all_reduce(np.ones(3), async_op=True).wait()
+        channel = group.backend("cpu").group.channel
+        channel.words[at.C_MEET_YIELDS // 8] = 20  # as where ranks share cores
+        if group.rank == 1:
+            assert late.wait(60)
+            for _ in works:
+                group.all_reduce(np.ones(3))
+            return True
+        # On a busy machine few launches follow each other closely enough to yield.
+        kept = False
+        while not kept and len(works) < 3000:
+            works.append(group.all_reduce(np.ones(3), async_op=True))
+            until = channel.get(at.C_LAUNCHED)
+            works.append(group.all_reduce(np.ones(3), async_op=True))
+            kept = channel.get(at.C_LAUNCHED) == until > time.monotonic_ns()
+        late.set()
+        for work in works:
+            work.wait()
+        return kept
+
+    assert run_ranks(launched, 2) == [True, True]
 
 
 def test_no_receive_is_posted_past_the_thread_that_holds_the_unexpected_queue() -> None:

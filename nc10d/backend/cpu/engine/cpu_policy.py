@@ -32,6 +32,16 @@ class WaitPolicy:
     spin: int
     yields: int
 
+    @property
+    def few_yields(self) -> int:
+        """How often a thread yields that has other things to do."""
+        return self.yields // 20
+
+    @property
+    def meet_yields(self) -> int:
+        """How often a thread yields that launches a collective; 0: it spins."""
+        return 0 if self.spin else self.few_yields
+
 
 def cores() -> float:
     """Return the cores this process may use, fractions of a quota included."""

@@ -114,8 +114,8 @@ class Prepared:
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
         in_flight, spare = self.in_flight, self._spare
         try:
-            submission = spare.pop()
-        except IndexError:
+            submission = spare.pop() if spare else self.channel.blank(self.arrays)
+        except IndexError:  # another thread has taken it
             submission = self.channel.blank(self.arrays)
         words, address = submission.words, submission.address
         # In flight before the engine has the address: the worker may begin at once.

@@ -75,9 +75,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
             return at.FINISHED
         if waiting.nc10d_try_lock(channel):
-            answer = nc10d_help(channel, descriptor, until)
-            waiting.nc10d_unlock(channel)
-            return answer
+            return nc10d_help(channel, descriptor, until)
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
         # Another thread advances the channel. It rings when a submission ends. If it leaves before,

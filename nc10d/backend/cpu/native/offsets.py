@@ -100,6 +100,8 @@ LINK_TICKS = 8
     C_BROKEN,  # 0; BROKEN once it is stopped; FAILING once its program has failed
     C_SPIN,
     C_YIELD,
+    C_MEET_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
+    C_LAUNCHED,  # when the last launch ended; later than that after yields in vain
     C_UNMATCHED,  # an unexpected message at the head of a link: 1, its tag, its bytes, its dtype
     C_MESSAGE_TAG,
     C_MESSAGE_BYTES,
@@ -129,9 +131,9 @@ LINK_TICKS = 8
     C_CELLS,  # a link's first cell, 0 for the channel of a group's collectives
     C_CELL_MASK,  # the number of cells - 1
     C_RECEIVED,  # cells (bits) behind this round's whose messages have been received already
-) = range(0, 61 * 8, 8)
+) = range(0, 63 * 8, 8)
 RING_SLOTS = 512  # at first
-C_TABLES = 61 * 8
+C_TABLES = 63 * 8
 # Rows of a word per rank: staging buffers and inline slots (on a link, the data of the sender's
 # cell) of even rounds; the same of odd rounds;
 # staging buffers of even rounds again, so that the other slot is two rows on in any round;

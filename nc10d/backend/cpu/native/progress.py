@@ -19,7 +19,8 @@ at its head (ring.py).
 
 Invariant: a ring that is not empty is either being advanced, or a bell has been rung for a thread
 that will look, or this rank's bit (C_BELL_BIT) is set beside the counter that blocks the channel.
-Each function that lets go of the lock therefore looks at the ring again afterwards.
+Each function that lets go of the lock therefore sets that bit before, or looks at the ring again
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ CENTURIES = 9e9
 """Seconds whose nanoseconds are an int64."""
 # How often a launching thread advances the channel again before it leaves the rest to the worker.
 LOOKS = 4
+CLOSELY_NS = 20_000
+"""The longest time between two launches that follow each other closely."""
 
 
 @njit(nogil=True)
@@ -202,8 +205,36 @@ def nc10d_awake(channel: int) -> None:
 
 
 @njit(nogil=True)
+def nc10d_announce(channel: int, sleepy: bool) -> bool:
+    """Have the peer that blocks the channel ring this rank; return whether it has come meanwhile.
+
+    For sockets the poller rings, and only if the thread is `sleepy`.
+    """
+    # The order matters: set the bit, then look at the counter again. The set is a full fence, as
+    # the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
+    counter = load(channel + at.C_BLOCKED_AT)
+    atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
+    if sleepy:  # arming is a system call: a thread that looks again soon saves it
+        waiting.nc10d_arm(channel)
+    return load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
+
+
+@njit(nogil=True)
+def nc10d_stay(channel: int, until: int) -> int:
+    """Wait for the counter that blocks a channel: DONE, BLOCKED or ABORTED."""
+    # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
+    nc10d_awake(channel)
+    if waiting.nc10d_streaming(channel):
+        if waiting.nc10d_linger(channel) and atomics.nc10d_now() < until:
+            return at.DONE
+    elif waiting.nc10d_spin_blocked(channel):
+        return at.DONE
+    return waiting.nc10d_await_counter(channel, until)
+
+
+@njit(nogil=True)
 def nc10d_help(channel: int, descriptor: int, until: int) -> int:
-    """Advance the channel, whose lock is held, until a submission of it has ended.
+    """Advance the channel, whose lock is held, until a submission of it has ended; then unlock it.
 
     Returns FINISHED, 0 when it is `until` (ns), IDLE or UNMATCHED, or a failure.
     """
@@ -211,21 +242,18 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
         answer = nc10d_progress(channel)
         # Looked at before the answer: the submission may have ended before another one failed.
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
+            # Where the channel is blocked, its peer wakes the worker, and no earlier: a thread that
+            # waits for several Works is back soon.
+            if answer != at.BLOCKED or nc10d_announce(channel, True):
+                waiting.nc10d_unlock(channel)
+            else:
+                atomics.exchange(channel + at.C_LOCK, 0)
             return at.FINISHED
-        if answer != at.BLOCKED:
-            return answer
-        # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
-        nc10d_awake(channel)
-        if waiting.nc10d_streaming(channel):
-            if waiting.nc10d_linger(channel) and atomics.nc10d_now() < until:
-                continue
-        elif waiting.nc10d_spin_blocked(channel):
-            continue
-        answer = waiting.nc10d_await_counter(channel, until)
         if answer == at.BLOCKED:
-            return 0
+            answer = nc10d_stay(channel, until)
         if answer != at.DONE:
-            return answer
+            waiting.nc10d_unlock(channel)
+            return 0 if answer == at.BLOCKED else answer
 
 
 @njit(nogil=True)
@@ -243,13 +271,13 @@ def nc10d_deadline(timeout: float) -> int:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
+def nc10d_attend(channel: int, sleepy: bool, looks: int) -> int:
     """Advance one channel without waiting for long.
 
     Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
     A `sleepy` thread looks no more if nothing moves: it sleeps, or leaves the rest to the worker.
-    Sockets are armed before. The thread spins for a peer up to `spins` times; then the peer wakes
-    this rank.
+    Sockets are armed before. The thread waits a moment for a peer up to `looks` times; then the
+    peer wakes this rank.
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
@@ -264,22 +292,16 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
     unmatched = load(channel + at.C_UNMATCHED)
     progress = waiting.nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == at.BLOCKED and spins > 0:
-        if waiting.nc10d_streaming(channel) or not waiting.nc10d_spin_blocked(channel):
+    while answer == at.BLOCKED and looks > 0:
+        if waiting.nc10d_streaming(channel) or not waiting.nc10d_meet(channel):
             break
         answer = nc10d_progress(channel)
-        spins -= 1
+        looks -= 1
     moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
     moved = moved or waiting.nc10d_moved(channel) != progress
     unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
     if answer == at.BLOCKED:
-        # The order matters: set the bit, then look at the counter again. The set is a full fence,
-        # as the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
-        counter = load(channel + at.C_BLOCKED_AT)
-        atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-        if sleepy:  # arming is a system call: a thread that looks again soon saves it
-            waiting.nc10d_arm(channel)
-        moved = moved or load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
+        moved = nc10d_announce(channel, sleepy) or moved
         # Only the submission that runs can be late; those behind it are judged when they run.
         descriptor = load(nc10d_ring_word(channel, load(channel + at.C_HEAD)))
         deadline = load(descriptor + at.D_DEADLINE)
@@ -299,23 +321,40 @@ def nc10d_attend(channel: int, sleepy: bool, spins: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, spins: int) -> int:
+def nc10d_attend_launched(channel: int, looks: int) -> int:
+    """Advance a channel to which this thread has appended; arguments and answer as nc10d_attend."""
+    if load(channel + at.C_MEET_YIELDS) == 0:
+        # Behind other receives a spin is in vain: the thread that posted the first has spun.
+        posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
+        behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
+        return nc10d_attend(channel, True, 0 if behind else looks)
+    # A yield is long if a peer on this core computes. So this thread yields only amid launches that
+    # follow each other closely, and once in vain it does not try again soon.
+    now, launched = atomics.nc10d_now(), load(channel + at.C_LAUNCHED)
+    amid = launched <= now < launched + CLOSELY_NS
+    answer = nc10d_attend(channel, True, looks if amid else 0)
+    if amid and answer == at.BLOCKED:
+        store(channel + at.C_LAUNCHED, now + waiting.LONG_NS)
+    elif launched <= now:
+        store(channel + at.C_LAUNCHED, atomics.nc10d_now())
+    return answer
+
+
+@njit(nogil=True)
+def nc10d_submit_here(channel: int, descriptor: int, looks: int) -> int:
     """Append a descriptor and advance the channel in this thread as far as it goes.
 
-    The thread may spin for peers that come at the same time, which saves waking the worker. Where
-    the channel blocks on a peer's counter, this rank's bit is set beside that counter: the peer
-    wakes the worker when there is something to do, and no earlier. Returns FINISHED if it has
-    ended, DONE, BUSY, NEW_SITE, or a failure.
+    The thread may wait a moment for peers that come at the same time, which saves waking the
+    worker. Where the channel blocks on a peer's counter, this rank's bit is set beside that
+    counter: the peer wakes the worker when there is something to do, and no earlier. Returns
+    FINISHED if it has ended, DONE, BUSY, NEW_SITE, or a failure.
     """
     if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
         return at.BUSY
     answer = nc10d_append(channel, descriptor)
     if answer != at.DONE:
         return answer
-    # Behind other receives a spin is in vain: the thread that posted the first of them has spun.
-    posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
-    behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
-    answer = nc10d_attend(channel, True, 0 if behind else spins)
+    answer = nc10d_attend_launched(channel, looks)
     tries = 1
     while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)

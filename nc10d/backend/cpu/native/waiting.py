@@ -105,6 +105,16 @@ def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
 
 
 @njit(nogil=True)
+def nc10d_meet(channel: int) -> bool:
+    """Wait a moment for the counter that blocks a channel; return whether it has come."""
+    yields = load(channel + at.C_MEET_YIELDS)
+    if yields == 0:
+        return nc10d_spin_blocked(channel)
+    counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
+    return nc10d_yield(channel, counter, target, yields)
+
+
+@njit(nogil=True)
 def nc10d_streaming(channel: int) -> bool:
     """Return whether a blocked channel waits for sockets."""
     streams = load(channel + at.C_STREAMS)
