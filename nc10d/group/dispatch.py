@@ -176,9 +176,9 @@ class Dispatcher(Collectives, PointToPoint):
             raise
         if answer < ALL_DONE:
             return hooks
-        next(self._launches)
-        for _ in range(ALL_DONE + 1, answer):
-            next(self._launches)  # each piece of a message is a launch, as without hooks
+        while answer > ALL_DONE:  # each piece of a message is a launch, as without hooks
+            next(self._launches)
+            answer -= 1
         pool.append(hooks)
         return None
 

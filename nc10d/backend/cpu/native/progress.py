@@ -242,12 +242,13 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
         answer = nc10d_progress(channel)
         # Looked at before the answer: the submission may have ended before another one failed.
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
-            # Where the channel is blocked, its peer wakes the worker, and no earlier: a thread that
-            # waits for several Works is back soon.
-            if answer != at.BLOCKED or nc10d_announce(channel, True):
-                waiting.nc10d_unlock(channel)
-            else:
+            # A peer that blocks the next collective wakes the worker, and no earlier: a thread that
+            # waits for several Works is back soon. On a link the next message comes sooner.
+            collective = load(channel + at.C_KIND) == at.COLLECTIVE
+            if collective and answer == at.BLOCKED and not nc10d_announce(channel, True):
                 atomics.exchange(channel + at.C_LOCK, 0)
+            else:
+                waiting.nc10d_unlock(channel)
             return at.FINISHED
         if answer == at.BLOCKED:
             answer = nc10d_stay(channel, until)
