@@ -34,12 +34,12 @@ class WaitPolicy:
 
     @property
     def few_yields(self) -> int:
-        """How often a thread yields that has other things to do."""
+        """How often the worker yields before it sleeps."""
         return self.yields // 20
 
     @property
     def meet_yields(self) -> int:
-        """How often a thread yields that launches a collective; 0: it spins."""
+        """How often a thread that launches a collective yields; 0 if it spins instead."""
         return 0 if self.spin else self.few_yields
 
 

@@ -19,8 +19,9 @@ at its head (ring.py).
 
 Invariant: a ring that is not empty is either being advanced, or a bell has been rung for a thread
 that will look, or this rank's bit (C_BELL_BIT) is set beside the counter that blocks the channel.
-Each function that lets go of the lock therefore sets that bit before, or looks at the ring again
-afterwards.
+Each function that lets go of the lock therefore looks at the ring again afterwards, or has set that
+bit before. A thread that was woken by this bit meanwhile has found the channel locked. So the
+function looks at the bell, too, unless its thread is the worker, which looks before it sleeps.
 """
 
 from __future__ import annotations
@@ -206,9 +207,9 @@ def nc10d_awake(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_announce(channel: int, sleepy: bool) -> bool:
-    """Have the peer that blocks the channel ring this rank; return whether it has come meanwhile.
+    """Have the peer that blocks the channel ring this rank; return whether the counter has come.
 
-    For sockets the poller rings, and only if the thread is `sleepy`.
+    Sockets are armed only for a `sleepy` thread.
     """
     # The order matters: set the bit, then look at the counter again. The set is a full fence, as
     # the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
@@ -217,6 +218,32 @@ def nc10d_announce(channel: int, sleepy: bool) -> bool:
     if sleepy:  # arming is a system call: a thread that looks again soon saves it
         waiting.nc10d_arm(channel)
     return load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
+
+
+@njit(nogil=True)
+def nc10d_bell(channel: int) -> int:
+    """Return the value of this rank's doorbell."""
+    return atomics.load_acquire_32(load(load(channel + at.C_RANK_BLOCK) + at.P_BELL))
+
+
+@njit(nogil=True)
+def nc10d_pass_on(channel: int, bell: int) -> None:
+    """Wake this rank's sleepers if its doorbell has been rung since it had the value `bell`."""
+    if nc10d_bell(channel) != bell:
+        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
+
+
+@njit(nogil=True)
+def nc10d_leave(channel: int) -> None:
+    """Unlock a channel that a peer blocks; this thread may be back soon."""
+    # Other links than the group's channel wake the worker: their next message often comes before
+    # this thread is back, and each bit costs the peer a system call.
+    bell = nc10d_bell(channel)
+    if load(channel + at.C_KIND) != at.COLLECTIVE or nc10d_announce(channel, True):
+        waiting.nc10d_unlock(channel)
+        return
+    atomics.exchange(channel + at.C_LOCK, 0)
+    nc10d_pass_on(channel, bell)
 
 
 @njit(nogil=True)
@@ -242,11 +269,8 @@ def nc10d_help(channel: int, descriptor: int, until: int) -> int:
         answer = nc10d_progress(channel)
         # Looked at before the answer: the submission may have ended before another one failed.
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
-            # A peer that blocks the next collective wakes the worker, and no earlier: a thread that
-            # waits for several Works is back soon. On a link the next message comes sooner.
-            collective = load(channel + at.C_KIND) == at.COLLECTIVE
-            if collective and answer == at.BLOCKED and not nc10d_announce(channel, True):
-                atomics.exchange(channel + at.C_LOCK, 0)
+            if answer == at.BLOCKED:
+                nc10d_leave(channel)
             else:
                 waiting.nc10d_unlock(channel)
             return at.FINISHED
@@ -272,13 +296,13 @@ def nc10d_deadline(timeout: float) -> int:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int, sleepy: bool, looks: int) -> int:
+def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     """Advance one channel without waiting for long.
 
     Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
     A `sleepy` thread looks no more if nothing moves: it sleeps, or leaves the rest to the worker.
-    Sockets are armed before. The thread waits a moment for a peer up to `looks` times; then the
-    peer wakes this rank.
+    Sockets are armed before. The thread waits a moment for a peer (nc10d_meet) up to `meets` times;
+    then the peer wakes this rank.
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
@@ -293,11 +317,12 @@ def nc10d_attend(channel: int, sleepy: bool, looks: int) -> int:
     unmatched = load(channel + at.C_UNMATCHED)
     progress = waiting.nc10d_moved(channel)
     answer = nc10d_progress(channel)
-    while answer == at.BLOCKED and looks > 0:
+    while answer == at.BLOCKED and meets > 0:
+        nc10d_awake(channel)
         if waiting.nc10d_streaming(channel) or not waiting.nc10d_meet(channel):
             break
         answer = nc10d_progress(channel)
-        looks -= 1
+        meets -= 1
     moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
     moved = moved or waiting.nc10d_moved(channel) != progress
     unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
@@ -322,32 +347,34 @@ def nc10d_attend(channel: int, sleepy: bool, looks: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_attend_launched(channel: int, looks: int) -> int:
+def nc10d_attend_launched(channel: int, meets: int) -> int:
     """Advance a channel to which this thread has appended; arguments and answer as nc10d_attend."""
+    bell = nc10d_bell(channel)
     if load(channel + at.C_MEET_YIELDS) == 0:
         # Behind other receives a spin is in vain: the thread that posted the first has spun.
         posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
         behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
-        return nc10d_attend(channel, True, 0 if behind else looks)
-    # A yield is long if a peer on this core computes. So this thread yields only amid launches that
-    # follow each other closely, and once in vain it does not try again soon.
-    now, launched = atomics.nc10d_now(), load(channel + at.C_LAUNCHED)
-    amid = launched <= now < launched + CLOSELY_NS
-    answer = nc10d_attend(channel, True, looks if amid else 0)
-    if amid and answer == at.BLOCKED:
-        store(channel + at.C_LAUNCHED, now + waiting.LONG_NS)
-    elif launched <= now:
-        store(channel + at.C_LAUNCHED, atomics.nc10d_now())
+        answer = nc10d_attend(channel, True, 0 if behind else meets)
+    else:
+        # A yield is long if a peer on this core computes. So this thread yields only amid launches
+        # that follow each other closely.
+        late = atomics.nc10d_now() - load(channel + at.C_MEET_FROM)
+        answer = nc10d_attend(channel, True, meets if 0 <= late < CLOSELY_NS else 0)
+        now = atomics.nc10d_now()
+        if load(channel + at.C_MEET_FROM) < now:
+            store(channel + at.C_MEET_FROM, now)
+    if answer == at.BLOCKED:
+        nc10d_pass_on(channel, bell)
     return answer
 
 
 @njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, looks: int) -> int:
+def nc10d_submit_here(channel: int, descriptor: int, meets: int) -> int:
     """Append a descriptor and advance the channel in this thread as far as it goes.
 
-    The thread may wait a moment for peers that come at the same time, which saves waking the
-    worker. Where the channel blocks on a peer's counter, this rank's bit is set beside that
-    counter: the peer wakes the worker when there is something to do, and no earlier. Returns
+    The thread waits a moment, up to `meets` times, for peers that come at the same time: that saves
+    waking the worker. Where the channel blocks on a peer's counter, this rank's bit is set beside
+    that counter: the peer wakes the worker when there is something to do, and no earlier. Returns
     FINISHED if it has ended, DONE, BUSY, NEW_SITE, or a failure.
     """
     if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
@@ -355,7 +382,7 @@ def nc10d_submit_here(channel: int, descriptor: int, looks: int) -> int:
     answer = nc10d_append(channel, descriptor)
     if answer != at.DONE:
         return answer
-    answer = nc10d_attend_launched(channel, looks)
+    answer = nc10d_attend_launched(channel, meets)
     tries = 1
     while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
         answer = nc10d_attend(channel, True, 0)

@@ -111,7 +111,12 @@ def nc10d_meet(channel: int) -> bool:
     if yields == 0:
         return nc10d_spin_blocked(channel)
     counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
-    return nc10d_yield(channel, counter, target, yields)
+    began = atomics.nc10d_now()
+    met = nc10d_yield(channel, counter, target, yields)
+    ended = atomics.nc10d_now()
+    if not met or ended - began > LONG_NS:  # yields in vain: none for some time
+        store(channel + at.C_MEET_FROM, ended + LONG_NS)
+    return met
 
 
 @njit(nogil=True)
