@@ -236,8 +236,8 @@ def nc10d_pass_on(channel: int, bell: int) -> None:
 @njit(nogil=True)
 def nc10d_leave(channel: int) -> None:
     """Unlock a channel that a peer blocks; this thread may be back soon."""
-    # Other links than the group's channel wake the worker: their next message often comes before
-    # this thread is back, and each bit costs the peer a system call.
+    # On a link the worker is woken at once: the next message often comes before this thread is
+    # back, and a bit would cost its sender a system call.
     bell = nc10d_bell(channel)
     if load(channel + at.C_KIND) != at.COLLECTIVE or nc10d_announce(channel, True):
         waiting.nc10d_unlock(channel)
@@ -349,22 +349,18 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
 @njit(nogil=True)
 def nc10d_attend_launched(channel: int, meets: int) -> int:
     """Advance a channel to which this thread has appended; arguments and answer as nc10d_attend."""
-    bell = nc10d_bell(channel)
     if load(channel + at.C_MEET_YIELDS) == 0:
         # Behind other receives a spin is in vain: the thread that posted the first has spun.
         posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
         behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
-        answer = nc10d_attend(channel, True, 0 if behind else meets)
-    else:
-        # A yield is long if a peer on this core computes. So this thread yields only amid launches
-        # that follow each other closely.
-        late = atomics.nc10d_now() - load(channel + at.C_MEET_FROM)
-        answer = nc10d_attend(channel, True, meets if 0 <= late < CLOSELY_NS else 0)
-        now = atomics.nc10d_now()
-        if load(channel + at.C_MEET_FROM) < now:
-            store(channel + at.C_MEET_FROM, now)
-    if answer == at.BLOCKED:
-        nc10d_pass_on(channel, bell)
+        return nc10d_attend(channel, True, 0 if behind else meets)
+    # A yield is long if a peer on this core computes. So this thread yields only amid launches that
+    # follow each other closely.
+    late = atomics.nc10d_now() - load(channel + at.C_MEET_FROM)
+    answer = nc10d_attend(channel, True, meets if 0 <= late < CLOSELY_NS else 0)
+    now = atomics.nc10d_now()
+    if load(channel + at.C_MEET_FROM) < now:
+        store(channel + at.C_MEET_FROM, now)
     return answer
 
 
@@ -382,6 +378,7 @@ def nc10d_submit_here(channel: int, descriptor: int, meets: int) -> int:
     answer = nc10d_append(channel, descriptor)
     if answer != at.DONE:
         return answer
+    bell = nc10d_bell(channel)
     answer = nc10d_attend_launched(channel, meets)
     tries = 1
     while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
@@ -391,6 +388,8 @@ def nc10d_submit_here(channel: int, descriptor: int, meets: int) -> int:
     # looked at the ring before the append. In both cases the worker has to look.
     if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
+    elif answer == at.BLOCKED:
+        nc10d_pass_on(channel, bell)
     # The caller keeps the descriptor's memory. Looked at first: it may have ended before another
     # submission failed.
     if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
