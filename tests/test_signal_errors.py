@@ -91,7 +91,8 @@ def imported() -> Iterator[None]:
 
 def own_threads() -> set[threading.Thread]:
     gc.collect()
-    return {thread for thread in threading.enumerate() if thread.name.startswith("nc10d")}
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("nc10d")]
+    return {thread for thread in threads if thread.is_alive()}  # not those that never start
 
 
 @contextlib.contextmanager

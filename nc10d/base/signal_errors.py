@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -166,9 +167,13 @@ class Thread(threading.Thread):
     thread runs is open after such an error; `abandon` decides it.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._claim = [None]  # who takes it, the thread or `abandon`, decides
+    def __init__(
+        self, *, target: Callable[..., object], args: tuple[Any, ...] = (), **options: Any
+    ) -> None:
+        super().__init__(**options)
+        # Who takes it, the thread or `abandon`, decides. Python keeps a thread that an error has
+        # kept from starting; nothing of the library may stay with it.
+        self._function = [partial(target, *args)]
 
     def start(self) -> None:
         """Start the thread."""
@@ -195,16 +200,19 @@ class Thread(threading.Thread):
 
     def run(self) -> None:
         """Call the thread's function, unless the thread was abandoned."""
-        if self.abandon():
-            super().run()
+        function = self._take()
+        if function is not None:
+            function()
 
     def abandon(self) -> bool:
         """Keep the thread from calling its function; return False if the thread does already."""
+        return self._take() is not None
+
+    def _take(self) -> Callable[[], object] | None:
         try:
-            self._claim.pop()
+            return self._function.pop()
         except raised_here(IndexError):
-            return False
-        return True
+            return None
 
 
 class suppress_here:

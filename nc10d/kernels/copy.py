@@ -67,6 +67,7 @@ def kernel_is_slow() -> bool:
     return cpu_name() in ZEN
 
 
+@functools.cache
 def cpu_name() -> str:
     """Return LLVM's name of this machine's CPU."""
     return str(binding.get_host_cpu_name())

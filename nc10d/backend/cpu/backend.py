@@ -45,9 +45,9 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all of its ranks have come."""
     # Ranks with the same `host_id` share memory; by default, those that the kernel lets do so.
     context = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
-    name, members = setup.group_name, range(setup.size)
-    check = partial(check_alive, context, name, members)
     try:
+        name, members = setup.group_name, range(setup.size)
+        check = partial(check_alive, context, name, members)
         detector = DeadlockDetector(context)
         context.router.on_job_message = detector.on_message
         context.start()

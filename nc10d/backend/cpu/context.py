@@ -23,7 +23,7 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Router
+from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Member, Router
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
@@ -69,20 +69,33 @@ class Context:
         entry_points.prepare()
         self.number = rank
         self.pid = os.getpid()
+        self._lock = threading.RLock()
+        self._events = self._wake = -1
+        self._closing = False
+        self.peers: list[HostPeer] = []
         self.arena = Arena(*span_of(min(size, host_peers.MAX_RANKS)))
         try:
-            bell = self.arena.allocate(at.FIRST_PAGES)
-            assert bell == 0, "everyone's doorbell is at the start of its arena"
-            self._probe = AccessProbe(self.arena)
-            self.peers, self.infos = host_peers.map_peers(
-                store, rank, size, self.arena, deadline, host_id
-            )
+            self._meet(store, size, deadline, host_id)
+            self._set_up(store, deadline)
+            _contexts.add(self)
         except BaseException:
-            self.arena.close()
+            self._close_descriptors()
             raise
+
+    def _meet(self, store: Store, size: int, deadline: Deadline, host_id: str | None) -> None:
+        """Map the memory of the ranks of this host; blocks until all ranks have come."""
+        bell = self.arena.allocate(at.FIRST_PAGES)
+        assert bell == 0, "everyone's doorbell is at the start of its arena"
+        self._probe = AccessProbe(self.arena)
+        self.peers, self.infos = host_peers.map_peers(
+            store, self.number, size, self.arena, deadline, host_id
+        )
         self.topology = grouped([info.host_id for info in self.infos])
         self.near = {peer.number: peer.rank for peer in self.peers}
-        self.rank, self.size = self.near[rank], len(self.peers)
+        self.rank, self.size = self.near[self.number], len(self.peers)
+
+    def _set_up(self, store: Store, deadline: Deadline) -> None:
+        """Make the shared state of groups; blocks until the ranks of other hosts are connected."""
         infos = [self.infos[peer.number] for peer in self.peers]
         cores, quotas = [info.cores for info in infos], [info.quota for info in infos]
         self.oversubscribed = cpu_policy.oversubscribed(cores, quotas)
@@ -99,10 +112,8 @@ class Context:
         self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
-        self._lock = threading.RLock()
         self._events = os.eventfd(0, os.EFD_CLOEXEC)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._closing = False
         self._set(at.P_BELL, self.arena.mapping.base)
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_EVENT_FD, self._events)
@@ -113,15 +124,10 @@ class Context:
         self._control = _thread("control", self._watch_peers)
         wires = {peer.number: peer.wire for peer in self.peers if peer.wire is not None}
         self.remote_hosts: RemoteHosts | None = None
-        try:
-            if len(self.topology.hosts) > 1:
-                self.remote_hosts = RemoteHosts(rank, self.topology, self.rank_block, store)
-                wires |= self.remote_hosts.connect(store, deadline)
-        except BaseException:
-            self._close_descriptors()
-            raise
+        if len(self.topology.hosts) > 1:
+            self.remote_hosts = RemoteHosts(self.number, self.topology, self.rank_block, store)
+            wires |= self.remote_hosts.connect(store, deadline)
         self.router = Router(wires, self.near, self.live_groups)
-        _contexts.add(self)
 
     def start(self) -> None:
         """Start the control thread. Receivers of its messages have been set before."""
@@ -132,23 +138,23 @@ class Context:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def join(self, group: ControlledGroup, memory: GroupMemory) -> None:
+    def join(self, group: ControlledGroup, member: Member, memory: GroupMemory) -> None:
         """Add a group; report to it a death and the messages that came while it formed."""
         # Added before the look at deaths: a death in between is reported twice, never lost.
         with self._lock:
-            self.live_groups.join(group)
+            self.live_groups.join(group, member)
             self._memories[group.key] = group.name, memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
         self.router.join(group)
 
-    def leave(self, group: ControlledGroup) -> None:
+    def leave(self, key: str, member: Member) -> None:
         """Remove a group; removing the last group closes the context. Idempotent."""
         with self._lock:
-            last = self.live_groups.leave(group) == 0
-            if self.live_groups.find(group.key) is None:
-                self._memories.pop(group.key, None)
+            last = self.live_groups.leave(key, member) == 0
+            if self.live_groups.find(key) is None:
+                self._memories.pop(key, None)
         if last:
             self.close()
 
@@ -283,18 +289,30 @@ class Context:
 
     def close(self) -> None:
         """Stop and join the threads, then free memory and descriptors; idempotent."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
+        mine = False
+        try:
+            with self._lock:
+                if self._closing:
+                    return
+                mine = self._closing = True
+            self._end()
+        except BaseException:  # of a signal's handler: nobody else ends what is left
+            if mine:
+                self._end()
+            raise
+
+    def _end(self) -> None:
+        """Do what `close` does; every part may be repeated."""
         self._set(at.P_STOP, 1)
         entry_points.ring(self.rank_block, 0)
         if sys.is_finalizing():  # threads can't be joined any more; the kernel frees the rest
             return
-        os.eventfd_write(self._wake, 1)
-        os.eventfd_write(self._events, 1)
+        for descriptor in (self._wake, self._events):
+            if descriptor >= 0:
+                os.eventfd_write(descriptor, 1)
         for thread in (self._worker, self._notifier, self._control):
             if thread is not None and thread is not threading.current_thread():
+                thread.abandon()  # an error amid its start may leave open whether it runs
                 while thread.is_alive():
                     entry_points.ring(self.rank_block, 0)
                     thread.join(0.05)
@@ -305,13 +323,14 @@ class Context:
 
     def _close_descriptors(self) -> None:
         with self._lock:
-            ends = [self._events, self._wake]
-            self._events = self._wake = -1
             for peer in self.peers:
                 peer.close()
-            for fd in ends:
-                if fd >= 0:
-                    os.close(fd)
+            events, self._events = self._events, -1
+            if events >= 0:
+                os.close(events)
+            wake, self._wake = self._wake, -1
+            if wake >= 0:
+                os.close(wake)
             self.arena.close()
 
     def disown(self) -> None:

@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 from clocks import soon
+from interrupts import raise_at
 from jobs import Job
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
-from nc10d.backend.cpu.membership.group import Group
+from nc10d.backend.cpu.membership.group import Departure
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
 from nc10d.group.process_group import prefix_store
-from nc10d.group.world import own_world
+from nc10d.group.world import current_world, own_world
 from nc10d.init_methods.meeting import meet
 from nc10d.store import HashStore
 from nc10d.testing.ranks import Ranks, run_ranks
@@ -135,7 +136,7 @@ def test_groups_that_are_dropped_give_everything_back() -> None:
 
 DROPPED = """
 import weakref
-from nc10d.group.world import own_world
+from nc10d.group.world import current_world, own_world
 
 gc.disable()
 
@@ -263,13 +264,13 @@ def test_a_dropped_group_whose_end_was_interrupted_keeps_nothing(
 ) -> None:
     """The error of a signal's handler comes out of `leave`, at its beginning."""
 
-    def interrupted(_: Group) -> None:
+    def interrupted(_: Departure) -> None:
         raise KeyboardInterrupt
 
     with own_world():
         group = enter(HashStore(), 0, 1)
         cut_off = group.backend("cpu").split([0], "cut off", HashStore(), Deadline.after(20.0))
-        monkeypatch.setattr(Group, "leave", interrupted)
+        monkeypatch.setattr(Departure, "leave", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cut_off.close()
         monkeypatch.undo()
@@ -277,6 +278,25 @@ def test_a_dropped_group_whose_end_was_interrupted_keeps_nothing(
         gc.collect()
         dist.destroy_process_group()
     assert holdings()["threads"] == 0
+
+
+@pytest.mark.usefixtures("balanced")
+# Python drops what a handler raises amid a finalizer.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["destroyed", "dropped"])
+def test_a_group_keeps_nothing_whatever_instruction_of_its_end_was_interrupted(how: str) -> None:
+    end = {"destroyed": dist.destroy_process_group, "dropped": drop}[how]
+    point, reached = 0, True
+    while reached:
+        with own_world():
+            enter(HashStore(), 0, 1)
+            reached = raise_at(point, KeyboardInterrupt(f"at point {point}"), end)
+        point += 5
+    assert point > 1000
+
+
+def drop() -> None:
+    current_world().default = None
 
 
 @pytest.mark.usefixtures("balanced")
@@ -638,7 +658,7 @@ def test_an_exit_with_operations_in_flight_takes_no_time_and_prints_nothing() ->
 
 UNFINISHED_THREADS = """
 from nc10d.store import HashStore
-from nc10d.group.world import own_world
+from nc10d.group.world import current_world, own_world
 
 store, begun, never = HashStore(), threading.Barrier(3), threading.Event()
 

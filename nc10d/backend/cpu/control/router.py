@@ -13,7 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
@@ -54,29 +54,28 @@ class ControlledGroup(Protocol):
         """Become unusable in a forked child."""
 
 
+Member: TypeAlias = "weakref.ref[ControlledGroup]"
+"""A group in the table of live groups; it leaves by the same reference."""
+
+
 class LiveGroups:
     """The live groups of a rank, by key. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, weakref.ref[ControlledGroup]] = {}
+        self._groups: dict[str, Member] = {}
         self._lock = threading.RLock()
 
-    def join(self, group: ControlledGroup) -> None:
-        """Add a group."""
+    def join(self, group: ControlledGroup, member: Member) -> None:
+        """Add a group; `member` refers to it."""
         with self._lock:
-            self._groups[group.key] = weakref.ref(group)
+            self._groups[group.key] = member
 
-    def leave(self, group: ControlledGroup) -> int:
-        """Remove a group, if it is there; return how many entries are left."""
+    def leave(self, key: str, member: Member) -> int:
+        """Remove a group, if it is there; return how many are left."""
         with self._lock:
-            if group in self:
-                del self._groups[group.key]
+            if self._groups.get(key) is member:  # another group may have its key by now
+                del self._groups[key]
             return len(self._groups)
-
-    def __contains__(self, group: ControlledGroup) -> bool:
-        reference = self._groups.get(group.key)
-        # None: the group is being collected. Another group may have its key by now.
-        return reference is not None and reference() in (None, group)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -112,17 +111,19 @@ class Router:
         self._groups = groups
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.RLock()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = -1
         self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake)
 
     def wake(self) -> None:
-        """Make the control thread look at connections and times again."""
+        """Make the control thread look at connections and times again, if it has begun."""
         with self._lock:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def register(self, poller: select.poll) -> None:
         """Add the connections, and the descriptor behind `wake`, to a poller."""
+        with self._lock:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._wake, select.POLLIN)
         self.control.register(poller)
 
@@ -181,5 +182,5 @@ class Router:
         self.on_job_message = None  # else a cycle with the deadlock detector
         with self._lock:
             wake, self._wake = self._wake, -1
-        if wake >= 0:
-            os.close(wake)
+            if wake >= 0:
+                os.close(wake)

@@ -57,7 +57,7 @@ class Health:
             self._agreed = AgreedCause(control, text.memory, text.context.ring)
         self._failure: DistError | None = None
         self._lock = threading.RLock()
-        self.closed = False
+        self.closed = self._ending = self._ended = False
         self.why_closed = ""
         self._deadlock: DistError | None = None
         self.on_failure: list[Callable[[DistError], object]] = []
@@ -218,36 +218,47 @@ class Health:
         self.failure()
 
     def close(self) -> bool:
-        """End the group on this rank; return False if it has ended before."""
+        """End the group on this rank; return False if it has ended before.
+
+        If the error of a signal's handler cuts it off, the next call does the rest.
+        """
         if not self.closed:
             self.failure()  # a rank that has never looked for a cause is told of it here
         with self._lock:
-            # Deaths and messages that the control thread processes from here on are ignored.
-            if self.closed:
+            if self._ending or self._ended:
                 return False
-            self.closed = True
-            # A rank that leaves amid an error: peers that wait for it learn the reason.
-            error = sys.exc_info()[1]
-            if isinstance(error, SystemExit):
-                self.why_closed = ENDING
-            elif error is not None:
-                words = error_wire.message_of(error).partition("; last operations")[0]
-                self.why_closed = f"{type(error).__name__}: {words[:_LONGEST_WHY]}"
-            # First of all: no peer may read arrays that are about to return to their owners.
-            self._memory.publish_closed(
-                error_wire.encode_error(PeerLost(self.why_closed), at.CAUSE_BYTES)
-                if self.why_closed
-                else b""
-            )
-            if self._agreed is not None:
-                self._agreed.close()
-            if self._failure is None:
-                message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
-                try:
-                    self._stop()
-                finally:  # also after Ctrl-C
-                    self._failure = GroupClosed(message, group=self._name)
+            self._ending = True
+            try:
+                self._end()
+                self._ended = True
+            finally:
+                self._ending = False
         return True
+
+    def _end(self) -> None:
+        # Deaths and messages that the control thread processes from here on are ignored.
+        self.closed = True
+        # A rank that leaves amid an error: peers that wait for it learn the reason.
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            self.why_closed = ENDING
+        elif error is not None:
+            words = error_wire.message_of(error).partition("; last operations")[0]
+            self.why_closed = f"{type(error).__name__}: {words[:_LONGEST_WHY]}"
+        # First of all: no peer may read arrays that are about to return to their owners.
+        self._memory.publish_closed(
+            error_wire.encode_error(PeerLost(self.why_closed), at.CAUSE_BYTES)
+            if self.why_closed
+            else b""
+        )
+        if self._agreed is not None:
+            self._agreed.close()
+        if self._failure is None:
+            message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
+            try:
+                self._stop()
+            finally:  # also after Ctrl-C
+                self._failure = GroupClosed(message, group=self._name)
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
@@ -322,7 +333,7 @@ class Health:
     def _stop(self) -> None:
         try:
             self._stop_channels()
-        except KeyboardInterrupt:  # the caller must get its arrays back all the same
+        except BaseException:  # of a signal's handler: the caller must get its arrays back
             self._stop_channels()
             raise
 
@@ -334,7 +345,7 @@ class Health:
         """Mark the group as inherited in a forked child; idempotent."""
         # Another thread of the parent may have held the lock at the time of the fork.
         self._lock = threading.RLock()
-        self.closed = True
+        self.closed = self._ended = True
         self._failure = ForkedGroupError(
             f"group {self._name!r} belongs to the process that forked this one",
             group=self._name,

@@ -171,10 +171,14 @@ def _map(spec: GroupSpec, areas: Sequence[Area], key: str) -> GroupMemory:
 
 
 def give_back(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
-    """Leave a group; its memory, and that of `links` (offsets), is freed when all have left."""
-    memory.leave()
-    context.ring(memory.bits())
-    context.abandon([memory.offset, *links], memory.left_word(), memory.bits())
+    """Leave a group; its memory, and that of `links` (offsets), is freed when all have left.
+
+    Only the first call does anything.
+    """
+    if not memory.left:
+        memory.leave()
+        context.ring(memory.bits())
+        context.abandon([memory.offset, *links], memory.left_word(), memory.bits())
 
 
 def check_alive(context: Context, name: str, members: Sequence[int]) -> None:

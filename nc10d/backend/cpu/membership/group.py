@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
+from nc10d.backend.cpu.control.router import Member
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
 from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
@@ -49,8 +50,11 @@ class Group:
         self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
         text = GroupErrors(context, name, memory, self.channel, self.links, remote, self.control)
         self.health = Health(text, self.control)
-        self._boards: list[int] = []
-        context.join(self, memory)
+        self.boards: list[int] = []
+        """Offsets of boards in this rank's arena."""
+        self._departure = Departure(self)
+        self._at_drop = AtDrop(self._departure), AtDrop(self._departure)
+        context.join(self, self._departure.member, memory)
 
     def channels(self) -> list[Channel]:
         """Return the channel of collectives, and those of all links."""
@@ -69,7 +73,7 @@ class Group:
         """Allocate this rank's board; MemoryError if there is no shared memory for it."""
         memory = self.memory
         offset = self.context.allocate(nbytes)
-        self._boards.append(offset)
+        self.boards.append(offset)
         entry_points.compare_and_swap(memory.board_word(memory.rank), 0, offset + 1)
         peers = tuple(
             PeerBoard(rank, memory.board_word(peer), memory.arena_base(peer))
@@ -119,16 +123,7 @@ class Group:
 
     def leave(self) -> None:
         """Announce that this rank has left; give back memory and sockets. `health` is closed."""
-        for channel in self.channels():
-            self.context.channels.retire(channel)
-        # Before the sockets close: a peer whose socket ends looks for this announcement.
-        remote = self.remote
-        away = () if remote is None else remote.hosts.remote_ranks(self.rank)
-        self.control.leave(away, self.health.why_closed)
-        if remote is not None:
-            remote.close()
-        give_back(self.context, self.memory, [*self.links.owned, *self._boards])
-        self.context.leave(self)
+        self._departure.leave()
 
     def disown(self) -> None:
         """Become unusable in a forked child; the parent keeps memory and sockets."""
@@ -136,19 +131,61 @@ class Group:
         if self.remote is not None:
             self.remote.disown()
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        health = getattr(self, "health", None)
-        if ending() or health is None or os.getpid() != self.context.pid:
+
+class Departure:
+    """How this rank leaves a group, without a reference to the group.
+
+    A signal's handler may raise in the middle. The next call of `leave` does the rest, or the drop
+    of the group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._context, self._memory, self._remote = group.context, group.memory, group.remote
+        self._channel, self._links, self._boards = group.channel, group.links, group.boards
+        self._control, self._health = group.control, group.health
+        self.key = group.key
+        self.member: Member = weakref.ref(group)
+        self._over = False
+
+    def leave(self) -> None:
+        """Announce that this rank has left; give back memory and sockets. `health` is closed."""
+        if self._over:
             return
-        try:
-            if health.close():
-                self.leave()
-        except BaseException:  # of a signal's handler, for example: Python drops it
-            self.context.leave(self)
-            raise
+        for channel in (self._channel, *self._links.channels()):
+            self._context.channels.retire(channel)
+        # Before the sockets close: a peer whose socket ends looks for this announcement.
+        remote = self._remote
+        away = () if remote is None else remote.hosts.remote_ranks(self._memory.group_rank)
+        self._control.leave(away, self._health.why_closed)
+        if remote is not None:
+            remote.close()
+        give_back(self._context, self._memory, [*self._links.owned, *self._boards])
+        self._context.leave(self.key, self.member)
+        self._over = True
+
+    def drop(self) -> None:
+        """Leave, unless this rank has left before, or a forked child has inherited the group."""
         # A group that has left takes no lock here, which another thread may hold.
-        if self in self.context.live_groups:  # such an error came out of an earlier `leave`
-            self.context.leave(self)
+        if not self._over and os.getpid() == self._context.pid:
+            self._health.close()
+            self.leave()
+
+
+class AtDrop:
+    """Calls a departure's `drop` when the last reference to this object is gone."""
+
+    # A group holds two. The error of a signal's handler may come as a finalizer begins; Python
+    # drops it, and the rest of that finalizer. Then the other's runs.
+
+    __slots__ = ("_departure",)
+
+    def __init__(self, departure: Departure) -> None:
+        self._departure = departure
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        departure = getattr(self, "_departure", None)  # none after such an error in __init__
+        if departure is not None and not ending():
+            departure.drop()
 
 
 def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:

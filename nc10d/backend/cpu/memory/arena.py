@@ -116,10 +116,6 @@ class Arena:
     def __init__(self, span: int, bound: str = "its maker") -> None:
         """`span` bytes of address space, which come from `bound`, as text."""
         self.bound, self.pid = bound, os.getpid()
-        self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, span)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        self.mapping = ArenaMapping(self.fd)
         # A signal handler, or the end of a group in the garbage collector, may stop a channel, and
         # so retire memory, in a thread that is in the middle of allocating.
         self._lock = threading.RLock()
@@ -129,6 +125,14 @@ class Arena:
         # Arrays die in the garbage collector, which may run in a thread that holds the lock: their
         # pieces are collected here, and freed by the next `allocate`.
         self.released: deque[int] = deque()
+        self.fd = os.memfd_create("nc10d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, span)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            self.mapping = ArenaMapping(self.fd)
+        except BaseException:
+            self.close()
+            raise
 
     def allocate(self, nbytes: int) -> int:
         """Return the offset of `nbytes` zeroed bytes; MemoryError if there is no room."""
@@ -193,9 +197,9 @@ class Arena:
 
     def close(self) -> None:
         """Close the descriptor; idempotent. Mappings, here and in peers, keep the memory."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _take(self, need: int) -> int:
         for hole in self._holes:

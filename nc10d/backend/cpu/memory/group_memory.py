@@ -70,6 +70,7 @@ class GroupMemory:
         self.slot_bytes = slot_bytes
         self.reporting = threading.RLock()
         self.reported = False
+        self.left = False
         self._offsets = offsets
         self._mappings = [peer.mapping for peer in peers]
         self._addresses = [m.base + o for m, o in zip(self._mappings, offsets, strict=True)]
@@ -110,6 +111,7 @@ class GroupMemory:
     def leave(self) -> None:
         """Publish that this rank has left, and touches no area or link of the group again."""
         self.publish_closed()
+        self.left = True
         bit = mask([self.peers[self.rank].rank])
         for address in self._addresses:
             word = address + at.AREA_LEFT

@@ -141,10 +141,10 @@ class Poller:
 
     def disown(self) -> None:
         """Close the descriptors."""
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
-            self.epoll.close()
+        wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
+        self.epoll.close()
 
     def _run(self) -> None:
         sockets.poll(self._rank_block, self.epoll.fileno(), plain.address(self._events), SLICE_MS)
