@@ -2,11 +2,10 @@
 
 Three helper threads serve it:
 
-- the control thread waits for deaths of peers (pidfds) and for control messages;
+- the control thread waits for deaths of peers (pidfds) and for control messages; at the end it joins
+  the others, and then unmaps the memory;
 - the worker advances asynchronous operations without the GIL; the first of them starts it;
 - the notifier finishes Works that have callbacks; the first of them starts it.
-
-All three are joined before the memory is unmapped.
 """
 
 from __future__ import annotations
@@ -286,36 +285,40 @@ class Context:
                     for group in self.live_groups.all():
                         group.on_death(by_fd[fd].number)
             patience = self.router.overdue()
+        self._free()
 
     def close(self) -> None:
-        """Stop and join the threads, then free memory and descriptors; idempotent."""
-        mine = False
-        try:
-            with self._lock:
-                if self._closing:
-                    return
-                mine = self._closing = True
-            self._end()
-        except BaseException:  # of a signal's handler: nobody else ends what is left
-            if mine:
-                self._end()
-            raise
+        """Stop the threads and free memory and descriptors; idempotent.
 
-    def _end(self) -> None:
-        """Do what `close` does; every part may be repeated."""
+        Blocks until that is done, except in one of these threads. Once they have been told to stop,
+        it is done even if an error ends this call.
+        """
+        self._stop()
+        if threading.current_thread() not in (self._worker, self._notifier, self._control):
+            while self._control.is_alive() and not sys.is_finalizing():
+                self._control.join(0.05)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closing = True
         self._set(at.P_STOP, 1)
         entry_points.ring(self.rank_block, 0)
-        if sys.is_finalizing():  # threads can't be joined any more; the kernel frees the rest
+        if sys.is_finalizing():  # no thread runs any more; the kernel frees the rest
             return
-        for descriptor in (self._wake, self._events):
-            if descriptor >= 0:
-                os.eventfd_write(descriptor, 1)
-        for thread in (self._worker, self._notifier, self._control):
-            if thread is not None and thread is not threading.current_thread():
-                thread.abandon()  # an error amid its start may leave open whether it runs
-                while thread.is_alive():
-                    entry_points.ring(self.rank_block, 0)
-                    thread.join(0.05)
+        if self._control.abandon():
+            self._free()
+        with self._lock:
+            for descriptor in (self._wake, self._events):
+                if descriptor >= 0:
+                    os.eventfd_write(descriptor, 1)
+
+    def _free(self) -> None:
+        """Join the other threads, then free memory and descriptors."""
+        # In the control thread, if that has begun: no signal's handler can cut it off there.
+        for thread in (self._worker, self._notifier):
+            while thread is not None and thread.is_alive():
+                entry_points.ring(self.rank_block, 0)
+                thread.join(0.05)
         if self.remote_hosts is not None:
             self.remote_hosts.close()
         self.router.close()
