@@ -2,8 +2,8 @@
 
 Three helper threads serve it:
 
-- the control thread waits for deaths of peers (pidfds) and for control messages; at the end it joins
-  the others, and then unmaps the memory;
+- the control thread waits for deaths of peers (pidfds) and for control messages; at the end it
+  joins the others, and then frees the memory;
 - the worker advances asynchronous operations without the GIL; the first of them starts it;
 - the notifier finishes Works that have callbacks; the first of them starts it.
 """
