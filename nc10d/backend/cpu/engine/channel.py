@@ -35,7 +35,7 @@ from nc10d.backend.cpu.memory.peer_access import withdraw
 from nc10d.backend.cpu.native import entry_points, interpreter, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.backend.cpu.native.progress import CENTURIES
+from nc10d.backend.cpu.native.submitting import CENTURIES
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.base.deadline import Deadline
 

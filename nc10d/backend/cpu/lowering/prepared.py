@@ -29,7 +29,7 @@ from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.native import entry_points, hooked_calls, prepared_calls, prepared_messages
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.offsets import BUSY, FINISHED, NEW_SITE
-from nc10d.backend.cpu.native.progress import LOOKS
+from nc10d.backend.cpu.native.submitting import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CpuWork, PartWaiter, PreparedWork, completed_call

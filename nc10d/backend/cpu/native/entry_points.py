@@ -16,13 +16,8 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.progress import (
-    nc10d_attend,
-    nc10d_help,
-    nc10d_run_taken,
-    nc10d_submit,
-    nc10d_take,
-)
+from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.submitting import nc10d_submit
 from nc10d.kernels.cache import entry_points, make_all, on_demand
 
 SLICE_NS = 50_000_000

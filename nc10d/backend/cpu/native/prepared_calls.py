@@ -12,13 +12,12 @@ from numba import njit, types
 from nc10d.backend.cpu.native import cpython
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
-from nc10d.backend.cpu.native.progress import (
+from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.submitting import (
     LOOKS,
     nc10d_deadline,
-    nc10d_run_taken,
     nc10d_submit,
     nc10d_submit_here,
-    nc10d_take,
 )
 from nc10d.backend.cpu.native.waiting import nc10d_unlock
 from nc10d.kernels.cache import entry_points, on_demand

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from nc10d.backend.cpu.native import atomics, progress, waiting
+from nc10d.backend.cpu.native import atomics, progress, submitting, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
@@ -250,7 +250,7 @@ def _submit_message(
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
     store(descriptor + at.D_USERS, users)
-    store(descriptor + at.D_DEADLINE, progress.nc10d_deadline(timeout))
+    store(descriptor + at.D_DEADLINE, submitting.nc10d_deadline(timeout))
     store(descriptor + at.D_STATUS, 0)
     store(descriptor + at.D_TAG, tag)
     store(descriptor + at.D_BYTES, load(model + at.D_BYTES))
@@ -261,9 +261,9 @@ def _submit_message(
         return at.BUSY
     looks = load(model + (at.D_LOOKS_HERE if here != 0 else at.D_LOOKS))
     if looks >= 0:
-        answer = progress.nc10d_submit_here(channel, descriptor, looks)
+        answer = submitting.nc10d_submit_here(channel, descriptor, looks)
     else:
-        answer = progress.nc10d_submit(channel, descriptor)
+        answer = submitting.nc10d_submit(channel, descriptor)
     if receives:
         atomics.add(channel + at.C_POSTING, -1)
     return answer

@@ -1,4 +1,4 @@
-"""Submissions: how a channel's ring is filled, advanced and emptied.
+"""Submissions: how a channel's ring is advanced and emptied; submitting.py fills it.
 
 Any thread that holds the channel's lock (C_LOCK) may advance it: the caller of a synchronous
 operation, a thread that waits for a submission, or the worker. Submissions run in the order of the
@@ -33,15 +33,8 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_post
 from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.ring import nc10d_append, nc10d_match, nc10d_ring_word
+from nc10d.backend.cpu.native.ring import nc10d_match, nc10d_ring_word
 from nc10d.backend.cpu.native.sites import nc10d_site
-
-CENTURIES = 9e9
-"""Seconds whose nanoseconds are an int64."""
-# How often a launching thread advances the channel again before it leaves the rest to the worker.
-LOOKS = 4
-CLOSELY_NS = 20_000
-"""The longest time between two launches that follow each other closely."""
 
 
 @njit(nogil=True)
@@ -109,15 +102,6 @@ def nc10d_run_taken(channel: int, program: int, users: int, slice_ns: int) -> in
     if answer == at.DONE:
         nc10d_log_end(channel, atomics.nc10d_now())
         waiting.nc10d_unlock(channel)
-    return answer
-
-
-@njit(nogil=True)
-def nc10d_submit(channel: int, descriptor: int) -> int:
-    """Append a descriptor to the ring and wake the worker; DONE, BUSY or NEW_SITE as append."""
-    answer = nc10d_append(channel, descriptor)
-    if answer != at.NEW_SITE:
-        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
     return answer
 
 
@@ -290,12 +274,6 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_deadline(timeout: float) -> int:
-    """Return the time `timeout` seconds from now in ns, as a descriptor has it: 0 for never."""
-    return 0 if timeout > CENTURIES else atomics.nc10d_now() + int(timeout * 1e9)
-
-
-@njit(nogil=True)
 def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     """Advance one channel without waiting for long.
 
@@ -344,54 +322,3 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     if answer < 0:
         return answer
     return at.DONE if moved else at.BLOCKED
-
-
-@njit(nogil=True)
-def nc10d_attend_launched(channel: int, meets: int) -> int:
-    """Advance a channel to which this thread has appended; arguments and answer as nc10d_attend."""
-    if load(channel + at.C_MEET_YIELDS) == 0:
-        # Behind other receives a spin is in vain: the thread that posted the first has spun.
-        posted = load(channel + at.C_TAIL) - load_acquire(channel + at.C_HEAD)
-        behind = load(channel + at.C_KIND) == at.RECEIVER and posted > 1
-        return nc10d_attend(channel, True, 0 if behind else meets)
-    # A yield is long if a peer on this core computes. So this thread yields only amid launches that
-    # follow each other closely.
-    late = atomics.nc10d_now() - load(channel + at.C_MEET_FROM)
-    answer = nc10d_attend(channel, True, meets if 0 <= late < CLOSELY_NS else 0)
-    now = atomics.nc10d_now()
-    if load(channel + at.C_MEET_FROM) < now:
-        store(channel + at.C_MEET_FROM, now)
-    return answer
-
-
-@njit(nogil=True)
-def nc10d_submit_here(channel: int, descriptor: int, meets: int) -> int:
-    """Append a descriptor and advance the channel in this thread as far as it goes.
-
-    The thread waits a moment, up to `meets` times, for peers that come at the same time: that saves
-    waking the worker. Where the channel blocks on a peer's counter, this rank's bit is set beside
-    that counter: the peer wakes the worker when there is something to do, and no earlier. Returns
-    FINISHED if it has ended, DONE, BUSY, NEW_SITE, or a failure.
-    """
-    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
-        return at.BUSY
-    answer = nc10d_append(channel, descriptor)
-    if answer != at.DONE:
-        return answer
-    bell = nc10d_bell(channel)
-    answer = nc10d_attend_launched(channel, meets)
-    tries = 1
-    while answer == at.DONE and tries < LOOKS and nc10d_waiting(channel):
-        answer = nc10d_attend(channel, True, 0)
-        tries += 1
-    # DONE with work left: the looks are used up. BUSY: the thread that holds the channel may have
-    # looked at the ring before the append. In both cases the worker has to look.
-    if answer in (at.DONE, at.BUSY) and nc10d_waiting(channel):
-        waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
-    elif answer == at.BLOCKED:
-        nc10d_pass_on(channel, bell)
-    # The caller keeps the descriptor's memory. Looked at first: it may have ended before another
-    # submission failed.
-    if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
-        return at.FINISHED
-    return min(answer, at.DONE)
