@@ -112,3 +112,30 @@ def raise_at(
         sys.settrace(outer)
     assert not swallowed, f"the error at instruction {instruction} did not come out"
     return bool(_left[0] < 0)
+
+
+def call_at(instruction: int, act: Callable[[], object], call: Callable[[], object]) -> bool:
+    """Call `call`, and amid it `act`, in a handler of SIGALRM, before that instruction of `call`.
+
+    Returns False if the call ended before that.
+    """
+    due = True
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal due
+        if due:
+            due = False
+            _start(None, None)
+            act()
+
+    outer, before = sys.gettrace(), signal.signal(signal.SIGALRM, handler)
+    _left[0] = instruction
+    try:
+        _start(_trace.address, None)
+        call()
+    finally:
+        _start(None, None)
+        due = False
+        signal.signal(signal.SIGALRM, before if callable(before) else signal.SIG_IGN)
+        sys.settrace(outer)
+    return bool(_left[0] < 0)

@@ -171,9 +171,9 @@ class Thread(threading.Thread):
         self, *, target: Callable[..., object], args: tuple[Any, ...] = (), **options: Any
     ) -> None:
         super().__init__(**options)
-        # Who takes it, the thread or `abandon`, decides. Python keeps a thread that an error has
-        # kept from starting; nothing of the library may stay with it.
-        self._function = [partial(target, *args)]
+        self._call: Callable[[], object] | None = partial(target, *args)
+        # The thread and `abandon` race for the only item: the first to set it wins.
+        self._runs: dict[None, bool] = {}
 
     def start(self) -> None:
         """Start the thread."""
@@ -200,19 +200,18 @@ class Thread(threading.Thread):
 
     def run(self) -> None:
         """Call the thread's function, unless the thread was abandoned."""
-        function = self._take()
-        if function is not None:
-            function()
+        if self._runs.setdefault(None, True):
+            call, self._call = self._call, None
+            assert call is not None, "nobody else has taken it"
+            call()
 
     def abandon(self) -> bool:
-        """Keep the thread from calling its function; return False if the thread does already."""
-        return self._take() is not None
-
-    def _take(self) -> Callable[[], object] | None:
-        try:
-            return self._function.pop()
-        except raised_here(IndexError):
-            return None
+        """Keep the thread from calling its function; return False if it has begun; idempotent."""
+        if self._runs.setdefault(None, False):
+            return False
+        # Python keeps a thread that an error has kept from starting; it keeps nothing else alive.
+        self._call = None
+        return True
 
 
 class suppress_here:

@@ -67,7 +67,7 @@ def kernel_is_slow() -> bool:
     return cpu_name() in ZEN
 
 
-@functools.cache
+@functools.cache  # Every group asks, and the error of a signal's handler amid LLVM may be fatal.
 def cpu_name() -> str:
     """Return LLVM's name of this machine's CPU."""
     return str(binding.get_host_cpu_name())

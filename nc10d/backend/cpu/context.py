@@ -2,10 +2,11 @@
 
 Three helper threads serve it:
 
-- the control thread waits for deaths of peers (pidfds) and for control messages; at the end it
-  joins the others, and then frees the memory;
+- the control thread waits for deaths of peers (pidfds) and for control messages;
 - the worker advances asynchronous operations without the GIL; the first of them starts it;
 - the notifier finishes Works that have callbacks; the first of them starts it.
+
+At the end the control thread joins the other two, and then gives up the memory and the peers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Member, Router
+from nc10d.backend.cpu.control.router import ControlledGroup, GroupReference, LiveGroups, Router
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
@@ -36,7 +37,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.remote_group import RemoteHosts
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import Thread
+from nc10d.base.signal_errors import Event, Thread
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -65,11 +66,11 @@ class Context:
     def __init__(
         self, store: Store, rank: int, size: int, deadline: Deadline, host_id: str | None = None
     ) -> None:
+        self._lock = threading.RLock()
+        self._events = self._wake = self._look = -1
         entry_points.prepare()
         self.number = rank
         self.pid = os.getpid()
-        self._lock = threading.RLock()
-        self._events = self._wake = -1
         self._closing = False
         self.peers: list[HostPeer] = []
         self.arena = Arena(*span_of(min(size, host_peers.MAX_RANKS)))
@@ -78,7 +79,7 @@ class Context:
             self._set_up(store, deadline)
             _contexts.add(self)
         except BaseException:
-            self._close_descriptors()
+            self._unmap()
             raise
 
     def _meet(self, store: Store, size: int, deadline: Deadline, host_id: str | None) -> None:
@@ -113,6 +114,7 @@ class Context:
         self._dead = 0
         self._events = os.eventfd(0, os.EFD_CLOEXEC)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._look = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._set(at.P_BELL, self.arena.mapping.base)
         self._set(at.P_BELLS, plain.address(self._bells))
         self._set(at.P_EVENT_FD, self._events)
@@ -120,13 +122,15 @@ class Context:
         self.channels = Channels(self.arena, self._rank_block, mask([self.rank]), self.waiting)
         self._worker: Thread | None = None
         self._notifier: Thread | None = None
-        self._control = _thread("control", self._watch_peers)
+        self._control = _thread("control", self._run_control)
+        self._freed = False
+        self._ended = Event()
         wires = {peer.number: peer.wire for peer in self.peers if peer.wire is not None}
         self.remote_hosts: RemoteHosts | None = None
         if len(self.topology.hosts) > 1:
             self.remote_hosts = RemoteHosts(self.number, self.topology, self.rank_block, store)
             wires |= self.remote_hosts.connect(store, deadline)
-        self.router = Router(wires, self.near, self.live_groups)
+        self.router = Router(wires, self.near, self.live_groups, self._look)
 
     def start(self) -> None:
         """Start the control thread. Receivers of its messages have been set before."""
@@ -137,21 +141,21 @@ class Context:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def join(self, group: ControlledGroup, member: Member, memory: GroupMemory) -> None:
+    def join(self, group: ControlledGroup, reference: GroupReference, memory: GroupMemory) -> None:
         """Add a group; report to it a death and the messages that came while it formed."""
         # Added before the look at deaths: a death in between is reported twice, never lost.
         with self._lock:
-            self.live_groups.join(group, member)
+            self.live_groups.join(group, reference)
             self._memories[group.key] = group.name, memory
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
         self.router.join(group)
 
-    def leave(self, key: str, member: Member) -> None:
+    def leave(self, key: str, reference: GroupReference) -> None:
         """Remove a group; removing the last group closes the context. Idempotent."""
         with self._lock:
-            last = self.live_groups.leave(key, member) == 0
+            last = self.live_groups.leave(key, reference) == 0
             if self.live_groups.find(key) is None:
                 self._memories.pop(key, None)
         if last:
@@ -266,6 +270,13 @@ class Context:
         """Return whether this is the control thread: it must not wait for peers' messages."""
         return threading.current_thread() is self._control
 
+    def _run_control(self) -> None:
+        try:
+            self._watch_peers()
+            self._free()
+        finally:
+            self._ended.set()
+
     def _watch_peers(self) -> None:
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
@@ -273,48 +284,56 @@ class Context:
         for fd in by_fd:
             poller.register(fd, select.POLLIN)
         self.router.register(poller)
-        patience = None
+        patience = self.router.overdue()
         while not self._closing:
             ready = [fd for fd, _ in poller.poll(patience)]
             # A rank's last messages are handled before its end, which may be ready as well.
             for fd in [fd for fd in ready if not self.router.ready(fd, poller)]:
                 if fd in by_fd:
                     poller.unregister(fd)
-                    with self._lock:
-                        self._dead |= mask([by_fd[fd].rank])
+                    self._dead |= mask([by_fd[fd].rank])
                     for group in self.live_groups.all():
                         group.on_death(by_fd[fd].number)
             patience = self.router.overdue()
-        self._free()
 
     def close(self) -> None:
-        """Stop the threads and free memory and descriptors; idempotent.
+        """Stop the threads, give up memory and peers, and close all descriptors; idempotent.
 
-        Blocks until that is done, except in one of these threads. Once they have been told to stop,
-        it is done even if an error ends this call.
+        Blocks until that is done, except in one of these threads. If an error such as Ctrl-C ends
+        the call meanwhile, the control thread does the rest.
         """
         self._stop()
-        if threading.current_thread() not in (self._worker, self._notifier, self._control):
-            while self._control.is_alive() and not sys.is_finalizing():
-                self._control.join(0.05)
+        if threading.current_thread() in (self._worker, self._notifier, self._control):
+            return
+        if sys.is_finalizing():  # no thread runs any more; the kernel frees the rest
+            return
+        # `is_alive` and `join` of Python 3.11 take a thread for ended if an error cuts them off.
+        begun = not self._control.abandon()
+        while begun and not self._ended.wait(0.05):
+            pass
+        if not self._freed:  # the thread has never begun, or an error has ended it
+            self._free()
+        if begun:
+            self._control.join()
+        self._close_events()
 
     def _stop(self) -> None:
         with self._lock:
             self._closing = True
+        self.router.stop()
         self._set(at.P_STOP, 1)
+        self._set(at.P_EVENT_FD, -1)
         entry_points.ring(self.rank_block, 0)
-        if sys.is_finalizing():  # no thread runs any more; the kernel frees the rest
-            return
-        if self._control.abandon():
-            self._free()
         with self._lock:
-            for descriptor in (self._wake, self._events):
-                if descriptor >= 0:
-                    os.eventfd_write(descriptor, 1)
+            if self._events >= 0:
+                os.eventfd_write(self._events, 1)
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _free(self) -> None:
-        """Join the other threads, then free memory and descriptors."""
-        # In the control thread, if that has begun: no signal's handler can cut it off there.
+        """Join the other threads, then give up the memory and the peers."""
+        # The control thread runs this, because signals' handlers run in the main thread only. It
+        # takes no lock that a thread may hold that waits in `close`.
         for thread in (self._worker, self._notifier):
             while thread is not None and thread.is_alive():
                 entry_points.ring(self.rank_block, 0)
@@ -322,19 +341,30 @@ class Context:
         if self.remote_hosts is not None:
             self.remote_hosts.close()
         self.router.close()
-        self._close_descriptors()
+        self._unmap()
+        self._freed = True
 
-    def _close_descriptors(self) -> None:
+    def _unmap(self) -> None:
+        for peer in self.peers:
+            peer.close()
+        self.arena.close()
+
+    def _close_events(self) -> None:
         with self._lock:
-            for peer in self.peers:
-                peer.close()
             events, self._events = self._events, -1
             if events >= 0:
                 os.close(events)
             wake, self._wake = self._wake, -1
             if wake >= 0:
                 os.close(wake)
-            self.arena.close()
+            look, self._look = self._look, -1
+            if look >= 0:
+                os.close(look)
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Needed if an error has cut off `close` or `__init__`, or a helper thread called `close`.
+        if hasattr(self, "_look") and not ending():
+            self._close_events()
 
     def disown(self) -> None:
         """Become harmless in a forked child: memory and threads are the parent's."""
@@ -348,7 +378,8 @@ class Context:
         if self.remote_hosts is not None:
             self.remote_hosts.disown()
         self.router.close(shared=True)
-        self._close_descriptors()
+        self._unmap()
+        self._close_events()
 
 
 def _thread(name: str, body: Callable[[], None]) -> Thread:

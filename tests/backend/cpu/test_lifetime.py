@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 from clocks import soon
-from interrupts import raise_at
+from interrupts import call_at, raise_at
 from jobs import Job
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.control.router import Router
 from nc10d.backend.cpu.engine.channel import SCANNED_PER_CALL
-from nc10d.backend.cpu.membership.group import Departure
+from nc10d.backend.cpu.membership.group import GroupExit
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.base.deadline import Deadline
 from nc10d.errors import RendezvousError
@@ -136,7 +138,7 @@ def test_groups_that_are_dropped_give_everything_back() -> None:
 
 DROPPED = """
 import weakref
-from nc10d.group.world import current_world, own_world
+from nc10d.group.world import own_world
 
 gc.disable()
 
@@ -264,13 +266,13 @@ def test_a_dropped_group_whose_end_was_interrupted_keeps_nothing(
 ) -> None:
     """The error of a signal's handler comes out of `leave`, at its beginning."""
 
-    def interrupted(_: Departure) -> None:
+    def interrupted(_: GroupExit) -> None:
         raise KeyboardInterrupt
 
     with own_world():
         group = enter(HashStore(), 0, 1)
         cut_off = group.backend("cpu").split([0], "cut off", HashStore(), Deadline.after(20.0))
-        monkeypatch.setattr(Departure, "leave", interrupted)
+        monkeypatch.setattr(GroupExit, "leave", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cut_off.close()
         monkeypatch.undo()
@@ -293,6 +295,47 @@ def test_a_group_keeps_nothing_whatever_instruction_of_its_end_was_interrupted(h
             reached = raise_at(point, KeyboardInterrupt(f"at point {point}"), end)
         point += 5
     assert point > 1000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("balanced")
+def test_all_groups_may_be_destroyed_amid_the_end_of_one_of_them() -> None:
+    def destroy_all() -> None:
+        if current_world().default is not None:
+            dist.destroy_process_group()
+
+    point, reached = 0, True
+    while reached:
+        with own_world():
+            enter(HashStore(), 0, 1)
+            one = dist.new_group([0])
+
+            def destroy_one(one: Any = one) -> None:
+                with contextlib.suppress(ValueError):  # it has been destroyed with the others
+                    dist.destroy_process_group(one)
+
+            reached = call_at(point, destroy_all, destroy_one)
+            destroy_all()
+        point += 7
+    assert point > 500
+
+
+@pytest.mark.usefixtures("balanced")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_in_the_control_thread_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = threading.Event()
+
+    def overdue(_: Router) -> None:
+        called.set()
+        raise MemoryError
+
+    with own_world():
+        monkeypatch.setattr(Router, "overdue", overdue)
+        group = enter(HashStore(), 0, 1)
+        group.all_reduce(np.ones(3), async_op=True).add_done_callback(lambda _: None)
+        assert called.wait(TIMEOUT)
+        del group
+        dist.destroy_process_group()
 
 
 def drop() -> None:
@@ -658,7 +701,7 @@ def test_an_exit_with_operations_in_flight_takes_no_time_and_prints_nothing() ->
 
 UNFINISHED_THREADS = """
 from nc10d.store import HashStore
-from nc10d.group.world import current_world, own_world
+from nc10d.group.world import own_world
 
 store, begun, never = HashStore(), threading.Barrier(3), threading.Event()
 

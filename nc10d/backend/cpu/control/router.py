@@ -54,26 +54,26 @@ class ControlledGroup(Protocol):
         """Become unusable in a forked child."""
 
 
-Member: TypeAlias = "weakref.ref[ControlledGroup]"
-"""A group in the table of live groups; it leaves by the same reference."""
+GroupReference: TypeAlias = "weakref.ref[ControlledGroup]"
+"""The same object is given when a group joins and when it leaves."""
 
 
 class LiveGroups:
     """The live groups of a rank, by key. A group that is dropped disappears from here."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Member] = {}
+        self._groups: dict[str, GroupReference] = {}
         self._lock = threading.RLock()
 
-    def join(self, group: ControlledGroup, member: Member) -> None:
-        """Add a group; `member` refers to it."""
+    def join(self, group: ControlledGroup, reference: GroupReference) -> None:
+        """Add a group; `reference` refers to it."""
         with self._lock:
-            self._groups[group.key] = member
+            self._groups[group.key] = reference
 
-    def leave(self, key: str, member: Member) -> int:
+    def leave(self, key: str, reference: GroupReference) -> int:
         """Remove a group, if it is there; return how many are left."""
         with self._lock:
-            if self._groups.get(key) is member:  # another group may have its key by now
+            if self._groups.get(key) is reference:  # another group may have its key by now
                 del self._groups[key]
             return len(self._groups)
 
@@ -82,14 +82,13 @@ class LiveGroups:
 
     def find(self, key: str) -> ControlledGroup | None:
         """Return the live group of this key, or None."""
-        with self._lock:
-            reference = self._groups.get(key)
+        reference = self._groups.get(key)
         return None if reference is None else reference()
 
     def all(self) -> list[ControlledGroup]:
         """Return all live groups."""
-        with self._lock:
-            found = [reference() for reference in list(self._groups.values())]
+        # Without the lock: a thread that holds it may be waiting for the control thread.
+        found = [reference() for reference in list(self._groups.values())]
         return [group for group in found if group is not None]
 
     def disown(self) -> None:
@@ -103,33 +102,41 @@ class Router:
     """The control connections of a rank; `near` holds the ranks of its own host."""
 
     def __init__(
-        self, wires: Mapping[int, socket.socket], near: Container[int], groups: LiveGroups
+        self,
+        wires: Mapping[int, socket.socket],
+        near: Container[int],
+        groups: LiveGroups,
+        wake_fd: int,
     ) -> None:
+        """`wake_fd` is an eventfd of the caller, who closes it after `stop`."""
         self.on_job_message: Callable[[Message], object] | None = None
         """The receiver of messages in OF_THE_JOB; set before the control thread starts."""
         self._near = near
         self._groups = groups
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.RLock()
-        self._wake = -1
+        self._wake_fd, self._stopped = wake_fd, False
         self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake)
 
     def wake(self) -> None:
-        """Make the control thread look at connections and times again, if it has begun."""
+        """Make the control thread look at connections and times again."""
         with self._lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            if not self._stopped:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self) -> None:
+        """Wake the control thread no more: the descriptor may be closed afterwards."""
+        with self._lock:
+            self._stopped = True
 
     def register(self, poller: select.poll) -> None:
         """Add the connections, and the descriptor behind `wake`, to a poller."""
-        with self._lock:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poller.register(self._wake, select.POLLIN)
+        poller.register(self._wake_fd, select.POLLIN)
         self.control.register(poller)
 
     def ready(self, fd: int, poller: select.poll) -> bool:
         """Serve a descriptor that is ready; return False if it is not the router's."""
-        if fd != self._wake:
+        if fd != self._wake_fd:
             return self.control.ready(fd, poller)
         os.eventfd_read(fd)
         self.control.register(poller)
@@ -175,12 +182,11 @@ class Router:
             group.on_lost(number, reason)
 
     def close(self, *, shared: bool = False) -> None:
-        """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
+        """Close all connections; if `shared` (in a forked child), they stay open in the parent.
+
+        `stop` was called before; this takes no lock that a waiting thread may hold.
+        """
         if shared:
-            self._lock = threading.RLock()
+            self._lock, self._stopped = threading.RLock(), True
         self.control.close(shared=shared)
         self.on_job_message = None  # else a cycle with the deadlock detector
-        with self._lock:
-            wake, self._wake = self._wake, -1
-            if wake >= 0:
-                os.close(wake)

@@ -48,7 +48,10 @@ class Channels:
         block: int = plain.address(self._rank_block)
         channel = Channel(shared, block, self._bit, self._waiting, label, make_private)
         with self._lock:
-            index = heapq.heappop(self._spare) if self._spare else len(self._channels)
+            # An index leaves `_spare` after it is used: the error of a signal's handler loses none.
+            while self._spare and self._spare[0] in self._channels:
+                heapq.heappop(self._spare)
+            index = self._spare[0] if self._spare else 1 + max(self._channels, default=-1)
             if index >= MAX_CHANNELS:
                 raise MemoryError(f"more than {MAX_CHANNELS} groups and links at a time")
             self._channels[index] = channel

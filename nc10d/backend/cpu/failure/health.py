@@ -220,7 +220,7 @@ class Health:
     def close(self) -> bool:
         """End the group on this rank; return False if it has ended before.
 
-        If the error of a signal's handler cuts it off, the next call does the rest.
+        A repeated call completes a close that the error of a signal's handler has cut off.
         """
         if not self.closed:
             self.failure()  # a rank that has never looked for a cause is told of it here
@@ -255,10 +255,14 @@ class Health:
             self._agreed.close()
         if self._failure is None:
             message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
+            closed = GroupClosed(message, group=self._name)
             try:
-                self._stop()
-            finally:  # also after Ctrl-C
-                self._failure = GroupClosed(message, group=self._name)
+                self._stop_channels()
+            except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
+                self._stop_channels()
+                self._failure = closed
+                raise
+            self._failure = closed
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
         """Turn a negative answer of the engine into the group's failure."""
@@ -333,7 +337,7 @@ class Health:
     def _stop(self) -> None:
         try:
             self._stop_channels()
-        except BaseException:  # of a signal's handler: the caller must get its arrays back
+        except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
             self._stop_channels()
             raise
 

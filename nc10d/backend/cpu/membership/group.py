@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
-from nc10d.backend.cpu.control.router import Member
+from nc10d.backend.cpu.control.router import GroupReference
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
 from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
@@ -49,12 +49,12 @@ class Group:
         wires = context.router.control
         self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
         text = GroupErrors(context, name, memory, self.channel, self.links, remote, self.control)
-        self.health = Health(text, self.control)
         self.boards: list[int] = []
         """Offsets of boards in this rank's arena."""
-        self._departure = Departure(self)
-        self._at_drop = AtDrop(self._departure), AtDrop(self._departure)
-        context.join(self, self._departure.member, memory)
+        self.health = Health(text, self.control)
+        self._leaving = GroupExit(self)
+        self._at_drop = AtDrop(self._leaving), AtDrop(self._leaving)
+        context.join(self, self._leaving.reference, memory)
 
     def channels(self) -> list[Channel]:
         """Return the channel of collectives, and those of all links."""
@@ -123,7 +123,7 @@ class Group:
 
     def leave(self) -> None:
         """Announce that this rank has left; give back memory and sockets. `health` is closed."""
-        self._departure.leave()
+        self._leaving.leave()
 
     def disown(self) -> None:
         """Become unusable in a forked child; the parent keeps memory and sockets."""
@@ -132,11 +132,11 @@ class Group:
             self.remote.disown()
 
 
-class Departure:
+class GroupExit:
     """How this rank leaves a group, without a reference to the group.
 
-    A signal's handler may raise in the middle. The next call of `leave` does the rest, or the drop
-    of the group.
+    A signal's handler may raise in the middle. A repeated call does the rest; the drop of the group
+    makes that call.
     """
 
     def __init__(self, group: Group) -> None:
@@ -144,7 +144,7 @@ class Departure:
         self._channel, self._links, self._boards = group.channel, group.links, group.boards
         self._control, self._health = group.control, group.health
         self.key = group.key
-        self.member: Member = weakref.ref(group)
+        self.reference: GroupReference = weakref.ref(group)
         self._over = False
 
     def leave(self) -> None:
@@ -160,7 +160,7 @@ class Departure:
         if remote is not None:
             remote.close()
         give_back(self._context, self._memory, [*self._links.owned, *self._boards])
-        self._context.leave(self.key, self.member)
+        self._context.leave(self.key, self.reference)
         self._over = True
 
     def drop(self) -> None:
@@ -172,20 +172,21 @@ class Departure:
 
 
 class AtDrop:
-    """Calls a departure's `drop` when the last reference to this object is gone."""
+    """Calls `drop` of a group's exit when the last reference to this object is gone."""
 
-    # A group holds two. The error of a signal's handler may come as a finalizer begins; Python
-    # drops it, and the rest of that finalizer. Then the other's runs.
+    # A group holds two of these objects. The error of a signal's handler may come as a finalizer
+    # begins. Python drops the error, and skips the rest of that finalizer. The finalizer of the
+    # second object then does the work.
 
-    __slots__ = ("_departure",)
+    __slots__ = ("_leaving",)
 
-    def __init__(self, departure: Departure) -> None:
-        self._departure = departure
+    def __init__(self, leaving: GroupExit) -> None:
+        self._leaving = leaving
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        departure = getattr(self, "_departure", None)  # none after such an error in __init__
-        if departure is not None and not ending():
-            departure.drop()
+        leaving = getattr(self, "_leaving", None)  # None after such an error in __init__
+        if leaving is not None and not ending():
+            leaving.drop()
 
 
 def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:

@@ -111,8 +111,8 @@ class GroupMemory:
     def leave(self) -> None:
         """Publish that this rank has left, and touches no area or link of the group again."""
         self.publish_closed()
-        self.left = True
         bit = mask([self.peers[self.rank].rank])
+        self.left = True
         for address in self._addresses:
             word = address + at.AREA_LEFT
             seen = entry_points.load_word(word)
