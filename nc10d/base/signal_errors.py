@@ -163,8 +163,8 @@ class Event(_Awaited):
 class Thread(threading.Thread):
     """A thread whose `start` passes on what a signal's handler raises amid it.
 
-    Python's own wait for a thread that starts may raise a RuntimeError in its place. Whether the
-    thread runs is open after such an error; `abandon` decides it.
+    Python's own start may raise a RuntimeError or a KeyError in its place. Whether the thread runs
+    is open after such an error; `abandon` decides it.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Thread(threading.Thread):
         raised: BaseException | None = None
         try:
             super().start()
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:  # KeyError: the thread runs already
             raised = error.__context__
             # The handler of Ctrl-C is C code, which leaves no frame.
             if not (from_handler(raised) or isinstance(raised, KeyboardInterrupt)):

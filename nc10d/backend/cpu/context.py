@@ -80,6 +80,7 @@ class Context:
             _contexts.add(self)
         except BaseException:
             self._unmap()
+            self._close_events()
             raise
 
     def _meet(self, store: Store, size: int, deadline: Deadline, host_id: str | None) -> None:
@@ -362,7 +363,7 @@ class Context:
                 os.close(look)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Needed if an error has cut off `close` or `__init__`, or a helper thread called `close`.
+        # Needed if an error has cut off `close`, or if a helper thread called it.
         if hasattr(self, "_look") and not ending():
             self._close_events()
 
