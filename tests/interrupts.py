@@ -66,6 +66,24 @@ _start = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(
 )
 
 
+class _Reports:
+    """The hook for errors that Python drops, but not for those of a thread that could not begin.
+
+    If a handler's error comes as a thread begins, `threading.Thread.start` deletes the entry that
+    the thread itself is about to delete. The thread's own KeyError may come after the test.
+    """
+
+    def __init__(self, hook: Callable[[Any], object]) -> None:
+        self._hook = hook
+
+    def __call__(self, what: Any) -> None:
+        trace, name = what.exc_traceback, ""
+        while trace is not None:
+            name, trace = trace.tb_frame.f_code.co_name, trace.tb_next
+        if what.exc_type is not KeyError or name != "_bootstrap_inner":
+            self._hook(what)
+
+
 def raise_at(
     instruction: int, error: BaseException, call: Callable[[], object], patience: float = 0
 ) -> bool:
@@ -108,7 +126,7 @@ def raise_at(
         signal.setitimer(signal.ITIMER_REAL, 0)
         # Not the default, which ends the process: an alarm may be under way.
         signal.signal(signal.SIGALRM, before if callable(before) else signal.SIG_IGN)
-        sys.unraisablehook = hook
+        sys.unraisablehook = hook if isinstance(hook, _Reports) else _Reports(hook)
         sys.settrace(outer)
     assert not swallowed, f"the error at instruction {instruction} did not come out"
     return bool(_left[0] < 0)
