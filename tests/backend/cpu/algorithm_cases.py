@@ -15,7 +15,7 @@ from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, line_down, user
+from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
 Array = npt.NDArray[np.int64]
@@ -155,16 +155,28 @@ def even_all_to_all(world: list[GroupShape], count: int, seed: int) -> Case:
 
 def uneven_exchange(world: list[GroupShape], count: int, seed: int) -> Case:
     size = len(world)
-    rng = np.random.default_rng(seed)
-    matrix = rng.integers(0, count + 1, (size, size))
-    slot = line_down(world[0].slot_bytes // size)
+    return exchange(world, np.random.default_rng(seed).integers(0, count + 1, (size, size)), seed)
+
+
+def gather(world: list[GroupShape], count: int, seed: int) -> Case:
+    size = len(world)
+    matrix = np.zeros((size, size), np.int64)
+    matrix[:, seed % size] = ragged(size, count, seed)
+    return exchange(world, matrix, seed, to_one=True)
+
+
+def exchange(
+    world: list[GroupShape], matrix: npt.NDArray[np.int64], seed: int, *, to_one: bool = False
+) -> Case:
+    """An exchange of matrix[r, d] elements from rank r to rank d."""
+    size = len(world)
     programs, users, expected = [], [], []
     arrays = [[data(seed + d, r, int(matrix[r, d])) for d in range(size)] for r in range(size)]
     for r, layout in enumerate(world):
         send, recv = 8 * matrix[r], 8 * matrix[:, r]
         sends = [user(1 + d) for d in range(size)]
         recvs = [user(1 + size + s) for s in range(size)]
-        route = Route(sends, send.tolist(), recvs, recv.tolist(), slot, slot)
+        route = Route(sends, send.tolist(), recvs, recv.tolist(), to_one)
         programs.append(program("exchange", choose.announced(layout, route), 1 + 2 * size))
         blank = [np.full(int(c), -1) for c in matrix[:, r]]
         order = local_first(layout)
@@ -191,4 +203,5 @@ MAKERS: dict[str, Callable[[list[GroupShape], int, int], Case]] = {
     "reduce_scatter": reduce_scatter,
     "even_all_to_all": even_all_to_all,
     "uneven_exchange": uneven_exchange,
+    "gather": gather,
 }

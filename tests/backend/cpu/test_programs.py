@@ -195,6 +195,23 @@ def _caught(cases: list[Case], size: int, seed: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("name", ["uneven_exchange", "gather"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_an_exchange_has_a_round_for_each_piece_of_its_largest_array(name: str, size: int) -> None:
+    line = 64
+    head = -(-16 * size // line) * line  # bytes of the sizes
+    piece = (SLOT - head) // (1 if name == "gather" else size) // line * line
+    for elements in (0, 1, piece // 8, piece // 8 + 1, 3 * piece // 8, 3 * piece // 8 + 1):
+        case = MAKERS[name](layouts(size, SLOT, SMALL), elements, 3)
+        largest = max(int(users[0].max()) for users in case.arrays)
+        world = SimulatedWorld(size, SLOT)
+        for rank in range(size):
+            world.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
+        world.run()
+        rounds = {rank.round for rank in world.ranks}
+        assert rounds == {max(1, -(-largest // piece))}, (elements, largest)
+
+
 def test_different_calls_are_noticed_on_entry() -> None:
     world = layouts(2, SLOT, SMALL)
     reduced, sent = all_reduce(world, 8, 1), broadcast(world, 8, 1)

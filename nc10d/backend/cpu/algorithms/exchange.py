@@ -2,11 +2,13 @@
 
 In each round a rank copies a piece for every peer to its staging buffer and signals tick 1. Then it
 waits for each peer in turn, beginning with the next rank, and copies its piece from there. In the
-first round it waits for all ranks, to compare their calls before it writes to any array.
+first round it waits for all ranks, to compare their calls before it writes to any array; later only
+for those with which it still has pieces to exchange.
 
 If all pieces have equal sizes, every rank computes the number of rounds. Otherwise a rank knows
-only its own sizes: the ranks first publish what they send and what they await. Each rank compares
-the two for all pairs. The largest size of any pair determines the number of rounds for all ranks.
+only its own sizes: beside its first pieces it publishes what it sends and what it awaits. Each rank
+compares the two for all pairs. The largest size of any pair determines the number of rounds for all
+ranks.
 """
 
 from __future__ import annotations
@@ -17,36 +19,65 @@ from dataclasses import dataclass
 from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import At, Step, Steps, line_down, moved, staging, user
+from nc10d.backend.cpu.program.program import (
+    At,
+    Step,
+    Steps,
+    line_down,
+    line_up,
+    moved,
+    staging,
+    user,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Places and bytes of the arrays that this rank sends to, and receives from, each rank."""
 
-    # `pitch` is the distance in bytes between the pieces for two destinations in a staging buffer.
-    # `piece` is the number of bytes that a pair of ranks transfers per round.
+    # A slot of a staging buffer has a part for each destination. With `to_one` every rank sends to
+    # the same single rank, which gets the whole slot.
 
     sends: Sequence[At]
     send_bytes: Sequence[int]
     recvs: Sequence[At]
     recv_bytes: Sequence[int]
-    piece: int
+    to_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Where the pieces of a round stand in a staging buffer; a pair moves `nbytes` per round."""
+
+    start: int
+    nbytes: int
     pitch: int
+
+    def place(self, sender: int, receiver: int) -> At:
+        """Return the place of the piece from one rank to another."""
+        return staging(sender, self.start + receiver * self.pitch)
+
+
+def _pieces(shape: GroupShape, start: int, to_one: bool) -> _Pieces:
+    """Cut the slots from `start` on."""
+    nbytes = line_down((shape.slot_bytes - start) // (1 if to_one else shape.size))
+    assert nbytes > 0, shape
+    return _Pieces(start, nbytes, 0 if to_one else nbytes)
 
 
 def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
-    piece = line_down(shape.slot_bytes // shape.size)
+    pieces = _pieces(shape, 0, to_one=False)
     sizes = [nbytes] * shape.size
-    route = Route(sends, sizes, recvs, sizes, piece, piece)
-    opening = [do.free(), do.enter(), *_transfer(shape, route, 0, opening=True)]
-    rounds = max(1, -(-nbytes // piece)) if shape.size > 1 else 1
+    route = Route(sends, sizes, recvs, sizes)
+    opening = [do.free(), do.enter(), *_publish(shape, route, pieces), do.signal(1)]
+    opening += [do.meet_all(), *_keep(shape, route), *_collect(shape, route, pieces)]
     steps = [*opening, do.end_round(1, 2)]
+    rounds = max(1, -(-nbytes // pieces.nbytes)) if shape.size > 1 else 1
     if rounds > 1:
-        body = _transfer(shape, route, piece)
+        body = _later_rounds(shape, route, pieces, pieces.nbytes)
         steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
     if shape.size == 1 or nbytes < shape.direct:
         return steps
@@ -59,15 +90,18 @@ def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Ste
     User array 0 holds the sizes: for each rank the bytes sent to it and awaited from it, as int64.
     """
     sizes = do.SIZES_BYTES * shape.size
+    pieces = _pieces(shape, line_up(sizes), route.to_one)
     opening = [do.free(), do.enter(), do.copy(staging(shape.rank), user(0), sizes)]
-    opening += [do.signal(1), do.meet_all(), do.agree(route.piece)]
+    opening += [*_publish(shape, route, pieces), do.signal(1), do.meet_all()]
+    opening.append(do.agree(pieces.nbytes))
     ticks = 1
     if crossing:
         ticks = 2
         opening += [*crossing, do.signal(2), do.wait_all(2)]
-    opening += [*_keep(shape, route), do.end_round(ticks, ticks + 1)]
-    body = _transfer(shape, route, 0)
-    return [*opening, *body, do.loop_agreed(1, 2, len(body))]
+    opening += [*_keep(shape, route), *_collect(shape, route, pieces)]
+    # The opening is the first segment: it goes on where the loop over the others ends a round.
+    body = _later_rounds(shape, route, pieces)
+    return [*opening, do.jump(len(body)), *body, do.loop_agreed(ticks, ticks + 1, len(body))]
 
 
 def _keep(shape: GroupShape, route: Route) -> list[Step]:
@@ -76,22 +110,46 @@ def _keep(shape: GroupShape, route: Route) -> list[Step]:
     return [do.copy(route.recvs[me], route.sends[me], nbytes)] if nbytes else []
 
 
-def _transfer(shape: GroupShape, route: Route, base: int, opening: bool = False) -> list[Step]:
-    """Return the steps of a round: publish a piece for each peer, then copy from each peer."""
-    me, piece, pitch = shape.rank, route.piece, route.pitch
+def _publish(
+    shape: GroupShape, route: Route, pieces: _Pieces, beyond: int = 0, base: int = 0
+) -> list[Step]:
+    """Return the steps that publish a piece for each peer that is sent more than `beyond` bytes.
+
+    The pieces of segment 0 begin `base` bytes into the arrays.
+    """
+    return [
+        do.copy(
+            pieces.place(shape.rank, peer),
+            moved(route.sends[peer], base, pieces.nbytes),
+            pieces.nbytes,
+            route.send_bytes[peer] - base,
+        )
+        for peer in shape.peers
+        if route.send_bytes[peer] > beyond
+    ]
+
+
+def _collect(
+    shape: GroupShape, route: Route, pieces: _Pieces, beyond: int = 0, base: int = 0
+) -> list[Step]:
+    """Return the steps that copy the pieces for this rank.
+
+    With `beyond` they wait for each peer that this rank receives from, or sends to: a slot is
+    written again only when such peers have signalled the round after.
+    """
     steps: list[Step] = []
     for peer in shape.peers:
-        if route.send_bytes[peer] > base:
-            place = moved(route.sends[peer], base, piece)
-            left = route.send_bytes[peer] - base
-            steps.append(do.copy(staging(me, peer * pitch), place, piece, left))
-    steps.append(do.signal(1))
-    if opening:
-        steps += [do.meet_all(), *_keep(shape, route)]
-    for peer in shape.peers:
-        steps += [] if opening else [do.wait(peer, 1)]
-        if route.recv_bytes[peer] > base:
-            place = moved(route.recvs[peer], base, piece)
+        if beyond and max(route.send_bytes[peer], route.recv_bytes[peer]) > beyond:
+            steps.append(do.wait(peer, 1))
+        if route.recv_bytes[peer] > beyond:
+            place = moved(route.recvs[peer], base, pieces.nbytes)
             left = route.recv_bytes[peer] - base
-            steps.append(do.copy(place, staging(peer, me * pitch), piece, left))
+            steps.append(do.copy(place, pieces.place(peer, shape.rank), pieces.nbytes, left))
     return steps
+
+
+def _later_rounds(shape: GroupShape, route: Route, pieces: _Pieces, base: int = 0) -> list[Step]:
+    """Return the steps of each round after the first."""
+    where = pieces, pieces.nbytes, base
+    publish = _publish(shape, route, *where)
+    return [*publish, do.signal(1), *_collect(shape, route, *where)]

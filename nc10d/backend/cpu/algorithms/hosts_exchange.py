@@ -16,7 +16,7 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import opening
 from nc10d.backend.cpu.algorithms.reduction import Reduction, continued, reduce_across, within
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import At, Step, line_down, line_up, scratch, user
+from nc10d.backend.cpu.program.program import At, Step, line_up, scratch, user
 
 
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
@@ -120,7 +120,7 @@ def announced(shape: GroupShape, route: Route) -> list[Step]:
     span = span_of(shape)
     order = local_first(shape)
     home, away = order[: span.local.size], order[span.local.size :]
-    within_host = _local_route(route, home, shape)
+    within_host = _local_route(route, home)
     each = do.SIZES_BYTES
     mine = [user(0, each * i) for i in range(len(home), len(order))]
     theirs = [scratch(each * i) for i in range(len(away))]
@@ -133,15 +133,13 @@ def announced(shape: GroupShape, route: Route) -> list[Step]:
     return [*opening(span), *continued(local), *do.flow(rows)]
 
 
-def _local_route(route: Route, ranks: Sequence[int], shape: GroupShape) -> Route:
-    piece = line_down(shape.slot_bytes // len(ranks)) if route.pitch else route.piece
+def _local_route(route: Route, ranks: Sequence[int]) -> Route:
     return Route(
         [route.sends[r] for r in ranks],
         [route.send_bytes[r] for r in ranks],
         [route.recvs[r] for r in ranks],
         [route.recv_bytes[r] for r in ranks],
-        piece,
-        piece if route.pitch else 0,
+        route.to_one,
     )
 
 

@@ -24,7 +24,7 @@ from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
-from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, line_down, user
+from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, user
 from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
 from nc10d.ops import Op, RedOp, ReduceOp
 
@@ -229,10 +229,6 @@ def _sized_exchange(
     name: str, shape: GroupShape, sends: Pieces, recvs: Pieces, root: int
 ) -> LoweredOp:
     """Lower an exchange of pieces whose senders announce sizes that their receivers compare."""
-    # In a gather, a rank's whole staging slot is for the root; else it is cut into a part per rank.
-    shared = name != "gather"
-    slot = line_down(shape.slot_bytes // shape.size) if shared else shape.slot_bytes
-    pitch = slot if shared else 0
     # The arrays of x come first, see backend.base.PARTS: in a scatter that is what is received.
     pair = [recvs, sends] if name == "scatter" else [sends, recvs]
     second = 1 + len(pair[0].buffers)
@@ -245,8 +241,7 @@ def _sized_exchange(
             sends.sizes,
             [user(first_in + index if n else 0, offset) for index, offset, n in recvs.cuts],
             recvs.sizes,
-            slot,
-            pitch,
+            to_one=name == "gather",
         )
         steps = choose.announced(shape, route)
         call = CallInfo(name, sends.dtype.label, -1, root=root)
