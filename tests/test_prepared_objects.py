@@ -66,7 +66,14 @@ def message(group: Any, obj: Any, places: list[Any]) -> Any:
     return [*places]
 
 
-CALLS: list[Call] = [broadcast, all_gather, gather, message]
+def scatter(group: Any, obj: Any, places: list[Any]) -> Any:
+    places[:] = [None, "not filled"]
+    dist.scatter_object_list(places, [obj, "for rank 1"] if group.rank == 1 else None, 1, group)
+    assert places[1:] == ["not filled"]
+    return places[:1]
+
+
+CALLS: list[Call] = [broadcast, all_gather, gather, scatter, message]
 
 
 def expected(call: Call, rank: int, objs: list[Any]) -> Any:
@@ -74,7 +81,9 @@ def expected(call: Call, rank: int, objs: list[Any]) -> Any:
         return objs
     if call is gather:
         return None
-    return [None] if call is message and rank == 1 else [objs[1]]
+    if rank == 1 and call in (message, scatter):
+        return [None] if call is message else ["for rank 1"]
+    return [objs[1]]
 
 
 class Broken:
@@ -99,8 +108,8 @@ OBJECTS = st.one_of(
 
 
 def nothing_follows_the_messages() -> bool:
-    """Return whether the openings that came last, by all_gather, end in zeros."""
-    kept = [row for each in pools[SIZE] for row in each.table]
+    """Return whether the openings that came last, by all_gather and scatter, end in zeros."""
+    kept = [row for each in pools[SIZE] for row in (*each.table, each.own)]
     ends = [WORDS.size + int(WORDS.unpack_from(row.data)[1]) for row in kept]
     return not any(row[end:].any() for row, end in zip(kept, ends, strict=True))
 
@@ -298,7 +307,7 @@ def test_the_encoder_of_a_small_array_runs_once_in_each_call(two: Ranks) -> None
         return [[each.encoded for each in counted] for counted in sent]
 
     counts = two.run(body)
-    assert counts == [[[0] * 4, [1] * 4, [1] * 4, [0] * 4], [[1] * 4] * 4]
+    assert counts == [[[0] * 4, [1] * 4, [1] * 4, [0] * 4, [0] * 4], [[1] * 4] * 5]
 
 
 @pytest.mark.parametrize("obj", [b"short", bytes(100_000)], ids=len)
@@ -311,6 +320,22 @@ def test_a_list_that_changes_amid_a_call_is_filled_all_the_same(two: Ranks, obj:
         return len(places), places[1], message(group, "after", [])
 
     assert two.run(body) == [(SIZE, obj, ["after"]), (SIZE, obj, [None])]
+
+
+def test_a_list_to_scatter_that_changes_amid_the_call_is_refused_and_nothing_sent(
+    two: Ranks,
+) -> None:
+    def body(group: Any) -> Any:
+        made_twice(group)
+        if group.rank == 1:
+            values = list[Any]()
+            for change in (partial(values.append, 7), values.clear):
+                values[:] = Counted(change), 2
+                with pytest.raises(ValueError, match="scatter_object_input_list"):
+                    dist.scatter_object_list([None], values, 1, group)
+        return scatter(group, "after", [])
+
+    assert two.run(body) == [["after"], ["for rank 1"]]
 
 
 def test_calls_keep_nothing_of_what_they_carry(two: Ranks) -> None:
@@ -345,7 +370,7 @@ def test_calls_keep_nothing_of_what_they_carry(two: Ranks) -> None:
 
     for blocks, references in two.run(body):
         assert references == 0
-        assert blocks < 300, "900 calls a rank have left more than 300 blocks"
+        assert blocks < 300, "1,100 calls a rank have left more than 300 blocks"
 
 
 class Alarm(Exception):
@@ -416,4 +441,7 @@ def late(group: Any) -> list[Any]:
 
 
 def test_a_rank_that_comes_late_is_waited_for(two: Ranks) -> None:
-    assert two.run(late) == [[[1], [0, 1], None, [1]], [[1], [0, 1], [0, 1], [None]]]
+    assert two.run(late) == [
+        [[1], [0, 1], None, [1], [1]],
+        [[1], [0, 1], [0, 1], ["for rank 1"], [None]],
+    ]

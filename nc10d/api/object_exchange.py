@@ -333,6 +333,17 @@ def for_each_rank(
     return out
 
 
+def all_inline(out: Sequence[OutgoingObject | None]) -> bool:
+    """Return whether the openings have all messages to their ends."""
+    return all(each is None or each.message.inline for each in out)
+
+
+def table_follows(size: int) -> Bytes:
+    """Return the openings by which `size` ranks learn that they have to receive them all."""
+    opening = EncodedMessage(MessageKind.SCATTERED, b"").opening()
+    return np.tile(opening, (size, 1))
+
+
 def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None:
     """Check the list to fill, which only the destination has; TypeError or ValueError."""
     if not wanted:

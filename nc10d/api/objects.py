@@ -33,6 +33,7 @@ from nc10d.api.object_exchange import (
     Location,
     ObjectCall,
     OutgoingObject,
+    all_inline,
     check_gather_list,
     check_length,
     check_list,
@@ -43,6 +44,7 @@ from nc10d.api.object_exchange import (
     pieces_to_send,
     raise_if_failed,
     rounds,
+    table_follows,
 )
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import (
@@ -53,13 +55,15 @@ from nc10d.codec.openings import (
     GATHER_HERE,
     NO_ROWS,
     RECEIVE,
+    SCATTER_OTHER,
+    SCATTER_ROOT,
     SEND,
     give_back,
     pools,
     take,
 )
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
-from nc10d.ops import AllGather, Broadcast, Recv, Send
+from nc10d.ops import AllGather, Broadcast, Recv, Scatter, Send
 
 # Each call first tries the prepared way (`run_hooked`). A group whose `allow_pickle` is None has no
 # such way: it has made no object call yet, or is a NonMember. Whatever the hooks have not done is
@@ -237,31 +241,38 @@ def scatter_object_list(
     """
     found = group_or_default(group)
     root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
+    openings, size, here = None, found.size, found.rank == root
+    if found.allow_pickle is not None and map_location is None:
+        task = SCATTER_ROOT if here else SCATTER_OTHER
+        sent, places = scatter_object_input_list, scatter_object_output_list
+        openings = found.run_hooked(Scatter, (root, True), pools[size], task, sent, places)
+        if openings is None:
+            return
     if isinstance(found, NonMember):
         warn_non_member("scatter_object_list", 3)
         return
-    openings, rank = take(found.size), found.rank
+    openings = openings or take(size)
     call = ObjectCall(
         "scatter_object_list", found, openings, allow_pickle, weights_only, map_location
     )
-    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        raise ValueError("scatter_object_output_list must be a list with at least one place")
     out: list[OutgoingObject | None] = []
-    if rank == root:
-        out = for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
-    found.broadcast(openings.table, root)
-    mine = slice(rank, rank + 1)
-    objects = call.objects(mine)
-    if objects is not None:
-        give_back(openings)
-        scatter_object_output_list[0] = objects[0]
-        return
-    arrived = call.incoming_all(openings.table, root)
-    incoming = arrived[rank]
-    sent, received = list(map(call.encoded, out)), call.allocate(incoming)
-    for number in rounds(arrived):
-        parts = [part(each, number) for each in sent] or None
-        found.scatter(part(received, number), parts, root, timeout=call.remaining())
+    if not openings.ran:
+        if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+            raise ValueError("scatter_object_output_list must be a list with at least one place")
+        rows = None
+        if here:
+            out = for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
+            rows = openings.table if all_inline(out) else table_follows(size)
+        found.scatter_single(openings.receive_own(), rows, root)
+    incoming = call.incoming(openings.own, root)
+    if incoming.envelope.kind is MessageKind.SCATTERED:
+        found.broadcast(openings.table, root, timeout=call.remaining())
+        arrived = call.incoming_all(openings.table, root)
+        incoming = arrived[found.rank]
+        parts_out, received = list(map(call.encoded, out)), call.allocate(incoming)
+        for number in rounds(arrived):
+            parts = [part(each, number) for each in parts_out] or None
+            found.scatter(part(received, number), parts, root, timeout=call.remaining())
     for each in out:
         raise_if_failed(each)
     scatter_object_output_list[0] = call.decode(incoming)

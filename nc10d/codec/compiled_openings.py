@@ -8,9 +8,11 @@ of bits:
     READS    read the objects of the table into the list H_PLACES
     EACH     each opening has the object of a place; else the single opening has a list of them all
     MESSAGE  nothing: it tells the tasks of a message from those of a broadcast
+    SCATTER  write the objects of the list H_VALUE into the table, and read the object of this
+             rank's own opening into the first place
 
 With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
-that is not plain or does not fit, and a list of places that is of another type or length.
+that is not plain or does not fit, and lists that are of another type or length.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from nc10d.kernels.hooks import (
 )
 from nc10d.kernels.words import load, store
 
-WRITES, READS, EACH, MESSAGE = 1, 2, 4, 8
+WRITES, READS, EACH, MESSAGE, SCATTER = 1, 2, 4, 8, 16
 START = WORDS.size
 """The byte of an opening at which the stream begins."""
 _KIND, _HEADER, _PAYLOAD = 0, 8, 16
@@ -46,7 +48,7 @@ _PLAIN = int(MessageKind.PLAIN)
 _FIRST = 8 * H_WORDS
 (
     O_OWN,  # address of this rank's opening
-    O_TABLE,  # address of the openings that come
+    O_TABLE,  # address of the openings that come; in a scatter, of those that go
     O_COUNT,  # their number
     O_SCRATCH,  # address of the memory of a check
     O_END,  # where the stream in O_OWN ends that is to be sent; 0: none is there
@@ -125,11 +127,11 @@ def nc10d_dropped(result: int) -> bool:
 
 
 @njit
-def nc10d_write(block: int) -> int:
-    """Write the object; return the end of its stream, 0 if an exception is set."""
+def nc10d_write(block: int, value: int) -> int:
+    """Write an object into O_OWN; return the end of its stream, 0 if an exception is set."""
     if not nc10d_dropped(py.call_one(load(block + O_SEEK), load(block + O_START))):
         return 0
-    if not nc10d_dropped(py.call_one(load(block + O_DUMP), load(block + H_VALUE))):
+    if not nc10d_dropped(py.call_one(load(block + O_DUMP), value)):
         return 0
     if not nc10d_dropped(py.call_none(load(block + O_CLEAR_MEMO))):
         return 0
@@ -154,22 +156,21 @@ def nc10d_accepts(block: int) -> bool:
     if task & READS != 0:
         if not nc10d_is_list(block, places):
             return False
-        if task & EACH != 0 and load(places + py.SIZE_OFFSET) != load(block + O_COUNT):
+        size = load(places + py.SIZE_OFFSET)
+        if task & SCATTER != 0 and size == 0:
+            return False
+        if task & EACH != 0 and size != load(block + O_COUNT):
             return False
     list_sent = task & WRITES != 0 and task & EACH == 0
     return not list_sent or nc10d_is_list(block, load(block + H_VALUE))
 
 
-def _before(block: int) -> int:
-    """Write this rank's object into O_OWN."""
-    store(block + O_END, 0)
-    if not nc10d_accepts(block):
-        return REFUSED
-    if load(block + H_TASK) & WRITES == 0:
-        return 0
+@njit
+def nc10d_put(block: int, value: int) -> int:
+    """Make O_OWN the opening of an object; return the answer of `before`."""
     dirty = load(block + O_DIRTY)
     store(block + O_DIRTY, OPENING)  # a write that fails may leave any bytes
-    end = nc10d_write(block)
+    end = nc10d_write(block, value)
     if end == 0:
         return RAISED
     store(block + O_END, end)
@@ -178,6 +179,39 @@ def _before(block: int) -> int:
         return REFUSED
     plain = nc10d_seal(load(block + O_OWN), end, dirty, load(block + O_SCRATCH))
     return 0 if plain else REFUSED
+
+
+@njit
+def nc10d_put_each(block: int) -> int:
+    """Make the table the openings of the objects of a list; return the answer of `before`."""
+    values, count = load(block + H_VALUE), load(block + O_COUNT)
+    own = nc10d_bytes(load(block + O_OWN), OPENING)
+    for row in range(count):
+        # Looked at anew: the pickler lets other threads run, which may change the list.
+        if load(values + py.SIZE_OFFSET) != count:
+            return REFUSED
+        value = load(load(values + py.ITEMS_OFFSET) + 8 * row)
+        py.retain(value)
+        answer = nc10d_put(block, value)
+        py.release(value)
+        if answer != 0:
+            return answer
+        nc10d_bytes(load(block + O_TABLE) + row * OPENING, OPENING)[:] = own
+    return 0
+
+
+def _before(block: int) -> int:
+    """Write this rank's object into O_OWN, or each rank's into the table."""
+    store(block + O_END, 0)
+    if not nc10d_accepts(block):
+        return REFUSED
+    task = load(block + H_TASK)
+    if task & SCATTER == 0:
+        return nc10d_put(block, load(block + H_VALUE)) if task & WRITES != 0 else 0
+    answer = nc10d_put_each(block) if task & WRITES != 0 else 0
+    store(block + O_END, 0)
+    store(block + O_DIRTY, max(load(block + O_DIRTY), OPENING))  # O_OWN is about to be received
+    return answer
 
 
 def _count(block: int) -> int:
@@ -189,9 +223,8 @@ def _count(block: int) -> int:
 
 
 @njit
-def nc10d_read(block: int, row: int) -> int:
+def nc10d_read(block: int, opening: int) -> int:
     """Return the object of an opening, 0 if an exception is set."""
-    opening = load(block + O_TABLE) + row * OPENING
     stream = py.new_bytes(opening + START, load(opening + _HEADER))
     if stream == 0:
         return 0
@@ -201,11 +234,11 @@ def nc10d_read(block: int, row: int) -> int:
 
 
 @njit
-def nc10d_read_each(block: int) -> int:
-    """Return a list of the objects of all openings, 0 if an exception is set."""
+def nc10d_read_each(block: int, openings: int, count: int) -> int:
+    """Return a list of the objects of some openings, 0 if an exception is set."""
     values = py.new_list(0)
-    for row in range(load(block + O_COUNT)):
-        value = nc10d_read(block, row) if values != 0 else 0
+    for row in range(count):
+        value = nc10d_read(block, openings + row * OPENING) if values != 0 else 0
         added = value != 0 and py.append(values, value) == 0
         nc10d_dropped(value)
         if not added:
@@ -219,22 +252,27 @@ def nc10d_fill(block: int, values: int) -> int:
     """Put the objects of a list into the places; return the answer of `after`."""
     places = load(block + H_PLACES)
     size = load(places + py.SIZE_OFFSET)
-    if not nc10d_is_list(block, values) or load(values + py.SIZE_OFFSET) != size:
+    wanted = 1 if load(block + H_TASK) & SCATTER != 0 else size
+    if not nc10d_is_list(block, values) or load(values + py.SIZE_OFFSET) != wanted:
         return UNFINISHED
-    return 0 if py.set_slice(places, 0, size, values) == 0 else RAISED
+    return 0 if py.set_slice(places, 0, min(size, wanted), values) == 0 else RAISED
 
 
 def _after(block: int) -> int:
-    """Check the table, and fill H_PLACES with its objects."""
+    """Check the openings, and fill H_PLACES with their objects."""
     store(block + O_END, 0)
     task = load(block + H_TASK)
     if task & (READS | EACH) == 0:
         return 0
-    if not nc10d_whole(load(block + O_TABLE), load(block + O_COUNT), load(block + O_SCRATCH)):
+    scattered = task & SCATTER != 0
+    openings = load(block + (O_OWN if scattered else O_TABLE))
+    count = 1 if scattered else load(block + O_COUNT)
+    if not nc10d_whole(openings, count, load(block + O_SCRATCH)):
         return UNFINISHED
     if task & READS == 0:
         return 0
-    values = nc10d_read_each(block) if task & EACH != 0 else nc10d_read(block, 0)
+    one = task & (EACH | SCATTER) == 0
+    values = nc10d_read(block, openings) if one else nc10d_read_each(block, openings, count)
     if values == 0:
         return RAISED
     answer = nc10d_fill(block, values)

@@ -18,14 +18,15 @@ import numpy as np
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import compiled_openings as compiled
-from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, START, WRITES
+from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, SCATTER, START, WRITES
 from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import OPENING, PIECE, cut, pieces_used
 from nc10d.codec.opcodes import ITEM_WORDS
 from nc10d.codec.plain import PlainWriter, is_plain
-from nc10d.kernels.hooks import H_RAN, REFUSED, UNFINISHED
+from nc10d.kernels.hooks import H_RAN, H_TASK, REFUSED, UNFINISHED
 
-_END, _DIRTY, _RAN = compiled.O_END // 8, compiled.O_DIRTY // 8, H_RAN // 8
+_END, _DIRTY = compiled.O_END // 8, compiled.O_DIRTY // 8
+_RAN, _TASK = H_RAN // 8, H_TASK // 8
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
@@ -33,6 +34,7 @@ ALL_ROWS, NO_ROWS = slice(None), slice(0)
 SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
 BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
 GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
+SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
 """The tasks of the hooks, by call and by this rank's part in it."""
 
 
@@ -57,6 +59,8 @@ class Openings:
             BROADCAST_OTHER: (self.table, self.table),
             GATHER_HERE: (self.own, self.table),
             GATHER_ELSEWHERE: (self.own, self.table),
+            SCATTER_ROOT: (self.own, self.table),
+            SCATTER_OTHER: (self.own, None),
         }
         self._streams = [row.data[START:] for row in self.table]
         self._scratch = np.empty((OPENING, ITEM_WORDS), np.int64)
@@ -103,7 +107,9 @@ class Openings:
         """Clean up after a hook has raised an error; return what the call answers."""
         if self._state[_RAN]:
             return UNFINISHED  # `objects` finds the same error
-        self._written = self._writer.clean_up(error)
+        written = self._writer.clean_up(error)
+        # The objects of a scatter are written anew, all of them.
+        self._written = 0 if self._state[_TASK] & SCATTER else written
         return REFUSED
 
     def begin_fallback(self, answer: int | None) -> None:
@@ -127,6 +133,11 @@ class Openings:
             return bool(compiled.seal(self._own_address, end, dirty, self._scratch_address))
         self.own[abs(end) :] = 0  # peers get no byte of earlier objects
         return False
+
+    def receive_own(self) -> Bytes:
+        """Return `own` as memory for a received opening, after the last `put`."""
+        self._state[_DIRTY] = max(self._state[_DIRTY], OPENING)
+        return self.own
 
     def pieces(self) -> Sequence[Bytes]:
         """Return the pieces of `own` that have its message, without the first `ran`."""

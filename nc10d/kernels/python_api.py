@@ -17,12 +17,13 @@ from numba.extending import box, register_model
 from nc10d.kernels.hooks import RAISED
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
-TYPE_OFFSET, SIZE_OFFSET = 8, 16
-"""Where an object has its type, behind its reference count, and a list or tuple its length."""
+TYPE_OFFSET, SIZE_OFFSET, ITEMS_OFFSET = 8, 16, 24
+"""Where an object has its type, a list or tuple its length, a list the address of its items."""
 
 _L, _I = types.int64, types.int32
 call_one = types.ExternalFunction("PyObject_CallOneArg", _L(_L, _L))
 call_none = types.ExternalFunction("PyObject_CallNoArgs", _L(_L))
+retain = types.ExternalFunction("Py_IncRef", types.void(_L))
 release = types.ExternalFunction("Py_DecRef", types.void(_L))
 int_value = types.ExternalFunction("PyLong_AsLongLong", _L(_L))
 new_bytes = types.ExternalFunction("PyBytes_FromStringAndSize", _L(_L, _L))
