@@ -310,6 +310,75 @@ def test_the_encoder_of_a_small_array_runs_once_in_each_call(two: Ranks) -> None
     assert counts == [[[0] * 4, [1] * 4, [1] * 4, [0] * 4, [0] * 4], [[1] * 4] * 5]
 
 
+@pytest.mark.parametrize("other", [2, "x" * 5000, {1j}], ids=["fits", "long", "not plain"])
+def test_the_encoder_of_a_scattered_array_runs_once_whatever_else_is_sent(
+    two: Ranks, other: Any
+) -> None:
+    def body(group: Any) -> Any:
+        made_twice(group)
+        sent, places = Counted(), [None]
+        objects = [sent, other] if group.rank == 1 else None
+        dist.scatter_object_list(places, objects, 1, group)
+        return sent.encoded, places[0]
+
+    (none, array), (once, value) = two.run(body)
+    assert (none, once) == (0, 1)
+    assert isinstance(array, Counted)
+    assert value == other
+
+
+def test_a_place_that_goes_amid_a_scatter_comes_back(two: Ranks) -> None:
+    def body(group: Any, **how: Any) -> Any:
+        made_twice(group)
+        places: list[Any] = [None]
+        objects = [Counted(places.clear), 2] if group.rank == 1 else None
+        dist.scatter_object_list(places, objects, 1, group, **how)
+        return places
+
+    for how in ({}, {"map_location": "cpu"}):  # the second in Python
+        assert two.run(partial(body, **how))[1] == [2]
+
+
+@pytest.mark.parametrize("word", [MessageKind.FAILED, MessageKind.CODEC + 256])
+def test_a_scattered_opening_without_its_parts_is_an_error_that_names_the_root(
+    two: Ranks, word: int
+) -> None:
+    opening = np.zeros(OPENING, np.uint8)
+    WORDS.pack_into(opening.data, 0, word, OPENING, 10)
+    opening[WORDS.size :].data[:16] = np.array([0, 1 << 20]).tobytes()  # a long chunk
+
+    def body(group: Any) -> Any:
+        made_twice(group)
+        if group.rank == 1:
+            group.scatter_single(opening.copy(), np.tile(opening, (SIZE, 1)), 1)
+        else:
+            with pytest.raises(CodecError, match="rank 1 has sent a part"):
+                dist.scatter_object_list([None], None, 1, group)
+        return scatter(group, "after", [])
+
+    assert two.run(body) == [["after"], ["for rank 1"]]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_that_fail_leave_no_cycles(two: Ranks, call: Call) -> None:
+    def body(group: Any) -> int:
+        made_twice(group)
+        group.barrier()
+        gc.collect()
+        gc.disable()
+        group.barrier()
+        for _ in range(10):
+            with pytest.raises(CodecError):
+                call(group, object.__new__(Broken), [])
+        group.barrier()
+        found = gc.collect() if group.rank == 0 else 0
+        group.barrier()
+        gc.enable()
+        return found
+
+    assert two.run(body)[0] < 30, "3 objects a call"
+
+
 @pytest.mark.parametrize("obj", [b"short", bytes(100_000)], ids=len)
 def test_a_list_that_changes_amid_a_call_is_filled_all_the_same(two: Ranks, obj: bytes) -> None:
     def body(group: Any) -> Any:

@@ -312,8 +312,8 @@ def for_each_rank(
 ) -> list[OutgoingObject | None]:
     """Return a message for each rank, and write their openings to the table.
 
-    If an object can't be encoded, each message has the error. TypeError and ValueError for what is
-    no list of an object for each rank.
+    Rows that hooks have written stay. If an object can't be encoded, each message has the error.
+    TypeError and ValueError for what is no list of an object for each rank.
     """
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
@@ -321,11 +321,13 @@ def for_each_rank(
         kind = type(objects).__name__
         raise TypeError(f"scatter_object_input_list must be a list or tuple, got {kind}")
     check_length("scatter_object_input_list", objects, len(openings.table))
-    out: list[OutgoingObject | None] = []
-    for value, opening in zip(objects, openings.table, strict=True):
+    written = openings.rows
+    out: list[OutgoingObject | None] = [None] * written
+    for value, opening in zip(objects[written:], openings.table[written:], strict=True):
         message = encode_outgoing(value, allow_pickle, openings)
         if message is not None and message.error is not None:
             failed = OutgoingObject.failed(message.error)
+            message.error = None  # the traceback keeps this frame, and that `message`
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
         opening[:] = opening_of(message, openings)
@@ -334,14 +336,14 @@ def for_each_rank(
 
 
 def all_inline(out: Sequence[OutgoingObject | None]) -> bool:
-    """Return whether the openings have all messages to their ends."""
+    """Return whether each message lies wholly in its opening."""
     return all(each is None or each.message.inline for each in out)
 
 
-def table_follows(size: int) -> Bytes:
-    """Return the openings by which `size` ranks learn that they have to receive them all."""
-    opening = EncodedMessage(MessageKind.SCATTERED, b"").opening()
-    return np.tile(opening, (size, 1))
+def marks(size: int) -> Bytes:
+    """Return the openings that tell `size` ranks that the openings of all follow."""
+    mark = EncodedMessage(MessageKind.TABLE_FOLLOWS, b"").opening()
+    return np.tile(mark, (size, 1))
 
 
 def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None:

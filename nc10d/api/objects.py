@@ -39,12 +39,12 @@ from nc10d.api.object_exchange import (
     check_list,
     encode_outgoing,
     for_each_rank,
+    marks,
     opening_of,
     part,
     pieces_to_send,
     raise_if_failed,
     rounds,
-    table_follows,
 )
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import (
@@ -239,6 +239,9 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
+    # Each rank receives its own opening. If a message is longer, each opening is a mark instead:
+    # the root then broadcasts the table of all openings, which tells all ranks how many rounds
+    # follow.
     found = group_or_default(group)
     root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     openings, size, here = None, found.size, found.rank == root
@@ -262,20 +265,22 @@ def scatter_object_list(
         rows = None
         if here:
             out = for_each_rank(scatter_object_input_list, openings, call.allow_pickle)
-            rows = openings.table if all_inline(out) else table_follows(size)
+            rows = openings.table if all_inline(out) else marks(size)
         found.scatter_single(openings.receive_own(), rows, root)
     incoming = call.incoming(openings.own, root)
-    if incoming.envelope.kind is MessageKind.SCATTERED:
+    if incoming.envelope.kind is MessageKind.TABLE_FOLLOWS:
         found.broadcast(openings.table, root, timeout=call.remaining())
         arrived = call.incoming_all(openings.table, root)
         incoming = arrived[found.rank]
-        parts_out, received = list(map(call.encoded, out)), call.allocate(incoming)
+        messages, received = list(map(call.encoded, out)), call.allocate(incoming)
         for number in rounds(arrived):
-            parts = [part(each, number) for each in parts_out] or None
-            found.scatter(part(received, number), parts, root, timeout=call.remaining())
+            pieces = [part(each, number) for each in messages] or None
+            found.scatter(part(received, number), pieces, root, timeout=call.remaining())
+    elif not incoming.envelope.inline:
+        raise call.error_about(root, f"{call.name_of(root)} has sent a part of a message only")
     for each in out:
         raise_if_failed(each)
-    scatter_object_output_list[0] = call.decode(incoming)
+    scatter_object_output_list[:1] = [call.decode(incoming)]
     give_back(openings)
 
 

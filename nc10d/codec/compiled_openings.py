@@ -1,15 +1,15 @@
 """Openings of small plain objects in compiled code: complete one, check a table, read its objects.
 
 The hooks are those of the operation that carries openings (nc10d.kernels.hooks): `before` writes
-this rank's object into its own opening, and `after` reads those that have come. Their task is a set
-of bits:
+this rank's object into its own opening, and `after` reads those in the table, which have come. In a
+scatter, `before` writes the table on the root, and `after` reads the own opening. Their task is a
+set of bits:
 
     WRITES   write the object H_VALUE
     READS    read the objects of the table into the list H_PLACES
     EACH     each opening has the object of a place; else the single opening has a list of them all
     MESSAGE  nothing: it tells the tasks of a message from those of a broadcast
-    SCATTER  write the objects of the list H_VALUE into the table, and read the object of this
-             rank's own opening into the first place
+    SCATTER  the objects of the list H_VALUE are written, and the first place is filled
 
 With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
 that is not plain or does not fit, and lists that are of another type or length.
@@ -60,8 +60,9 @@ _FIRST = 8 * H_WORDS
     O_LOADS,  # pickle.loads
     O_START,  # START as an object
     O_LIST,  # the type list
-) = range(_FIRST, _FIRST + 13 * 8, 8)
-BLOCK_WORDS = H_WORDS + 13
+    O_ROWS,  # how many rows of the table are written; 0 between calls
+) = range(_FIRST, _FIRST + 14 * 8, 8)
+BLOCK_WORDS = H_WORDS + 14
 _made: dict[str, Any] = {}
 
 
@@ -197,6 +198,8 @@ def nc10d_put_each(block: int) -> int:
         if answer != 0:
             return answer
         nc10d_bytes(load(block + O_TABLE) + row * OPENING, OPENING)[:] = own
+        store(block + O_END, 0)
+        store(block + O_ROWS, row + 1)
     return 0
 
 
@@ -209,8 +212,8 @@ def _before(block: int) -> int:
     if task & SCATTER == 0:
         return nc10d_put(block, load(block + H_VALUE)) if task & WRITES != 0 else 0
     answer = nc10d_put_each(block) if task & WRITES != 0 else 0
-    store(block + O_END, 0)
-    store(block + O_DIRTY, max(load(block + O_DIRTY), OPENING))  # O_OWN is about to be received
+    if answer == 0:  # O_OWN is about to be received
+        store(block + O_DIRTY, max(load(block + O_DIRTY), OPENING))
     return answer
 
 
@@ -261,6 +264,7 @@ def nc10d_fill(block: int, values: int) -> int:
 def _after(block: int) -> int:
     """Check the openings, and fill H_PLACES with their objects."""
     store(block + O_END, 0)
+    store(block + O_ROWS, 0)
     task = load(block + H_TASK)
     if task & (READS | EACH) == 0:
         return 0

@@ -56,8 +56,8 @@ class MessageKind(enum.IntEnum):
     PICKLE = 2
     FAILED = 3
     PLAIN = 4
-    SCATTERED = 5
-    """No object: a table follows, with the opening for each rank."""
+    TABLE_FOLLOWS = 5
+    """In a scatter, no object: the openings for all ranks follow."""
 
 
 class Envelope(NamedTuple):
@@ -138,8 +138,8 @@ class Envelope(NamedTuple):
         payload = Payload(flat[start : start + self.payload], places)
         if self.kind is MessageKind.FAILED:
             raise CodecError(bytes(header).decode(errors="replace"))
-        if self.kind is MessageKind.SCATTERED:
-            raise CodecError("the opening of a scatter has come where an object is expected")
+        if self.kind is MessageKind.TABLE_FOLLOWS:
+            raise CodecError("the mark of a scatter has come where an object is expected")
         if self.kind is MessageKind.CODEC:
             return decode(header, payload, locate)
         if not allow_pickle:

@@ -23,10 +23,10 @@ from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import OPENING, PIECE, cut, pieces_used
 from nc10d.codec.opcodes import ITEM_WORDS
 from nc10d.codec.plain import PlainWriter, is_plain
-from nc10d.kernels.hooks import H_RAN, H_TASK, REFUSED, UNFINISHED
+from nc10d.kernels.hooks import H_RAN, REFUSED, UNFINISHED
 
 _END, _DIRTY = compiled.O_END // 8, compiled.O_DIRTY // 8
-_RAN, _TASK = H_RAN // 8, H_TASK // 8
+_RAN, _ROWS = H_RAN // 8, compiled.O_ROWS // 8
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
@@ -41,6 +41,7 @@ SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages, as bytes.
 
+    In a scatter, the table is what the root sends, and `own` is what a rank receives.
     `first` is the first piece of the table's first row. `arrays[task]` are the arguments x and y of
     a prepared call: all pieces and the tag of a message, else two arrays.
     """
@@ -75,6 +76,8 @@ class Openings:
         self.block: Any = None
         self.ran = 0
         """The number of operations of this call that have ended: pieces of a message, or 1."""
+        self.rows = 0
+        """The number of the table's rows that the hooks of a scatter have written."""
         self.since = 0.0
         """When the call began, by time.monotonic(), or when its hooks had stopped."""
         self._written = 0
@@ -107,15 +110,14 @@ class Openings:
         """Clean up after a hook has raised an error; return what the call answers."""
         if self._state[_RAN]:
             return UNFINISHED  # `objects` finds the same error
-        written = self._writer.clean_up(error)
-        # The objects of a scatter are written anew, all of them.
-        self._written = 0 if self._state[_TASK] & SCATTER else written
+        self._written = self._writer.clean_up(error)
         return REFUSED
 
     def begin_fallback(self, answer: int | None) -> None:
         """Prepare for the caller, who goes on where the hooks have stopped; None: none has run."""
         self.since = monotonic()
         self.ran, self._state[_RAN] = self._state[_RAN], 0
+        self.rows, self._state[_ROWS] = self._state[_ROWS], 0
         if answer is not None:
             self._written = self._written or self._state[_END]
 

@@ -252,7 +252,7 @@ def _meet_all(me: SimulatedRank, step: Step) -> bool:
 
 def _agree(me: SimulatedRank, step: Step) -> bool:
     size = me.world.size
-    places = [At(Space.STAGING, rank) for rank in range(size)]
+    places = [At(Space.STAGING, rank, step.src.offset) for rank in range(size)]
     views = [me.view(at, SIZES_BYTES * size, write=False).view(np.int64) for at in places]
     sent, awaited = np.stack([view.reshape(size, 2) for view in views]).transpose(2, 0, 1)
     if not np.array_equal(sent, awaited.T):

@@ -518,9 +518,9 @@ def test_a_failure_reports_its_reason() -> None:
         message.envelope().open(message.flat())
 
 
-def test_the_opening_of_a_scatter_is_never_taken_for_a_pickle() -> None:
+def test_the_mark_of_a_scatter_is_never_taken_for_a_pickle() -> None:
     stream = pickle.dumps(1)
-    disguised = Envelope(MessageKind.SCATTERED, len(stream), 0)
+    disguised = Envelope(MessageKind.TABLE_FOLLOWS, len(stream), 0)
     with pytest.raises(CodecError, match="scatter"):
         disguised.open(np.frombuffer(stream, np.uint8), allow_pickle=True)
 

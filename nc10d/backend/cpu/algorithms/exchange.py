@@ -2,13 +2,17 @@
 
 In each round a rank copies a piece for every peer to its staging buffer and signals tick 1. Then it
 waits for each peer in turn, beginning with the next rank, and copies its piece from there. In the
-first round it waits for all ranks, to compare their calls before it writes to any array; later only
-for those with which it still has pieces to exchange.
+first round it waits for all ranks, to compare their calls before it writes to any array. Later it
+waits for the peers with which it exchanges more than the first pieces.
 
 If all pieces have equal sizes, every rank computes the number of rounds. Otherwise a rank knows
-only its own sizes: beside its first pieces it publishes what it sends and what it awaits. Each rank
-compares the two for all pairs. The largest size of any pair determines the number of rounds for all
-ranks.
+only its own sizes: it publishes what it sends and what it awaits (tick 1), and then its first
+pieces (tick 2). Each rank compares the sizes of all pairs, while its peers may still copy pieces.
+The largest size of any pair determines the number of rounds for all ranks.
+
+A piece has the same place in every round, which only the two ranks of its pair use, and the sizes
+have a place of their own. So a rank may write its next piece for a peer while another peer, with
+which it exchanges nothing more, still reads the sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class Route:
     """Places and bytes of the arrays that this rank sends to, and receives from, each rank."""
 
     # A slot of a staging buffer has a part for each destination. With `to_one` every rank sends to
-    # the same single rank, which gets the whole slot.
+    # the same rank, which gets the whole slot.
 
     sends: Sequence[At]
     send_bytes: Sequence[int]
@@ -46,38 +50,39 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Where the pieces of a round stand in a staging buffer; a pair moves `nbytes` per round."""
+class _SlotLayout:
+    """The places of pieces in the slots of staging buffers: each pair moves `piece` per round."""
 
-    start: int
-    nbytes: int
+    size: int
+    piece: int
     pitch: int
 
     def place(self, sender: int, receiver: int) -> At:
         """Return the place of the piece from one rank to another."""
-        return staging(sender, self.start + receiver * self.pitch)
+        number = (receiver - sender - 1) % self.size
+        return staging(sender, number * self.pitch)
 
 
-def _pieces(shape: GroupShape, start: int, to_one: bool) -> _Pieces:
-    """Cut the slots from `start` on."""
-    nbytes = line_down((shape.slot_bytes - start) // (1 if to_one else shape.size))
-    assert nbytes > 0, shape
-    return _Pieces(start, nbytes, 0 if to_one else nbytes)
+def _layout(shape: GroupShape, room: int, parts: int) -> _SlotLayout:
+    """Return the layout of slots whose first `room` bytes have so many parts."""
+    piece = line_down(room // parts)
+    assert piece > 0, shape
+    return _SlotLayout(shape.size, piece, piece if parts > 1 else 0)
 
 
 def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
-    pieces = _pieces(shape, 0, to_one=False)
+    layout = _layout(shape, shape.slot_bytes, shape.size)
     sizes = [nbytes] * shape.size
     route = Route(sends, sizes, recvs, sizes)
-    opening = [do.free(), do.enter(), *_publish(shape, route, pieces), do.signal(1)]
-    opening += [do.meet_all(), *_keep(shape, route), *_collect(shape, route, pieces)]
+    opening = [do.free(), do.enter(), *_publish(shape, route, layout), do.signal(1)]
+    opening += [do.meet_all(), *_keep(shape, route), *_collect(shape, route, layout)]
     steps = [*opening, do.end_round(1, 2)]
-    rounds = max(1, -(-nbytes // pieces.nbytes)) if shape.size > 1 else 1
+    rounds = max(1, -(-nbytes // layout.piece)) if shape.size > 1 else 1
     if rounds > 1:
-        body = _later_rounds(shape, route, pieces, pieces.nbytes)
+        body = _later_round(shape, route, layout, layout.piece)
         steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
     if shape.size == 1 or nbytes < shape.direct:
         return steps
@@ -90,17 +95,22 @@ def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Ste
     User array 0 holds the sizes: for each rank the bytes sent to it and awaited from it, as int64.
     """
     sizes = do.SIZES_BYTES * shape.size
-    pieces = _pieces(shape, line_up(sizes), route.to_one)
-    opening = [do.free(), do.enter(), do.copy(staging(shape.rank), user(0), sizes)]
-    opening += [*_publish(shape, route, pieces), do.signal(1), do.meet_all()]
-    opening.append(do.agree(pieces.nbytes))
-    ticks = 1
+    # The sizes stand behind the pieces, which begin a page as most arrays do: copies are slow where
+    # the addresses of both sides differ by few bytes, but for whole pages.
+    room = shape.slot_bytes - line_up(sizes)
+    # A rank keeps its piece for itself: it needs no part.
+    parts = 1 if route.to_one else max(1, shape.size - 1)
+    layout = _layout(shape, room, parts)
+    opening = [do.free(), do.enter(), do.copy(staging(shape.rank, room), user(0), sizes)]
+    opening += [do.signal(1), *_publish(shape, route, layout), do.signal(2), do.meet_all()]
+    opening.append(do.agree(layout.piece, room))
+    ticks = 2
     if crossing:
-        ticks = 2
-        opening += [*crossing, do.signal(2), do.wait_all(2)]
-    opening += [*_keep(shape, route), *_collect(shape, route, pieces)]
-    # The opening is the first segment: it goes on where the loop over the others ends a round.
-    body = _later_rounds(shape, route, pieces)
+        ticks = 3
+        opening += [*crossing, do.signal(3), do.wait_all(3)]
+    opening += [*_keep(shape, route), *_collect(shape, route, layout, 2)]
+    # Round 0 is segment 0 of the loop: it jumps over the body to the loop's end.
+    body = _later_round(shape, route, layout)
     return [*opening, do.jump(len(body)), *body, do.loop_agreed(ticks, ticks + 1, len(body))]
 
 
@@ -111,7 +121,7 @@ def _keep(shape: GroupShape, route: Route) -> list[Step]:
 
 
 def _publish(
-    shape: GroupShape, route: Route, pieces: _Pieces, beyond: int = 0, base: int = 0
+    shape: GroupShape, route: Route, layout: _SlotLayout, beyond: int = 0, base: int = 0
 ) -> list[Step]:
     """Return the steps that publish a piece for each peer that is sent more than `beyond` bytes.
 
@@ -119,9 +129,9 @@ def _publish(
     """
     return [
         do.copy(
-            pieces.place(shape.rank, peer),
-            moved(route.sends[peer], base, pieces.nbytes),
-            pieces.nbytes,
+            layout.place(shape.rank, peer),
+            moved(route.sends[peer], base, layout.piece),
+            layout.piece,
             route.send_bytes[peer] - base,
         )
         for peer in shape.peers
@@ -129,27 +139,31 @@ def _publish(
     ]
 
 
-def _collect(
-    shape: GroupShape, route: Route, pieces: _Pieces, beyond: int = 0, base: int = 0
-) -> list[Step]:
-    """Return the steps that copy the pieces for this rank.
-
-    With `beyond` they wait for each peer that this rank receives from, or sends to: a slot is
-    written again only when such peers have signalled the round after.
-    """
+def _collect(shape: GroupShape, route: Route, layout: _SlotLayout, tick: int = 0) -> list[Step]:
+    """Return the steps that copy the first piece of each peer, when it has signalled `tick`."""
     steps: list[Step] = []
     for peer in shape.peers:
-        if beyond and max(route.send_bytes[peer], route.recv_bytes[peer]) > beyond:
-            steps.append(do.wait(peer, 1))
-        if route.recv_bytes[peer] > beyond:
-            place = moved(route.recvs[peer], base, pieces.nbytes)
-            left = route.recv_bytes[peer] - base
-            steps.append(do.copy(place, pieces.place(peer, shape.rank), pieces.nbytes, left))
+        if route.recv_bytes[peer] > 0:
+            steps += [do.wait(peer, tick)] if tick else []
+            steps.append(_take(shape, route, layout, peer, 0))
     return steps
 
 
-def _later_rounds(shape: GroupShape, route: Route, pieces: _Pieces, base: int = 0) -> list[Step]:
-    """Return the steps of each round after the first."""
-    where = pieces, pieces.nbytes, base
-    publish = _publish(shape, route, *where)
-    return [*publish, do.signal(1), *_collect(shape, route, *where)]
+def _take(shape: GroupShape, route: Route, layout: _SlotLayout, peer: int, base: int) -> Step:
+    """Return the step that copies a peer's piece; `base` as in `_publish`."""
+    place = moved(route.recvs[peer], base, layout.piece)
+    left = route.recv_bytes[peer] - base
+    return do.copy(place, layout.place(peer, shape.rank), layout.piece, left)
+
+
+def _later_round(shape: GroupShape, route: Route, layout: _SlotLayout, base: int = 0) -> list[Step]:
+    """Return the steps of a round after the first; `base` as in `_publish`."""
+    first = layout.piece
+    steps = [*_publish(shape, route, layout, first, base), do.signal(1)]
+    for peer in shape.peers:
+        # A sender waits as well: it writes the piece's place again in the round after the next.
+        if max(route.send_bytes[peer], route.recv_bytes[peer]) > first:
+            steps.append(do.wait(peer, 1))
+        if route.recv_bytes[peer] > first:
+            steps.append(_take(shape, route, layout, peer, base))
+    return steps

@@ -83,11 +83,12 @@ def nc10d_agree(channel: int, step: int, parity: int) -> int:
     """
     size = load(channel + at.C_SIZE)
     table = channel - load(step + packed.SRC) + parity
+    offset = load(step + packed.SRC + 8)
     largest = 0
     for rank in range(size):
         for peer in range(size):
-            sent = load(load(table + 8 * rank) + 16 * peer)
-            awaited = load(load(table + 8 * peer) + 16 * rank + 8)
+            sent = load(load(table + 8 * rank) + offset + 16 * peer)
+            awaited = load(load(table + 8 * peer) + offset + 16 * rank + 8)
             if sent != awaited:
                 return nc10d_sizes_differ(channel, rank, sent, peer, awaited)
             largest = max(largest, sent)

@@ -181,11 +181,11 @@ def open_gate(words: int, number: int) -> Step:
     return Step(StepKind.OPEN_GATE, dst=user(words, GATE_BYTES * number))
 
 
-def agree(piece: int) -> Step:
+def agree(piece: int, offset: int) -> Step:
     """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange."""
-    # Every staging buffer starts with two int64 per rank: the bytes that its owner sends to that
-    # rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
-    return Step(StepKind.AGREE, src=staging(0), arg=piece)
+    # At `offset` every staging buffer has two int64 per rank: the bytes that its owner sends to
+    # that rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
+    return Step(StepKind.AGREE, src=staging(0, offset), arg=piece)
 
 
 def single_round(before: Sequence[Step] = (), after: Sequence[Step] = ()) -> list[Step]:
