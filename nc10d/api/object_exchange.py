@@ -346,6 +346,24 @@ def marks(size: int) -> Bytes:
     return np.tile(mark, (size, 1))
 
 
+def scatter_table(
+    call: ObjectCall, out: Sequence[OutgoingObject | None], root: int
+) -> IncomingObject:
+    """Broadcast the table of openings, and scatter what follows them; return this rank's message.
+
+    `out` are the root's messages, and empty on the other ranks. Blocks.
+    """
+    group, table = call.group, call.openings.table
+    group.broadcast(table, root, timeout=call.remaining())
+    arrived = call.incoming_all(table, root)
+    incoming = arrived[group.rank]
+    sent, received = list(map(call.encoded, out)), call.allocate(incoming)
+    for number in rounds(arrived):
+        parts = [part(each, number) for each in sent] or None
+        group.scatter(part(received, number), parts, root, timeout=call.remaining())
+    return incoming
+
+
 def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None:
     """Check the list to fill, which only the destination has; TypeError or ValueError."""
     if not wanted:

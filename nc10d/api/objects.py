@@ -45,6 +45,7 @@ from nc10d.api.object_exchange import (
     pieces_to_send,
     raise_if_failed,
     rounds,
+    scatter_table,
 )
 from nc10d.codec import MessageKind
 from nc10d.codec.openings import (
@@ -239,9 +240,6 @@ def scatter_object_list(
     On `src`, the input list has an object for each rank; on other ranks it is ignored. If an
     object can't be encoded, no rank receives any.
     """
-    # Each rank receives its own opening. If a message is longer, each opening is a mark instead:
-    # the root then broadcasts the table of all openings, which tells all ranks how many rounds
-    # follow.
     found = group_or_default(group)
     root = rank_in(found, "src", rank_or_first(src, group_src), group_src)
     openings, size, here = None, found.size, found.rank == root
@@ -269,13 +267,7 @@ def scatter_object_list(
         found.scatter_single(openings.receive_own(), rows, root)
     incoming = call.incoming(openings.own, root)
     if incoming.envelope.kind is MessageKind.TABLE_FOLLOWS:
-        found.broadcast(openings.table, root, timeout=call.remaining())
-        arrived = call.incoming_all(openings.table, root)
-        incoming = arrived[found.rank]
-        messages, received = list(map(call.encoded, out)), call.allocate(incoming)
-        for number in rounds(arrived):
-            pieces = [part(each, number) for each in messages] or None
-            found.scatter(part(received, number), pieces, root, timeout=call.remaining())
+        incoming = scatter_table(call, out, root)
     elif not incoming.envelope.inline:
         raise call.error_about(root, f"{call.name_of(root)} has sent a part of a message only")
     for each in out:

@@ -11,6 +11,10 @@ small and describes the chunks. The chunks are the user's memory, and are copied
 array. Long chunks follow it, each as it is, into memory of its own; their place is the byte of the
 payload before which they come. The size of the flat array is rounded up, so that messages of
 similar objects have the same size: a backend prepares a program for each size that it meets.
+
+In a scatter each rank receives its own opening alone. If any message is longer than its opening,
+all ranks receive TABLE_FOLLOWS instead, then the openings of all ranks, then the arrays in rounds,
+whose number follows from the openings.
 """
 
 from __future__ import annotations

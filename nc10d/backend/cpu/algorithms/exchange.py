@@ -95,8 +95,8 @@ def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Ste
     User array 0 holds the sizes: for each rank the bytes sent to it and awaited from it, as int64.
     """
     sizes = do.SIZES_BYTES * shape.size
-    # The sizes stand behind the pieces, which begin a page as most arrays do: copies are slow where
-    # the addresses of both sides differ by few bytes, but for whole pages.
+    # The sizes stand behind the pieces, which so begin at a page, as large arrays nearly do: copies
+    # are slow if both addresses are some 64 bytes apart within their pages.
     room = shape.slot_bytes - line_up(sizes)
     # A rank keeps its piece for itself: it needs no part.
     parts = 1 if route.to_one else max(1, shape.size - 1)

@@ -17,11 +17,11 @@ that holds the channel's lock may go on where another thread stopped.
 
 Invariants. A rank writes to memory of a slot only once every peer that reads it has left the round
 that used the slot last: FREE waits for that, for all peers, and where a program has no FREE (links,
-later rounds) another wait implies it. A
-rank reads a peer's slot only after a wait for that peer's counter. A step that answers BLOCKED is
-repeated from its start: it has changed nothing, or keeps its own progress (FLOW, in its links).
-Only FETCH, FOLD_EXPOSED and FILL_EXPOSED may block after a write, until the group's failure ends
-the wait. Every rank spends the same ticks for a round, so targets need no negotiation.
+later rounds) another wait implies it. A rank reads a peer's slot only after a wait for that peer's
+counter. A step that answers BLOCKED is repeated from its start: it has changed nothing, or keeps
+its own progress (FLOW, in its links). Only FETCH, FOLD_EXPOSED and FILL_EXPOSED may block after a
+write, until the group's failure ends the wait. Every rank spends the same ticks for a round, so
+targets need no negotiation.
 """
 
 from __future__ import annotations
