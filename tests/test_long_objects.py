@@ -136,7 +136,7 @@ def test_an_opening_with_long_chunks_is_read_or_refused(
     kind: int, places: list[tuple[int, int]], count: int, payload: int
 ) -> None:
     opening = np.zeros(OPENING, np.uint8)
-    WORDS.pack_into(opening.data, 0, kind + 256 * count, 8, payload)
+    WORDS.pack_into(opening.data, 0, kind + 256 * count, 8, payload, 0)
     words = np.array(places, np.int64).reshape(-1)
     opening[WORDS.size : WORDS.size + words.nbytes] = words.view(np.uint8)
     try:

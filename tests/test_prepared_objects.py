@@ -206,7 +206,7 @@ def test_lists_of_other_types_are_sent_and_filled_as_well(two: Ranks) -> None:
 def forged(stream: bytes) -> np.ndarray[Any, Any]:
     """Return the first piece of a message with this stream."""
     piece = np.zeros(1024, np.uint8)
-    WORDS.pack_into(piece.data, 0, MessageKind.PLAIN, len(stream), 0)
+    WORDS.pack_into(piece.data, 0, MessageKind.PLAIN, len(stream), 0, 0)
     piece[WORDS.size : WORDS.size + len(stream)] = np.frombuffer(stream, np.uint8)
     return piece
 
@@ -344,7 +344,7 @@ def test_a_scattered_opening_without_its_parts_is_an_error_that_names_the_root(
     two: Ranks, word: int
 ) -> None:
     opening = np.zeros(OPENING, np.uint8)
-    WORDS.pack_into(opening.data, 0, word, OPENING, 10)
+    WORDS.pack_into(opening.data, 0, word, OPENING, 10, 0)
     opening[WORDS.size :].data[:16] = np.array([0, 1 << 20]).tobytes()  # a long chunk
 
     def body(group: Any) -> Any:

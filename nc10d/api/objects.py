@@ -48,6 +48,7 @@ from nc10d.api.object_exchange import (
     scatter_table,
 )
 from nc10d.codec import MessageKind
+from nc10d.codec.messages import later_tag
 from nc10d.codec.openings import (
     ALL_ROWS,
     BROADCAST_OTHER,
@@ -289,8 +290,8 @@ def send_object_list(
 ) -> None:
     """Send the objects to rank `dst`, which calls recv_object_list with a list of the same length.
 
-    They travel with tag 0, as one message if they are small, else as several. `use_batch` is
-    accepted as in c10d.
+    They travel with tag 0, as one message if they are small, else as several; the later ones have
+    tags from 2**62 on. Several threads may send to one rank. `use_batch` is accepted as in c10d.
     """
     found = group_or_default(group)
     peer = rank_in(found, "dst", dst, group_dst)
@@ -308,10 +309,12 @@ def send_object_list(
     out = None
     if not openings.ran:
         out = encode_outgoing([*object_list], call.allow_pickle, openings)
-    for each in pieces_to_send(out, openings):
-        found.send(each, peer, timeout=call.remaining())
+        openings.number(opening_of(out, openings))
+    tag = later_tag(opening_of(out, openings))
+    for place, each in enumerate(pieces_to_send(out, openings), openings.ran):
+        found.send(each, peer, tag if place else 0, call.remaining())
     for each in call.encoded(out):
-        found.send(each, peer, timeout=call.remaining())
+        found.send(each, peer, tag, call.remaining())
     raise_if_failed(out)
     give_back(openings)
 
@@ -330,8 +333,8 @@ def recv_object_list(
 ) -> int:
     """Receive objects from rank `src`, or from any rank; return the sender's global rank.
 
-    CodecError if the length of `object_list` is not that of the sender's list. Returns -1 for a
-    non-member.
+    CodecError if the length of `object_list` is not that of the sender's list. Several threads may
+    receive: each message comes to one of them, whole. Returns -1 for a non-member.
     """
     found = group_or_default(group)
     peer = source_in(found, src, group_src)
@@ -351,9 +354,8 @@ def recv_object_list(
     )
     sender = peer if openings.ran else found.recv(openings.first, peer)
     assert sender is not None, "no block is open, so the message has come"
+    tag = later_tag(openings.first)
     for each in openings.later_pieces():
-        found.recv(each, sender, timeout=call.remaining())
-    call.receive(
-        object_list, sender, lambda each: found.recv(each, sender, timeout=call.remaining())
-    )
+        found.recv(each, sender, tag, call.remaining())
+    call.receive(object_list, sender, lambda each: found.recv(each, sender, tag, call.remaining()))
     return found.ranks[sender]

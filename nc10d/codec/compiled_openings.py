@@ -8,7 +8,7 @@ set of bits:
     WRITES   write the object H_VALUE
     READS    read the objects of the table into the list H_PLACES
     EACH     each opening has the object of a place; else the single opening has a list of them all
-    MESSAGE  nothing: it tells the tasks of a message from those of a broadcast
+    MESSAGE  the opening is that of a message between two ranks, and has a number
     SCATTER  the objects of the list H_VALUE are written, and the first place is filled
 
 With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
@@ -21,7 +21,7 @@ from typing import Any
 
 from numba import njit, types
 
-from nc10d.codec.messages import OPENING, PIECE, WORDS, MessageKind
+from nc10d.codec.messages import FIRST_LATER_TAG, NUMBER_AT, OPENING, PIECE, WORDS, MessageKind
 from nc10d.codec.opcodes import nc10d_bytes, nc10d_items, nc10d_plain
 from nc10d.kernels import python_api as py
 from nc10d.kernels.cache import address_of, compiled_callback, entry_points, on_demand
@@ -30,6 +30,7 @@ from nc10d.kernels.hooks import (
     H_BEFORE,
     H_COUNT,
     H_PLACES,
+    H_TAG,
     H_TASK,
     H_VALUE,
     H_WORDS,
@@ -42,7 +43,7 @@ from nc10d.kernels.words import load, store
 WRITES, READS, EACH, MESSAGE, SCATTER = 1, 2, 4, 8, 16
 START = WORDS.size
 """The byte of an opening at which the stream begins."""
-_KIND, _HEADER, _PAYLOAD = 0, 8, 16
+_KIND, _HEADER, _PAYLOAD, _NUMBER = 0, 8, 16, NUMBER_AT
 """The words of an opening; the stream is the header."""
 _PLAIN = int(MessageKind.PLAIN)
 _FIRST = 8 * H_WORDS
@@ -61,8 +62,9 @@ _FIRST = 8 * H_WORDS
     O_START,  # START as an object
     O_LIST,  # the type list
     O_ROWS,  # how many rows of the table are written; 0 between calls
-) = range(_FIRST, _FIRST + 14 * 8, 8)
-BLOCK_WORDS = H_WORDS + 14
+    O_NUMBER,  # the number of the latest message between two ranks
+) = range(_FIRST, _FIRST + 15 * 8, 8)
+BLOCK_WORDS = H_WORDS + 15
 _made: dict[str, Any] = {}
 
 
@@ -100,6 +102,7 @@ def nc10d_seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
     store(opening + _KIND, _PLAIN)
     store(opening + _HEADER, end - START)
     store(opening + _PAYLOAD, 0)
+    store(opening + _NUMBER, 0)
     return nc10d_plain(content[START:end], nc10d_items(scratch, OPENING))
 
 
@@ -183,6 +186,16 @@ def nc10d_put(block: int, value: int) -> int:
 
 
 @njit
+def nc10d_put_message(block: int) -> int:
+    """Make O_OWN the opening of a message with a new number; return the answer of `before`."""
+    answer = nc10d_put(block, load(block + H_VALUE))
+    number = load(block + O_NUMBER) + 1
+    store(block + O_NUMBER, number)
+    store(load(block + O_OWN) + _NUMBER, number)
+    return answer
+
+
+@njit
 def nc10d_put_each(block: int) -> int:
     """Make the table the openings of the objects of a list; return the answer of `before`."""
     values, count = load(block + H_VALUE), load(block + O_COUNT)
@@ -208,20 +221,27 @@ def _before(block: int) -> int:
     store(block + O_END, 0)
     if not nc10d_accepts(block):
         return REFUSED
-    task = load(block + H_TASK)
-    if task & SCATTER == 0:
-        return nc10d_put(block, load(block + H_VALUE)) if task & WRITES != 0 else 0
-    answer = nc10d_put_each(block) if task & WRITES != 0 else 0
-    if answer == 0:  # O_OWN is about to be received
+    task, answer = load(block + H_TASK), 0
+    if task & WRITES != 0:
+        if task & SCATTER != 0:
+            answer = nc10d_put_each(block)
+        elif task & MESSAGE != 0:
+            answer = nc10d_put_message(block)
+        else:
+            answer = nc10d_put(block, load(block + H_VALUE))
+    if answer == 0 and task & SCATTER != 0:  # O_OWN is about to be received
         store(block + O_DIRTY, max(load(block + O_DIRTY), OPENING))
     return answer
 
 
 def _count(block: int) -> int:
-    """Return how many pieces the message has, at least 1."""
-    end = load(block + O_END)
+    """Return how many pieces the message has, at least 1; store the tag of the later ones."""
+    opening, end = load(block + O_OWN), load(block + O_END)
     if load(block + H_TASK) & READS != 0:
-        end = nc10d_end(load(block + O_TABLE))
+        opening = load(block + O_TABLE)
+        end = nc10d_end(opening)
+    number = load(opening + _NUMBER) & (FIRST_LATER_TAG - 1)
+    store(block + H_TAG, FIRST_LATER_TAG + number)
     return max(1, -(-end // PIECE))
 
 

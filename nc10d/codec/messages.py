@@ -1,7 +1,7 @@
 """The message of an object: an opening and, if that has not room for all, a flat array.
 
-    opening   kind, bytes of header, bytes of payload (int64 each), then `flat` if it fits,
-              or (place, bytes) of each long chunk
+    opening   kind, bytes of header, bytes of payload, number (int64 each), then `flat` if it
+              fits, or (place, bytes) of each long chunk
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
@@ -11,6 +11,9 @@ small and describes the chunks. The chunks are the user's memory, and are copied
 array. Long chunks follow it, each as it is, into memory of its own; their place is the byte of the
 payload before which they come. The size of the flat array is rounded up, so that messages of
 similar objects have the same size: a backend prepares a program for each size that it meets.
+
+Between two ranks only the first piece travels with tag 0. The rest has a tag of its own, made of
+the number. So a message arrives whole, even if several threads send to a rank or receive there.
 
 In a scatter each rank receives its own opening alone. If any message is longer than its opening,
 all ranks receive TABLE_FOLLOWS instead, then the openings of all ranks, then the arrays in rounds,
@@ -39,8 +42,12 @@ OPENING, PIECE = 4096, 1024
 
 A cell of a link has room for a piece: a sender can be as far ahead as with other small messages.
 """
-WORDS = struct.Struct("<3q")
+WORDS = struct.Struct("<4q")
 """The words of an opening."""
+NUMBER, NUMBER_AT = struct.Struct("<q"), 24
+"""The number in an opening, and the byte at which it begins."""
+FIRST_LATER_TAG = 2**62
+"""The tag of all behind a message's first piece is this plus the number; programs use others."""
 _ROOM = OPENING - WORDS.size
 """The bytes of an opening behind its words."""
 LARGEST = 2**40
@@ -78,7 +85,7 @@ class Envelope(NamedTuple):
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
         """Return the envelope of a received opening; CodecError if no sender would send it."""
-        word, header, payload = WORDS.unpack_from(opening.data)
+        word, header, payload, _ = WORDS.unpack_from(opening.data)
         count, kind = divmod(word, _KIND)
         if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= _ROOM // _PLACE.size:
             raise CodecError(f"no message has the kind and sizes {word}, {header}, {payload}")
@@ -175,10 +182,16 @@ def cut(opening: Bytes) -> list[Bytes]:
 
 def pieces_used(first: Bytes) -> int:
     """Return how many pieces of an opening have its message, by the words in the first."""
-    word, header, payload = WORDS.unpack_from(first.data)
+    word, header, payload, _ = WORDS.unpack_from(first.data)
     count = word // _KIND
     used = WORDS.size + (count * _PLACE.size if count else _together(header, payload))
     return -(-used // PIECE) if WORDS.size <= used <= OPENING else 1
+
+
+def later_tag(first: Bytes) -> int:
+    """Return the tag of all that follows the first piece of a message."""
+    number: int = NUMBER.unpack_from(first.data, NUMBER_AT)[0]
+    return FIRST_LATER_TAG + number % FIRST_LATER_TAG
 
 
 class EncodedMessage:
@@ -229,7 +242,7 @@ class EncodedMessage:
         """Return the opening, with the whole message if there is room."""
         block = bytearray(OPENING)
         word = self.kind + _KIND * len(self.long)
-        WORDS.pack_into(block, 0, word, len(self.header), self.payload)
+        WORDS.pack_into(block, 0, word, len(self.header), self.payload, 0)
         if self.inline:
             at = WORDS.size
             for part in (self.header, *(chunk.tobytes() for chunk in self.chunks)):

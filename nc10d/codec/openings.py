@@ -9,6 +9,7 @@ to the garbage collector instead if anything may still refer to their memory.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from time import monotonic
@@ -20,15 +21,18 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.codec import compiled_openings as compiled
 from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, SCATTER, START, WRITES
 from nc10d.codec.decoder import Bytes
-from nc10d.codec.messages import OPENING, PIECE, cut, pieces_used
+from nc10d.codec.messages import NUMBER, NUMBER_AT, OPENING, PIECE, cut, pieces_used
 from nc10d.codec.opcodes import ITEM_WORDS
 from nc10d.codec.plain import PlainWriter, is_plain
-from nc10d.kernels.hooks import H_RAN, REFUSED, UNFINISHED
+from nc10d.kernels.hooks import H_RAN, H_TAG, REFUSED, UNFINISHED
 
 _END, _DIRTY = compiled.O_END // 8, compiled.O_DIRTY // 8
 _RAN, _ROWS = H_RAN // 8, compiled.O_ROWS // 8
+_TAG, _NUMBER = H_TAG // 8, compiled.O_NUMBER // 8
 _KEPT = 1 << 16
 """The bytes of the longest stream whose memory is kept for later calls."""
+_made = itertools.count()
+"""Counts Openings: each has 2**32 numbers for its messages."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
 """Rows of a table."""
 SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
@@ -71,6 +75,7 @@ class Openings:
         self._words = np.zeros(compiled.BLOCK_WORDS, np.int64)
         self._state = self._words.data
         self._state[_DIRTY] = START
+        self._state[_NUMBER] = next(_made) << 32
         # The block has only addresses: this dict keeps the objects alive.
         self._objects = dict[int, Any]()
         self.block: Any = None
@@ -140,6 +145,16 @@ class Openings:
         """Return `own` as memory for a received opening, after the last `put`."""
         self._state[_DIRTY] = max(self._state[_DIRTY], OPENING)
         return self.own
+
+    @property
+    def tag(self) -> int:
+        """The tag of the messages behind the first, once that has ended."""
+        return self._state[_TAG]
+
+    def number(self, opening: Bytes) -> None:
+        """Number a message that is about to be sent, as no other message of this rank."""
+        self._state[_NUMBER] += 1
+        NUMBER.pack_into(opening.data, NUMBER_AT, self._state[_NUMBER])
 
     def pieces(self) -> Sequence[Bytes]:
         """Return the pieces of `own` that have its message, without the first `ran`."""

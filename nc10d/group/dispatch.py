@@ -192,8 +192,9 @@ class Dispatcher(Collectives, PointToPoint):
             return
         hooks.begin_fallback(answer)
         if answer not in (REFUSED, UNFINISHED):
-            unfinished = x[hooks.ran] if type(y) is int else x  # y is the tag of messages
-            if backend.finish(prepared, answer, unfinished, y, self.timeout):
+            if type(y) is int:  # messages
+                x, y = x[hooks.ran], hooks.tag if hooks.ran else y
+            if backend.finish(prepared, answer, x, y, self.timeout):
                 hooks.ran += 1
         for _ in range(hooks.ran):
             next(self._launches)

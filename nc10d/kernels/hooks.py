@@ -9,6 +9,7 @@ without the GIL, returns their number. The words behind the first H_WORDS are th
     H_TASK                         what the hooks have to do, in a code of their own
     H_VALUE, H_PLACES              addresses of the object to send and the list to fill
     H_RAN                          the number of operations that have ended; 0 between calls
+    H_TAG                          the tag of the messages behind the first; `count` stores it
 
     answer       of             operation   list        what follows
     0            before         not yet     unchanged   the operation
@@ -26,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
-H_BEFORE, H_COUNT, H_AFTER, H_TASK, H_VALUE, H_PLACES, H_RAN = range(0, 56, 8)
-H_WORDS = 7
+H_BEFORE, H_COUNT, H_AFTER, H_TASK, H_VALUE, H_PLACES, H_RAN, H_TAG = range(0, 64, 8)
+H_WORDS = 8
 REFUSED, UNFINISHED, RAISED = 64, 65, 66
 ALL_DONE = 128
 
@@ -41,8 +42,15 @@ class Hooks(Protocol):
     """The number of operations of the call that have ended, once `begin_fallback` has run."""
 
     @property
+    def tag(self) -> int:
+        """The tag of the messages behind the first, once that has ended."""
+
+    @property
     def arrays(self) -> Mapping[int, tuple[Any, Any]]:
-        """The arguments x and y of a prepared call, by task; for messages, all arrays and a tag."""
+        """The arguments x and y of a prepared call, by task.
+
+        For messages, all arrays and the tag of the first.
+        """
 
     def make_block(self) -> Any:
         """Make the block and return it; may block to compile the hooks."""

@@ -493,8 +493,8 @@ def test_between_powers_of_two_there_are_16_sizes() -> None:
     assert len({rounded(n) for n in range(2**16 + 1, 2**17 + 1)}) == 16
 
 
-@given(words=st.tuples(*[st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 4)] * 3))
-def test_no_envelope_claims_more_than_a_terabyte(words: tuple[int, int, int]) -> None:
+@given(words=st.tuples(*[st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 4)] * 4))
+def test_no_envelope_claims_more_than_a_terabyte(words: tuple[int, int, int, int]) -> None:
     try:
         envelope = Envelope.read(np.array(words).view(np.uint8))
     except CodecError:

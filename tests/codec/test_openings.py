@@ -73,7 +73,7 @@ WORD = st.integers(-5, 5000) | st.integers(-(2**63), 2**63 - 1)
 @given(WORD, WORD, WORD)
 def test_no_message_asks_for_more_pieces_than_an_opening_has(a: int, b: int, c: int) -> None:
     first = np.zeros(PIECE, np.uint8)
-    WORDS.pack_into(first.data, 0, a, b, c)
+    WORDS.pack_into(first.data, 0, a, b, c, c)
     assert 1 <= pieces_used(first) <= OPENING // PIECE
 
 

@@ -24,6 +24,7 @@ from nc10d.kernels.hooks import (
     H_COUNT,
     H_PLACES,
     H_RAN,
+    H_TAG,
     H_TASK,
     H_VALUE,
 )
@@ -61,6 +62,8 @@ def nc10d_after(block: int, answer: int) -> int:
 def nc10d_messages(words: int, pieces: int, tag: int, block: int) -> int:
     """Send or receive the first arrays of a tuple, as many as the hook `count` says.
 
+    `tag` is that of the first message.
+
     Returns DONE, or the answer of the first message that has not ended.
     """
     ran, count, answer = 0, 1, at.DONE
@@ -71,6 +74,7 @@ def nc10d_messages(words: int, pieces: int, tag: int, block: int) -> int:
             ran += 1
             store(block + H_RAN, ran)
             count = call_address(load(block + H_COUNT), block)
+            tag = load(block + H_TAG)
     return answer
 
 
