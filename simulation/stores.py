@@ -168,7 +168,7 @@ class VirtualConnection(StoreConnection):
         self.sock, self.deadline, self.waits = sock, deadline, False
         self._recv = self._received
         self._got, self._at = b"", 0
-        self.holds_requests = self._shake_hands() & m.HOLDS_REQUESTS != 0
+        self.is_nc10d = self._shake_hands() & m.IS_NC10D != 0
         self.has_unix = False
 
     def _received(self, most: int, flags: int = 0) -> bytes:

@@ -37,7 +37,7 @@ class StoreConnection:
 
     __slots__ = (
         *("_at", "_fileno", "_got", "_poll", "_recv"),
-        *("deadline", "has_unix", "holds_requests", "sock", "waits"),
+        *("deadline", "has_unix", "is_nc10d", "sock", "waits"),
     )
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -55,7 +55,7 @@ class StoreConnection:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         traits = self._shake_hands()
-        self.holds_requests = traits & m.HOLDS_REQUESTS != 0
+        self.is_nc10d = traits & m.IS_NC10D != 0
         self.has_unix = traits & m.HAS_UNIX != 0
 
     def _shake_hands(self) -> int:

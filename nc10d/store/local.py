@@ -66,8 +66,9 @@ class LocalStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         name, _ = encode_key(key), i64(amount)
+        number = int(amount)  # NumPy's integers overflow
         with self._numbers(key):
-            return self._exclusively(lambda values: values.add(name, amount))
+            return self._exclusively(lambda values: values.add(name, number))
 
     @contextmanager
     def _numbers(self, key: str) -> Iterator[None]:

@@ -43,6 +43,8 @@ class StoreSession:
         self._lock = threading.RLock()
         self._holder = 0
         self._connection: StoreConnection | None = None
+        self.is_nc10d = False
+        """Whether the latest connection led to a server of nc10d's, not of torch's."""
         # True outside of a call if Ctrl-C also interrupted the clean-up after an error: then the
         # connection may still owe a reply.
         self._in_call = False
@@ -64,6 +66,7 @@ class StoreSession:
             tried = f"the client socket has timed out after {in_seconds(time.monotonic() - begun)}"
             why = explain_unreached(error)
             raise ConnectTimeout(f"{tried}: cannot connect to {self.name}: {why}") from error
+        self.is_nc10d = self._connection.is_nc10d
 
     def close(self) -> None:
         """Close the connection; idempotent. Later calls and a call in progress raise StoreError."""
@@ -153,14 +156,14 @@ class StoreSession:
         names: list[bytes],
         take_both: Callable[[StoreConnection], T] | None = None,
     ) -> T:
-        """Wait for the keys `names`, then call; in the same packet if the server holds requests.
+        """Wait for the keys `names`, then call; in the same packet if the server is nc10d's.
 
         Such a server keeps requests behind a wait until the wait ends. `take_both` reads the end
         of the wait and then the reply, as `take` does.
         """
         wait = m.with_keys(m.WAIT, names)
         connection = self._connection
-        if connection is not None and connection.holds_requests:
+        if connection is not None and connection.is_nc10d:
             return self.call(wait + packet, take_both or _take_stop_then(take), keys, None, True)
         end = time.monotonic() + self.seconds
         self.call(wait, StoreConnection.take_stop, keys, None, True)
@@ -185,6 +188,7 @@ class StoreSession:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
         self._connection = connect_once(self.host, self.port, deadline, self._token)
+        self.is_nc10d = self._connection.is_nc10d
         return self._connection
 
     def _cancel_or_drop(self) -> bool:

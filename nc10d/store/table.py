@@ -2,9 +2,13 @@
 
 `apply(request, client)` returns the replies that are due now as (client, bytes) pairs, in the
 order in which each client must receive them. None in place of bytes means that the client broke a
-rule and must be closed. A client is any hashable object. While a client's WAIT or BARRIER is
-pending, its further requests are held. CANCEL_WAIT ends the wait and discards the held requests.
-Waits and held requests count as memory of the values, with the same bound.
+rule and must be closed. A client is any hashable object. While a client's WAIT, BARRIER or
+QUEUE_TAKE is pending, its further requests are held. CANCEL_WAIT ends the wait and discards the
+held requests. Waits and held requests count as memory of the values, with the same bound.
+
+QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. torch's clients
+send WAIT for the key and then QUEUE_POP, and fail if the queue is empty by then. So a push wakes a
+single one of them, as torch's server does, but all of nc10d's clients, which wait for the key only.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ _WAIT_BYTES, _MISSING_BYTES = 1400, 600
 
 
 class _Wait:
-    """A client's wait: for missing keys, or for a barrier's count."""
+    """A client's wait: for missing keys, a barrier's count, or a value in a queue."""
 
     __slots__ = ("count", "held", "held_bytes", "missing", "nbytes")
 
@@ -53,12 +57,15 @@ class Table:
         self._waits: dict[Hashable, _Wait] = {}
         self._waiters: dict[bytes, dict[Hashable, None]] = {}
         self._barriers: dict[bytes, dict[Hashable, None]] = {}
+        self._takers: dict[bytes, dict[Hashable, None]] = {}
+        # The clients that have sent ASKS, and so are nc10d's.
+        self._own_clients: set[Hashable] = set()
         self._released: deque[tuple[Hashable, deque[m.Request]]] = deque()
         self._handlers: tuple[_Handler, ...] = (
             self._nothing, self._set, self._compare_set, self._get, self._add, self._check,
             self._wait, self._num_keys, self._delete_key, self._append, self._multi_get,
             self._multi_set, self._cancel_wait, self._ping, self._queue_push, self._queue_pop,
-            self._queue_len, self._list_keys, self._barrier,
+            self._queue_len, self._list_keys, self._barrier, self._queue_take,
         )  # fmt: skip
 
     def apply(
@@ -82,16 +89,19 @@ class Table:
         return replies
 
     def forget(self, client: Hashable) -> None:
-        """Forget the wait of a client that has disconnected."""
+        """Forget a client that has disconnected, and its wait."""
+        self._own_clients.discard(client)
+        self._cancel(client)
+
+    def _cancel(self, client: Hashable) -> None:
+        """End the wait of a client, if it waits."""
         if client not in self._waits:
             return
         wait = self._end(client)
         for key in wait.missing:
-            for waiters in (self._waiters, self._barriers):
-                if client in waiters.get(key, ()):
-                    del waiters[key][client]
-                    if not waiters[key]:
-                        del waiters[key]
+            for waiting in (self._waiters, self._barriers, self._takers):
+                if client in waiting.get(key, ()):
+                    _leave(waiting, key, client)
 
     def _begin(self, client: Hashable, wait: _Wait) -> None:
         """Add a client's wait; Full if there is no memory for it."""
@@ -152,15 +162,17 @@ class Table:
         for client in self._waiters.pop(key, ()):
             self._arrived(key, client, replies)
 
-    def _wake_one(self, key: bytes, replies: list[Reply]) -> None:
-        waiters = self._waiters.get(key)
-        if not waiters:
-            return
-        client = next(iter(waiters))
-        del waiters[client]
-        if not waiters:
-            del self._waiters[key]
-        self._arrived(key, client, replies)
+    def _wake_for_queue(self, key: bytes, other: bool, replies: list[Reply]) -> None:
+        """Wake all of nc10d's clients that wait for a key; if `other`, a single one of others.
+
+        A client that waits for further keys, too, is not that one.
+        """
+        for client in [*self._waiters.get(key, ())]:
+            own = client in self._own_clients
+            if own or other:
+                _leave(self._waiters, key, client)
+                self._arrived(key, client, replies)
+                other = other and (own or client in self._waits)
 
     def _nothing(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         pass
@@ -168,7 +180,8 @@ class Table:
     def _ping(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         nonce = request[1]
         if nonce & m.ASKS:
-            nonce |= m.TRAITS if self.unix_name else m.HOLDS_REQUESTS
+            self._own_clients.add(client)
+            nonce |= m.TRAITS if self.unix_name else m.IS_NC10D
         replies.append((client, m.U32.pack(nonce)))
 
     def _set(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
@@ -224,7 +237,7 @@ class Table:
             self._waiters.setdefault(key, {})[client] = None
 
     def _cancel_wait(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        self.forget(client)
+        self._cancel(client)
         replies.append((client, m.WAIT_CANCELED))
 
     def _num_keys(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
@@ -237,8 +250,32 @@ class Table:
         replies.append((client, m.I64.pack(self.values.remove(request[1]))))
 
     def _queue_push(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        self.values.push(request[1], request[2])
-        self._wake_one(request[1], replies)
+        key = request[1]
+        self.values.push(key, request[2])
+        taken = key in self._takers
+        if taken:
+            taker = next(iter(self._takers[key]))
+            _leave(self._takers, key, taker)
+            held = self._end(taker).held
+            self._give(key, taker, replies)
+            if held:
+                self._released.append((taker, held))
+        self._wake_for_queue(key, not taken, replies)
+
+    def _queue_take(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
+        key = request[1]
+        if self.values.queued(key):
+            self._give(key, client, replies)
+            return
+        self._begin(client, _Wait({key}))
+        self._takers.setdefault(key, {})[client] = None
+
+    def _give(self, key: bytes, client: Hashable, replies: list[Reply]) -> None:
+        """Answer a QUEUE_TAKE with the oldest value of a queue that has one."""
+        value = self.values.pop(key)
+        assert value is not None, "the queue has a value"
+        replies.append((client, m.STOP_WAITING))
+        _reply_value(value, client, replies)
 
     def _queue_pop(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
         replies.append((client, m.I64.pack(self.values.queued(request[1]))))
@@ -261,6 +298,13 @@ class Table:
         if not waiting:
             del self._barriers[key]
         self._wake_all(key, replies)
+
+
+def _leave(waiting: dict[bytes, dict[Hashable, None]], key: bytes, client: Hashable) -> None:
+    """Take a client off those that wait for a key."""
+    del waiting[key][client]
+    if not waiting[key]:
+        del waiting[key]
 
 
 def _memory_of(request: m.Request) -> int:

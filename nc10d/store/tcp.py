@@ -246,8 +246,11 @@ class TCPStore(Store):
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = _key(key)
+        if block and self._session.is_nc10d:
+            take, packet = StoreConnection.take_stop_and_string, m.with_key(m.QUEUE_TAKE, name)
+            return self._call(packet, take, (key,), None, True)
         packet = m.with_key(m.QUEUE_POP, name)
-        if block:
+        if block:  # as torch's client: a value under the key ends the wait too
             value = self._wait_then(packet, _take_popped, (key,), [name])
         else:
             value = self._call(packet, _take_popped, (key,))

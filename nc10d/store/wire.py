@@ -1,4 +1,4 @@
-"""The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol.
+"""The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol, and QUEUE_TAKE.
 
 Little-endian. A request is a byte (its kind) and its fields; a string is a u64 length and that
 many bytes; a list is a u64 count and its items. `Parser.feed` yields requests as tuples
@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 
 (
     VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, GETNUMKEYS, DELETE_KEY, APPEND, MULTI_GET,
-    MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER,
-) = range(19)  # fmt: skip
+    MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER, QUEUE_TAKE,
+) = range(20)  # fmt: skip
 
 MAGIC = 0x3C85F7CE
 READY, NOT_READY = b"\x00", b"\x01"
 STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
 # A client's nonce is its process number and ASKS, a bit that no process number has. torch's server
-# returns the nonce as it is. nc10d's server adds HOLDS_REQUESTS (it keeps requests behind a WAIT
-# until the wait is over) and HAS_UNIX (GET of UNIX_NAME returns the name of its Unix socket). No
-# user can name UNIX_NAME, since users' keys begin with "/".
-ASKS, HOLDS_REQUESTS, HAS_UNIX = 1 << 31, 1 << 30, 1 << 29
-TRAITS = HOLDS_REQUESTS | HAS_UNIX
+# returns the nonce as it is. nc10d's server adds IS_NC10D (it keeps requests behind a WAIT until
+# the wait is over, and knows QUEUE_TAKE) and HAS_UNIX (GET of UNIX_NAME returns the name of its
+# Unix socket). No user can name UNIX_NAME, since users' keys begin with "/".
+ASKS, IS_NC10D, HAS_UNIX = 1 << 31, 1 << 30, 1 << 29
+TRAITS = IS_NC10D | HAS_UNIX
 UNIX_NAME = b"nc10d/near"
 OWNER_LEFT = "nc10d/owner-left"
 """A user's key, which a server sets when its owner has left: no further client can connect."""
@@ -109,7 +109,7 @@ class Parser:
                 yield request
             while at < end:
                 kind = data[at]
-                if kind > BARRIER:
+                if kind > QUEUE_TAKE:
                     raise BadFrame(f"request of kind {kind}")
                 request, at = parse[kind](data, at + 1, kind, limits)
                 yield request
@@ -235,7 +235,7 @@ def _pairs(data: Bytes, at: int, kind: int, limits: Limits) -> tuple[Request, in
 
 _PARSE: tuple[Callable[[Bytes, int, int, Limits], tuple[Request, int]], ...] = (
     _magic, _key_value, _key_values, _key, _key_number, _keys, _keys, _nothing, _key, _key_value,
-    _keys, _pairs, _nothing, _nonce, _key_value, _key, _key, _nothing, _key_number,
+    _keys, _pairs, _nothing, _nonce, _key_value, _key, _key, _nothing, _key_number, _key,
 )  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def with_u32(kind: int, number: int) -> bytes:
 
 
 def with_key(kind: int, key: bytes) -> bytes:
-    """Encode a request with a key: GET, DELETE_KEY, QUEUE_POP, QUEUE_LEN."""
+    """Encode a request with a key: GET, DELETE_KEY, QUEUE_POP, QUEUE_LEN, QUEUE_TAKE."""
     return _kind_u64(kind, len(key)) + key
 
 

@@ -296,7 +296,7 @@ def _stall_within_an_answer(listener: socket.socket) -> None:
         with sock:
             sock.settimeout(5)
             nonce = m.U32.unpack(sock.recv(4096)[6:10])[0]
-            sock.sendall(m.U32.pack(nonce | m.HOLDS_REQUESTS))
+            sock.sendall(m.U32.pack(nonce | m.IS_NC10D))
             sock.recv(4096)
             sock.sendall(STOP + LENGTH_1 + b"w" if whole else STOP)
             # Only a client that believes itself to be waiting still sends more.

@@ -118,7 +118,7 @@ def test_a_wrong_magic_is_a_bad_frame():
         list(m.Parser().feed(m.with_u32(m.VALIDATE, m.MAGIC ^ 1)))
 
 
-@pytest.mark.parametrize("kind", range(m.BARRIER + 1, 256))
+@pytest.mark.parametrize("kind", range(m.QUEUE_TAKE + 1, 256))
 def test_an_unknown_kind_is_a_bad_frame(kind):
     assert fed(bytes((kind,)))[1:] == ([], True)
 
@@ -145,7 +145,7 @@ def test_a_request_beyond_a_bound_is_a_bad_frame_after_valid_requests(what):
 
 def test_a_request_is_parsed_only_after_the_previous_request_is_taken():
     # The clients that a SET wakes must be answered first.
-    requests = m.Parser().feed(HELLO + m.simple(m.GETNUMKEYS) + bytes((m.BARRIER + 1,)))
+    requests = m.Parser().feed(HELLO + m.simple(m.GETNUMKEYS) + bytes((m.QUEUE_TAKE + 1,)))
     assert [next(requests), next(requests)] == [(m.VALIDATE,), (m.GETNUMKEYS,)]
     with pytest.raises(m.BadFrame):
         next(requests)

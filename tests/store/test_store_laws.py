@@ -246,6 +246,25 @@ def test_every_kind_of_write_wakes_waiters(store: Store, write: str):
         assert store.queue_pop("k") == b"7"
 
 
+@pytest.mark.parametrize("more", [[], ["absent"]])
+def test_a_popper_gets_a_value_though_others_wait_for_the_key(store: Store, more: list[str]):
+    store.set("work", "a value of the same key")
+    waiters, popper = [store.clone(), store.clone()], store.clone()
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(waiter.wait, ["queue", *more]) for waiter in waiters]
+        popped = pool.submit(popper.queue_pop, "work")
+        store.queue_push("work", "1")
+        assert popped.result(20) == b"1"
+        for key in ("queue", *more):
+            store.queue_push(key, "2")
+        for call in waiting:
+            call.result(20)
+        popped = pool.submit(popper.queue_pop, "queue")
+        assert popped.result(20) == b"2"
+    for clone in (*waiters, popper):
+        clone.close()
+
+
 def test_each_pushed_value_reaches_one_popper(store: Store):
     clones = [store.clone() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:

@@ -143,6 +143,49 @@ def test_a_push_wakes_one_waiter_in_order_of_arrival():
         assert table.apply((m.QUEUE_PUSH, b"/q", b"v"), "me") == [(waiter, m.STOP_WAITING)]
 
 
+def test_a_push_wakes_all_clients_of_nc10d_and_the_first_other_that_is_ready():
+    table = Table()
+    for client in ("own", "own too"):
+        table.apply((m.PING, m.ASKS), client)
+    table.apply((m.WAIT, [b"/q", b"/r"]), "not ready")
+    for waiter in ("first", "own", "second", "own too"):
+        assert table.apply((m.WAIT, [b"/q"]), waiter) == []
+    woken = [("first", m.STOP_WAITING), ("own", m.STOP_WAITING), ("own too", m.STOP_WAITING)]
+    assert table.apply((m.QUEUE_PUSH, b"/q", b"v"), "me") == woken
+    assert table.apply((m.QUEUE_PUSH, b"/q", b"v"), "me") == [("second", m.STOP_WAITING)]
+    assert table.apply((m.SET, b"/r", b""), "me") == [("not ready", m.STOP_WAITING)]
+
+
+def test_a_taker_gets_a_pushed_value_whoever_else_waits_for_the_key():
+    table = Table()
+    table.apply((m.PING, m.ASKS), "own")
+    for waiter, keys in (("two keys", [b"/q", b"/r"]), ("other", [b"/q"]), ("own", [b"/q"])):
+        assert table.apply((m.WAIT, keys), waiter) == []
+    for taker in ("first", "second"):
+        assert table.apply((m.QUEUE_TAKE, b"/q"), taker) == []
+    table.apply((m.QUEUE_LEN, b"/q"), "first")  # held
+    replies = table.apply((m.QUEUE_PUSH, b"/q", b"1"), "me")
+    taken = m.STOP_WAITING + m.string(b"1")
+    assert joined(replies, "first") == taken + m.I64.pack(0)
+    assert joined(replies, "own") == m.STOP_WAITING
+    assert {client for client, _ in replies} == {"first", "own"}
+    table.apply((m.CANCEL_WAIT,), "second")
+    table.apply((m.QUEUE_TAKE, b"/q"), "third")
+    table.forget("third")
+    replies = table.apply((m.QUEUE_PUSH, b"/q", b"1"), "me")
+    assert replies == [("other", m.STOP_WAITING)]
+    assert table.apply((m.QUEUE_TAKE, b"/q"), "late") == [("late", taken)]
+
+
+def test_a_value_under_a_queues_key_does_not_end_a_take():
+    table = Table()
+    table.apply((m.SET, b"/q", b"a value"), "me")
+    assert table.apply((m.QUEUE_TAKE, b"/q"), "taker") == []
+    assert table.apply((m.SET, b"/q", b"a value"), "me") == []
+    replies = table.apply((m.QUEUE_PUSH, b"/q", b"1"), "me")
+    assert joined(replies, "taker") == m.STOP_WAITING + m.string(b"1")
+
+
 def test_requests_behind_a_wait_are_answered_after_it():
     table = Table()
     table.apply((m.WAIT, [b"/k"]), "waiter")
