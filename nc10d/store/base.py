@@ -153,7 +153,7 @@ def register_store_type(kind: type, adapt: Callable[[Any], Store]) -> None:
 def as_own_store(store: Any) -> Store:
     """Return `store` as a store of nc10d, by an adapter if another library made it.
 
-    TypeError for a store of torch's without `import nc10d.torch`.
+    TypeError for a store of torch's without `import nc10d.torch`, and for what is no store.
     """
     if isinstance(store, Store):
         return store
@@ -162,6 +162,8 @@ def as_own_store(store: Any) -> Store:
             return _ADAPTERS[kind](store)
     if type(store).__module__.startswith("torch."):
         raise TypeError(f"{type(store).__name__} is a store of torch's: `import nc10d.torch` first")
+    if not (hasattr(store, "get") and hasattr(store, "set")):
+        raise TypeError(f"expected a store, got {type(store).__name__}")
     duck: Store = store  # a user's class with a store's methods
     return duck
 
@@ -208,6 +210,7 @@ def encode_value(value: Value) -> bytes:
 
 def pair(keys: Sequence[str], values: Sequence[Value]) -> list[tuple[bytes, bytes]]:
     """Return encoded (key, value) pairs; ValueError unless both have the same length."""
-    if len(keys) != len(values):
-        raise ValueError(f"{len(keys)} keys but {len(values)} values")
-    return list(zip(encode_keys(keys), map(encode_value, values), strict=True))
+    names, values = encode_keys(keys), [*values]
+    if len(names) != len(values):
+        raise ValueError(f"{len(names)} keys but {len(values)} values")
+    return list(zip(names, map(encode_value, values), strict=True))

@@ -31,6 +31,8 @@ class PrefixStore(Store):
     def __init__(self, prefix: str, store: Store, *, closes: bool = False) -> None:
         if store is None:
             raise ValueError("PrefixStore needs a store, not None")
+        if not isinstance(prefix, str):
+            raise TypeError(f"PrefixStore: the prefix must be text, got {type(prefix).__name__}")
         self._prefix = prefix + "/"
         self._store = as_own_store(store)
         self._closes = closes

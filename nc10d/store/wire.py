@@ -1,4 +1,6 @@
-"""The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol, and QUEUE_TAKE.
+"""The store's wire as bytes and tuples, without I/O: torch 2.13's TCPStore protocol.
+
+QUEUE_TAKE is an addition, for nc10d's servers only.
 
 Little-endian. A request is a byte (its kind) and its fields; a string is a u64 length and that
 many bytes; a list is a u64 count and its items. `Parser.feed` yields requests as tuples

@@ -97,6 +97,10 @@ def test_only_nc10ds_own_stores_have_the_extended_methods() -> None:
 
 
 def test_a_prefix_needs_a_store() -> None:
+    with pytest.raises(TypeError, match="prefix must be text, got int"):
+        PrefixStore(3, HashStore())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a store, got int"):
+        PrefixStore("p", 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a store, not None"):
         PrefixStore("p", None)  # type: ignore[arg-type]
 

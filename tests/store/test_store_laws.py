@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from clocks import takes
 from hypothesis import HealthCheck, given, settings
@@ -189,6 +190,13 @@ def test_num_keys_counts_new_keys(store: Store):
     store.queue_push("queues do not count", "x")
     assert store.num_keys() == before + 2
     assert store.queue_pop("queues do not count") == b"x"
+
+
+def test_keys_values_and_amounts_may_be_of_other_types(store: Store):
+    store.multi_set(iter(["a", "b"]), iter(["1", "2"]))  # type: ignore[arg-type]
+    assert store.multi_get(["b", "a"]) == [b"2", b"1"]
+    assert store.add("a", np.int64(2)) == 3
+    assert store.add("a", np.int32(-4)) == -1
 
 
 def test_adding_to_a_value_that_is_no_number_is_an_error(store: Store):
