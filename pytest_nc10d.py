@@ -85,6 +85,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     mark = metafunc.definition.get_closest_marker("ranks")
     sizes = [*mark.args] if mark is not None and mark.args else metafunc.config.option.nc10d_ranks
+    wrong = [size for size in sizes if type(size) is not int or size < 1]
+    if wrong:
+        text = f"@pytest.mark.ranks takes numbers of ranks, each at least 1, not {wrong[0]!r}"
+        pytest.fail(text, pytrace=False)
     names = [f"{size}ranks" for size in sizes]
     # The scope of a function: tests stay in the order of their files.
     metafunc.parametrize("world", sizes, indirect=True, ids=names, scope="function")

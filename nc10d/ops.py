@@ -65,12 +65,14 @@ class ReduceOp:
         """Return the instance for `kind`, `purpose` and, for PREMUL_SUM, `factor`."""
         if (kind is RedOp.PREMUL_SUM) != (factor is not None):
             raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
-        key = (kind, None if factor is None else float(factor), purpose)
+        factor = None if factor is None else float(factor)
+        # As text: -0.0 equals 0.0, and NaN does not equal itself.
+        key = (kind, "" if factor is None else factor.hex(), purpose)
         with _interning:
             found = _reduce_ops.get(key)
             if found is None:
                 found = object.__new__(cls)
-                found.kind, found.factor, found.purpose = key
+                found.kind, found.factor, found.purpose = kind, factor, purpose
                 _reduce_ops[key] = found
             return found
 
@@ -92,7 +94,7 @@ class ReduceOp:
 
 
 _interning = threading.RLock()
-_reduce_ops: WeakValueDictionary[tuple[RedOp, float | None, str], ReduceOp] = WeakValueDictionary()
+_reduce_ops: WeakValueDictionary[tuple[RedOp, str, str], ReduceOp] = WeakValueDictionary()
 
 SUM = ReduceOp.SUM = ReduceOp(RedOp.SUM)
 AVG = ReduceOp.AVG = ReduceOp(RedOp.AVG)

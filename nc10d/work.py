@@ -249,7 +249,7 @@ def wait_any(works: Iterable[Promise | None], timeout: Timeout = None) -> int | 
     (seconds or timedelta), CollectiveTimeout in this caller alone if none has ended by then. The
     end of an operation on a device is awaited on the host. Futures may stand in the list, too.
     """
-    works = [*works]
+    works = _checked(works, "wait_any")
     ended = _some_ended(works, timeout, "wait_any")
     if not ended:
         return None
@@ -263,7 +263,7 @@ def wait_some(works: Iterable[Promise | None], timeout: Timeout = None) -> list[
     As wait_any; the list is empty when only Nones are left. Raises the error of the first that
     failed, if any did.
     """
-    works = [*works]
+    works = _checked(works, "wait_some")
     ended = _some_ended(works, timeout, "wait_some")
     for index in ended:
         _raise_failure(works[index])
@@ -273,6 +273,16 @@ def wait_some(works: Iterable[Promise | None], timeout: Timeout = None) -> list[
 POLLING = 0.001
 """Seconds for which wait_any looks at its Works again and again, yielding the core; then it sleeps
 until a notifier wakes it."""
+
+
+def _checked(works: Iterable[Promise | None], call: str) -> list[Promise | None]:
+    """Return the works as a list; TypeError for an element that is none."""
+    found = [*works]
+    for index, work in enumerate(found):
+        if work is not None and not isinstance(work, Promise):
+            kind = type(work).__name__
+            raise TypeError(f"{call}: expected Works, Futures and Nones, got {kind} at {index}")
+    return found
 
 
 def _some_ended(works: Sequence[Promise | None], timeout: Timeout, call: str) -> list[int]:

@@ -47,6 +47,8 @@ def test_c_names_of_ints_are_the_sized_types(name):
         (">c16", "byte order"),
         ("V4", "no such element type"),
         (ml_dtypes.int4, "no such element type"),
+        (ml_dtypes.float8_e4m3fnuz, "no such element type"),
+        (ml_dtypes.float8_e4m3b11fnuz, "no such element type"),
     ],
 )
 def test_other_dtypes_are_refused_with_the_reason(dtype, reason):

@@ -119,6 +119,22 @@ def test_messages_are_counted_at_both_ends() -> None:
     assert "rank 1 waits for a message from rank 0 after 3; rank 0 has sent 3" in line
 
 
+def received(group: Any) -> Any:
+    x = np.zeros(2)
+    if group.rank == 0:
+        group.send(x, 1)
+    else:
+        group.recv(x, 0)
+    group.barrier()
+    return FlightRecorder(group).dump()
+
+
+def test_a_receive_that_has_returned_does_not_wait() -> None:
+    dumps = run_ranks(received, 2)
+    assert dumps[1].traffic == [Traffic("from", 0, 1, False)]
+    assert not diagnose(dumps).messages
+
+
 def many(group: Any) -> list[Entry]:
     for _ in range(LOG_SLOTS + 500):
         group.barrier()

@@ -1,6 +1,7 @@
 """A reduction is a single object for each kind, factor and purpose, also after pickling."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
@@ -25,6 +26,29 @@ def test_equal_reductions_are_the_same_object(op, purpose, other):
     assert (meant is op.meant_for(other)) == (purpose == other)
     assert pickle.loads(pickle.dumps(meant)) is meant
     assert copy.copy(meant) is meant
+
+
+def test_factors_with_other_bits_are_other_reductions():
+    zero, nan = premul_sum(0.0), premul_sum(float("nan"))
+    assert premul_sum(-0.0) is not zero
+    assert math.copysign(1, premul_sum(-0.0).factor) == -1
+    assert premul_sum(float("nan")) is nan
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("factor", [math.inf, -math.inf, math.nan, -0.0])
+def test_a_factor_may_be_any_float(dtype, factor):
+    def scaled(group):
+        x = np.ones(2, dtype)
+        group.all_reduce(x, premul_sum(factor))
+        return x
+
+    kept = premul_sum(0.0)
+    for x in run_ranks(scaled, 2):
+        expected = np.full(2, factor + factor, dtype)
+        assert np.array_equal(x, expected, equal_nan=True)
+        assert math.isnan(factor) or np.array_equal(np.signbit(x), np.signbit(expected))
+    del kept
 
 
 def test_the_name_contains_the_purpose():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -216,6 +218,28 @@ def test_an_array_that_cannot_be_made_is_an_error(
             call()
 
     run_ranks(check, 1)
+
+
+ENDS = """
+import numba
+import nc10d as dist
+
+dist.init_process_group("cpu", rank=0, world_size=1, store=dist.HashStore())
+
+
+@numba.njit
+def first(x):
+    return x[0]
+
+
+kept = dist.zeros(1000)
+assert first(kept) == 0
+"""
+
+
+def test_an_array_that_lives_to_the_end_of_its_program_prints_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 def test_shapes_may_be_numpys_numbers() -> None:

@@ -264,6 +264,9 @@ def test_wait_some_returns_all_that_have_ended_and_raises_their_failure() -> Non
     assert dist.wait_some(work for work in [pending, done]) == [1]
     with pytest.raises(CollectiveTimeout, match="wait_any of 1"):
         dist.wait_any(iter([pending]), timeout=0.01)
+    for wait in (dist.wait_any, dist.wait_some):
+        with pytest.raises(TypeError, match="expected Works, Futures and Nones, got int at 1"):
+            wait([done, 3])  # type: ignore[list-item]
     failed.set_exception(PeerLost("gone"))
     assert dist.wait_any([pending, done, failed]) == 1
     with pytest.raises(PeerLost, match="gone"):

@@ -98,10 +98,14 @@ def dtype_of(dtype: np.dtype[Any]) -> DType:
 def _recognise(dtype: np.dtype[Any]) -> DType:
     """Return and cache the type of an ml_dtypes dtype; TypeError for other dtypes."""
     found = _EXTENDED.get(dtype.name)
-    if found is None or dtype.type.__module__.partition(".")[0] != "ml_dtypes":
+    if found is None or not _is_from_ml_dtypes(dtype):
         raise TypeError(f"arrays of dtype {dtype} can't be communicated: {_why_not(dtype)}")
     _DTYPES[dtype] = found
     return found
+
+
+def _is_from_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
 
 
 _REASONS = {
@@ -120,7 +124,9 @@ def _why_not(dtype: np.dtype[Any]) -> str:
         return "it is structured; send its fields one by one"
     if not dtype.isnative:
         return "it is not in this machine's byte order; use newbyteorder('=')"
-    return _REASONS.get(dtype.char, "nc10d has no such element type")
+    # The characters of ml_dtypes' types are NumPy's of others.
+    char = "" if _is_from_ml_dtypes(dtype) else dtype.char
+    return _REASONS.get(char, "nc10d has no such element type")
 
 
 _BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})

@@ -52,7 +52,8 @@ class BackendConfig:
         """Return the name of the backend for a device type; ValueError if there is none."""
         name = self.places.get(device)
         if name is None:
-            raise ValueError(f"no backend for {device} arrays: the group was made with {self}")
+            known = " and ".join(self.devices)
+            raise ValueError(f"no backend for {device} arrays: the group has backends for {known}")
         return name
 
     def get_device_backend_map(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ Comparisons with other libraries, and other tables for developers: in a checkout
 benchmarks --help.
 """
 DTYPES = {dtype.label: dtype for dtype in DType}
+ALL = "all"
 MOST, MOST_LISTED = 2000, 100
 """Calls of a round; fewer with lists or objects, which take far longer."""
 LIMIT = 300.0
@@ -42,7 +43,10 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m nc10d.bench", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument(
-        "collectives", nargs="*", metavar="COLLECTIVE", help=f"of {', '.join(COLLECTIVES)}; or all"
+        "collectives",
+        nargs="*",
+        metavar="COLLECTIVE",
+        help=f"of {', '.join(COLLECTIVES)}; or {ALL}",
     )
     parser.add_argument("--ranks", type=positive, default=2, help="processes to start (default 2)")
     parser.add_argument("--min-bytes", type=byte_size, default=8, help="smallest size (default 8)")
@@ -63,7 +67,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _problem(options: argparse.Namespace) -> str:
     """Return the error of a combination of well-formed options; empty if they fit."""
-    unknown = sorted(set(options.collectives) - set(COLLECTIVES))
+    unknown = sorted(set(options.collectives) - {*COLLECTIVES, ALL})
     if unknown:
         return f"unknown collective {', '.join(unknown)}; known: {', '.join(COLLECTIVES)}"
     if options.dtype not in DTYPES:
@@ -93,7 +97,8 @@ def sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
 def jobs(options: argparse.Namespace) -> Iterator[BenchJob]:
     """Yield the rows to measure, in order."""
     all_sizes = list(sizes(options.min_bytes, options.max_bytes, options.factor))
-    for collective in options.collectives or COLLECTIVES:
+    listed_all = not options.collectives or ALL in options.collectives
+    for collective in COLLECTIVES if listed_all else options.collectives:
         for nbytes in all_sizes if collective != "barrier" else [0]:
             listed = collective.endswith(("_list", "_object"))
             most = MOST_LISTED if listed else MOST

@@ -69,7 +69,7 @@ class Reducer(PassStats):
     pass: the gradients of these parameters are means, but not yet those of later buckets.
 
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
-    or options differ.
+    or options differ, or if there are no parameters.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class Reducer(PassStats):
         self.rebuilt, self.skipped_buckets = False, 0
         super().__init__(self._params, self.specs)
         verify_alike(group, self._params, self.specs, self.settings)
+        if not self._params:
+            raise ValueError("a Reducer needs at least one parameter")
         group.reducers += 1
         self._layouts = BucketLayouts(
             self._params, self.specs, self.settings, allocate, group, group.reducers
@@ -218,8 +220,11 @@ class Reducer(PassStats):
         from any thread; else it blocks only if the hook blocks. If the caller's own copy to a
         bucket on the CPU has divided by `divisor`, `divided` says so.
         RuntimeError if the gradient is not expected, or not again; ValueError or TypeError if it
-        does not fit. Outside of a pass, only records that the parameter is used.
+        does not fit, or if there is no such parameter. Outside of a pass, only records that the
+        parameter is used.
         """
+        if not 0 <= param < len(self.specs):
+            raise self._no_parameter("grad_ready", param)
         if isinstance(gradient, SparseGradient):
             gradient = rows_on_host(gradient)
         if gradient is not None and not fits(gradient, self._storage.gradients[param]):
@@ -235,12 +240,18 @@ class Reducer(PassStats):
             if self._pass is not None:
                 self._pass.ready(param)
 
+    def _no_parameter(self, call: str, index: int) -> ValueError:
+        count = len(self.specs)
+        return ValueError(f"{call}: no parameter has index {index}; there are {count}")
+
     def declare_unused(self, param: int) -> None:
         """Mark an expected gradient of this pass as unused, as the argument of `begin` does.
 
         Its current value in `gradients` takes part in the mean. RuntimeError if it is not expected;
-        ValueError without `find_unused_parameters`, or with a static graph.
+        ValueError without `find_unused_parameters`, with a static graph, or for no parameter.
         """
+        if not 0 <= param < len(self.specs):
+            raise self._no_parameter("declare_unused", param)
         if not self.settings.varies:
             raise ValueError("declare_unused needs find_unused_parameters without static_graph")
         with self._lock:

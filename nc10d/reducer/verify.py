@@ -46,6 +46,8 @@ def verify_parameters(
     # ignored.
     layouts = orders or [()] * len(specs)
     verify_numbers(group, {"numbers of parameters": len(specs)})
+    if not specs:
+        return
     rows = [_row(*described) for described in zip(specs, names, layouts, strict=True)]
     own = np.array(rows, np.int64)
     first = own.copy()

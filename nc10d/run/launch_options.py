@@ -147,7 +147,11 @@ def _endpoint(args: argparse.Namespace, default_port: int) -> tuple[str | None, 
 
 
 def _output(args: argparse.Namespace) -> OutputPlan:
-    return OutputPlan(args.prefix, args.log_dir, args.redirects or {}, args.local_ranks_filter)
+    shown = args.local_ranks_filter
+    if shown is not None and min(shown) >= args.nproc_per_node:
+        count = args.nproc_per_node
+        raise ValueError(f"--local-ranks-filter: no output, for this node has {count} ranks only")
+    return OutputPlan(args.prefix, args.log_dir, args.redirects or {}, shown)
 
 
 def _patience(conf: dict[str, str]) -> float:
@@ -203,8 +207,26 @@ def _nproc(text: str) -> int:
     if text in ("auto", "cpu", "gpu"):
         return (text != "cpu" and _gpus()) or len(os.sched_getaffinity(0))
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor auto, cpu or gpu")
+        message = f"{text!r} is neither a number of ranks nor auto, cpu or gpu"
+        raise argparse.ArgumentTypeError(message)
     return int(text)
+
+
+def _port(text: str) -> int:
+    port = _whole(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"a port is at most 65535, not {text}")
+    return port
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return found
 
 
 def _gpus() -> int:
@@ -285,7 +307,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--rdzv-endpoint": _value("HOST:PORT", "where ranks meet: on node 0"),
         "--master-addr": _value("HOST", "the same, in two options"),
         "--master-port": _value(
-            "PORT", f"default: any free port; {DEFAULT_PORT} with several nodes", int
+            "PORT", f"default: any free port; {DEFAULT_PORT} with several nodes", _port
         ),
         "--standalone": _flag("one node, any free port"),
         "--local-addr": _value("HOST", "the address at which other nodes reach this node's ranks"),
@@ -307,7 +329,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         ),
         "--role": _value("NAME", "value of ROLE_NAME", default="default"),
         "--grace-period --shutdown-timeout": _value(
-            "SECONDS", f"from SIGTERM to SIGKILL (default {DEFAULT_GRACE:g})", float, DEFAULT_GRACE
+            "SECONDS",
+            f"from SIGTERM to SIGKILL (default {DEFAULT_GRACE:g})",
+            _seconds,
+            DEFAULT_GRACE,
         ),
         "--signals-to-handle": _value(
             "NAME,...",

@@ -191,8 +191,8 @@ def _no_memory(x: torch.Tensor) -> TypeError:
         return TypeError("a nested tensor is several: pass each part of x.unbind(), or its values")
     if type(x) in _PLAIN:
         return TypeError(
-            "the tensor's storage does not hold its elements: it has been freed or cut, or the "
-            "tensor belongs to a transform such as vmap, which nc10d.torch.functional can see"
+            "the tensor belongs to a transform such as vmap, which nc10d.torch.functional can see, "
+            "or its storage does not hold its elements: it has been freed or cut"
         )
     kind = type(x).__name__
     if isinstance(x, FakeTensor):

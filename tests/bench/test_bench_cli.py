@@ -40,6 +40,7 @@ def test_the_largest_size_is_measured_though_no_step_meets_it() -> None:
 
 def test_all_collectives_are_measured_unless_some_are_named() -> None:
     assert {job.collective for job in cli.jobs(cli.read([]))} == set(COLLECTIVES) == set(FACTORS)
+    assert [*cli.jobs(cli.read(["all"]))] == [*cli.jobs(cli.read([]))]
     named = cli.read(["broadcast", "barrier"])
     assert {job.collective for job in cli.jobs(named)} == {"broadcast", "barrier"}
 

@@ -321,6 +321,24 @@ def test_mistakes_at_the_beginning():
             three(group, find_unused_parameters=True).declare_unused(0)
         with pytest.raises(ValueError, match="1 names for 2"):
             Reducer([np.zeros(1)] * 2, group, names=["x"])
+        with pytest.raises(ValueError, match="at least one parameter"):
+            Reducer([], group)
+
+    alone(run)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_parameter_that_is_not_there_is_refused_and_changes_nothing(index):
+    def run(group):
+        reducer = three(group, find_unused_parameters=True)
+        reducer.begin()
+        for call in (reducer.grad_ready, reducer.declare_unused):
+            with pytest.raises(ValueError, match=f"no parameter has index {index}; there are 3"):
+                call(index)
+        reducer.grad_ready(0)
+        reducer.grad_ready(1)
+        with pytest.raises(RuntimeError, match=r"without the gradients of b\.weight\."):
+            reducer.finish()
 
     alone(run)
 

@@ -123,6 +123,12 @@ def test_a_rank_for_each_device_needs_devices(tmp_path: Path, monkeypatch: Any) 
     [
         "",
         "--nproc-per-node 0 a.py",
+        "--nproc-per-node -1 a.py",
+        "--master-port 65536 a.py",
+        "--master-port x a.py",
+        "--grace-period -3 a.py",
+        "--grace-period nan a.py",
+        "--nproc-per-node 2 --local-ranks-filter 2 a.py",
         "--nnodes 2 a.py",
         "--nnodes 2 --node-rank 0 a.py",
         "--rdzv-backend etcd a.py",

@@ -206,6 +206,7 @@ def test_circle(world, n):
 
 REFUSED = {
     "def test_kind(world): pass": "strict, faults, seeds, orders, hosts, not colour",
+    "@pytest.mark.ranks(0)\ndef test_it(world): pass": "numbers of ranks, each at least 1, not 0",
     "class TestCase(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass": (
         "works on functions and on methods of plain classes"
     ),

@@ -79,7 +79,7 @@ REFUSED = {
     "freed": lambda: with_storage(0),
     "freed or": lambda: with_storage(0, part=slice(1, 3)),
     "cut": lambda: with_storage(12),
-    "cut, or": lambda: with_storage(15, part=slice(None, None, 3)),
+    "freed or cut": lambda: with_storage(15, part=slice(None, None, 3)),
     "does not hold its elements": lambda: torch._efficientzerotensor(4),
     "does not hold": lambda: torch._to_functional_tensor(torch.ones(3)),
     "transform": lambda: inside(torch.vmap),

@@ -136,7 +136,7 @@ class CpuBackend(Backend):
         for channel in self.group.links.channels():
             peer = self.group.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of a link"
-            waits = self.group.health.is_waiting(channel)
+            waits = self.group.health.is_waiting(channel) and not channel.is_over()
             direction = "to" if channel.spec.kind == at.SENDER else "from"
             found.append((direction, peer, channel.get(at.C_OPS), waits))
         return found

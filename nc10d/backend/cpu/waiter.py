@@ -7,9 +7,10 @@ that block its own, and looks whether the group has failed and whether its deadl
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.channel import Channel, Submission
@@ -182,9 +183,11 @@ class Waiter:
                 work._finish()
         return any(isinstance(work, QueuedReceive) for work in list(self._watched))
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
-        if getattr(self, "_watched", None) and os.getpid() == self._context.pid:
+        if ending() or not getattr(self, "_watched", None):
+            return
+        if os.getpid() == self._context.pid:
             first = self.health.close()  # the collection may have finalized the group before
             self.notify()
             if first:

@@ -19,6 +19,7 @@ from torch import Tensor
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.backend.base import LISTS, NOTHING
+from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
@@ -44,6 +45,14 @@ class TorchCalls(TorchLauncher):
     def _open(self, group: ProcessGroup, world: World) -> None:
         super()._open(group, world)
         self._blocks = _Blocks()
+
+    @property
+    def options(self) -> Any:
+        """The options that torch and programs read from a backend, such as `_timeout`."""
+        group = self.nc10d_group
+        found = c10d.Backend.Options(NAME, timedelta(seconds=group.timeout))
+        found.global_ranks_in_group, found.group_name = [*group.ranks], group.name
+        return found
 
     # -- collectives -----------------------------------------------------------------------------
 

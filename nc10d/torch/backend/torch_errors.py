@@ -20,7 +20,7 @@ def torch_error(error: DistError) -> Exception:
 
 
 def _made(message: str, error: DistError) -> Exception:
-    if isinstance(error, CollectiveTimeout):
+    if isinstance(error, CollectiveTimeout) and error.rank is not None:  # not that of a `wait`
         message += _TIMEOUT
     made: Exception = dist.DistBackendError(message)
     made.__cause__ = error

@@ -308,6 +308,14 @@ def test_a_timeout_of_a_call_says_so_in_torch_s_words():
         assert two.run(body)[0] is CollectiveTimeout
 
 
+def test_options_have_the_timeout_and_the_ranks(ranks):
+    def body(group, rank):
+        options = (group if SUPPORTED else group._get_backend(torch.device("cpu"))).options
+        return options._timeout, options.global_ranks_in_group, options.backend
+
+    assert on(ranks, body) == [(timedelta(seconds=30), [0, 1, 2], "nc10d")] * SIZE
+
+
 def test_a_wait_may_be_shorter_than_the_operation():
     def body(group):
         calls = torch_group(group)
@@ -315,7 +323,7 @@ def test_a_wait_may_be_shorter_than_the_operation():
             calls.recv([torch.zeros(1)], 0).wait()
             return calls.barrier().wait()
         work = calls.barrier()
-        with pytest.raises(dist.DistBackendError, match="it goes on"):
+        with pytest.raises(dist.DistBackendError, match=r"it goes on$"):
             work.wait(timedelta(milliseconds=1))
         calls.send([torch.zeros(1)], 1).wait()
         return work.wait()

@@ -17,9 +17,11 @@ import fcntl
 import mmap
 import os
 import resource
+import sys
 import threading
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +244,11 @@ class _OwnedPiece:
             "shape": (nbytes,),
         }
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Needs no lock: nobody takes the place before it is in the list. A forked child's copy of
-        # the array is not its owner.
+        # the array is not its owner. At the interpreter's end modules may be gone.
+        if ending():
+            return
         if os.getpid() == self._arena.pid:
             self._arena.mapping.give_back(self._offset, self._nbytes)
         self._arena.released.append(self._offset)

@@ -245,7 +245,8 @@ def _pack(
         both, extra = copier, int(step.dst.space in SHARED)
     elif step.kind in COPIES:
         kernel = copier
-    return [*row, kernel, last, int(step.arg), step.total, extra, both]
+    arg = 0 if isinstance(step.arg, float) else step.arg  # `link` stores the address of a float
+    return [*row, kernel, last, arg, step.total, extra, both]
 
 
 def record_bytes(call: CallInfo) -> Bytes:

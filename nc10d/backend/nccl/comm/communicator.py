@@ -44,7 +44,7 @@ class Communicator:
         self.lock = threading.RLock()
         self.enter = enter
         self._handle: int | None = handle
-        self._premul_ops: dict[tuple[float, int], int] = {}
+        self._premul_ops: dict[tuple[str, int], int] = {}
 
     @classmethod
     def create(
@@ -181,7 +181,8 @@ class Communicator:
     def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
         """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value."""
         # Made once for each factor and type; it ends with the communicator.
-        found = self._premul_ops.get((factor, datatype))
+        key = factor.hex(), datatype  # -0.0 equals 0.0
+        found = self._premul_ops.get(key)
         if found is None:
             made = ctypes.c_int()
             pointer, here = ctypes.byref(scalar), 1  # ncclScalarHostImmediate
@@ -190,7 +191,7 @@ class Communicator:
                     "ncclRedOpCreatePreMulSum",
                     *(ctypes.byref(made), pointer, datatype, here, self.handle),
                 )
-            found = self._premul_ops[factor, datatype] = made.value
+            found = self._premul_ops[key] = made.value
         return found
 
     def register(self, address: int, nbytes: int) -> Registration:
