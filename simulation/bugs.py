@@ -100,7 +100,7 @@ _SHRINKS, _CAUSES, _REDUCES, _RUNS = ("shrink",), ("one cause",), ("buckets",), 
 
 BUGS: dict[str, Bug] = {
     "missing wake-up": Bug(f"{_TABLE}._set", wrong.instead(wrong.silent_set), _STORE),
-    "a queue wakes nobody": Bug(f"{_TABLE}._wake_one", wrong.nothing, _STORE),
+    "a queue wakes nobody": Bug(f"{_TABLE}._queue_push", wrong.instead(wrong.silent_push), _STORE),
     "dead waiter not forgotten": Bug(
         f"{_TABLE}.forget", wrong.nothing, ("client death", "store calls")
     ),
@@ -127,7 +127,9 @@ BUGS: dict[str, Bug] = {
         "store.connection:StoreConnection._rest", wrong.first_piece, _STORE
     ),
     "partial write not continued": Bug("store.server:Server._watch", wrong.nothing, _STORE),
-    "wait not withdrawn": Bug("store.session:StoreSession._cancel_or_drop", wrong.nothing, _STORE),
+    "wait not withdrawn": Bug(
+        "store.session:StoreSession._has_just_ended", wrong.instead(wrong.not_withdrawn), _STORE
+    ),
     "skipped HMAC of frames": Bug(
         "auth.handshake:compare_digest",
         wrong.instead(lambda shown, right: True),

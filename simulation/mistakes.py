@@ -37,6 +37,11 @@ def silent_set(table: Any, request: Any, client: Any, replies: Any) -> None:
     table.values.put(request[1], request[2])
 
 
+def silent_push(table: Any, request: Any, client: Any, replies: Any) -> None:
+    """Append a value to a queue and wake nobody."""
+    table.values.push(request[1], request[2])
+
+
 def only_one_missing(table: Any, request: Any, client: Any, replies: Any) -> None:
     """End a wait for several keys with the first."""
     if any(map(table.values.exists, request[1])):
@@ -80,6 +85,12 @@ def old_sum(values: Any, key: bytes, amount: int) -> int:
     before: int = values.number(key)
     values.put(key, b"%d" % (before + amount))
     return before
+
+
+def not_withdrawn(session: Any, connection: Any) -> bool:
+    """Take a wait for cancelled without a word to the server."""
+    session._canceled = True
+    return False
 
 
 def newest_first(values: Any, key: bytes) -> bytes | None:

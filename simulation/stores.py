@@ -27,7 +27,8 @@ T = TypeVar("T")
 TOKEN = b"t" * 32
 _KINDS = (
     *("SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "DELETE_KEY", "APPEND", "MULTI_GET"),
-    *("MULTI_SET", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "GETNUMKEYS", "BARRIER"),
+    *("MULTI_SET", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "QUEUE_TAKE", "LIST_KEYS"),
+    *("GETNUMKEYS", "BARRIER"),
 )
 _NAMES = {getattr(m, name): name for name in _KINDS}
 
@@ -218,6 +219,7 @@ class VirtualSession(StoreSession):
     def __init__(self, site: Site, owner: str, limit: float, token: bytes | None) -> None:
         super().__init__("server", 1, limit, "store server:1", token)
         self._site, self._owner = site, owner
+        self.is_nc10d = True
 
     def call(
         self,

@@ -12,11 +12,14 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.store_errors import Disconnected, NotAStore, refusal
 
+T = TypeVar("T")
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _SEND_BUFFER = 1 << 20
@@ -139,6 +142,9 @@ class StoreConnection:
         They nearly always arrive together, and are taken apart here without further calls:
         after a long sleep the CPU's caches are cold, and each function costs time.
         """
+        if self._at < len(self._got):  # taken late
+            self.take_stop()
+            return self.take_string()
         got = self._more(1)
         if len(got) >= 9 and got[0] == 0 and len(got) == 9 + _u64_from(got, 1)[0]:
             self.waits = False
@@ -188,10 +194,25 @@ class StoreConnection:
         return max(0, math.ceil(left * 1000))
 
     def cancel_wait(self, grace: float) -> bool:
-        """Cancel the wait in progress; return whether the server confirms it within `grace` s."""
+        """Cancel the wait in progress; return whether the server has done so.
+
+        If not, the wait had just ended: `take_late` takes the call's reply. TimeoutError if the
+        server does not answer within `grace` seconds.
+        """
         self.deadline = time.monotonic() + grace
         self.send(m.simple(m.CANCEL_WAIT))
-        return self.take(1) == m.WAIT_CANCELED
+        if self.take(1) == m.WAIT_CANCELED:
+            return True
+        self._at -= 1
+        return False
+
+    def take_late(self, take: Callable[[StoreConnection], T]) -> T:
+        """Return `take(self)`, the reply of a call whose wait ended before it was cancelled."""
+        result = take(self)
+        answer = self.take(1)
+        if answer != m.WAIT_CANCELED:
+            raise Disconnected(f"the server confirmed a cancellation with {answer!r}")
+        return result
 
     def shut(self) -> None:
         """End the call in progress in another thread, which then closes the connection."""

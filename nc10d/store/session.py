@@ -1,8 +1,9 @@
 """A client's calls to a server: threads take turns; calls have deadlines and raise StoreErrors.
 
-A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If
-the server does not confirm that at once, or another reply is outstanding, the connection is closed,
-and the next call reconnects. A forked child closes its copy of the parent's connection.
+A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If it
+had just ended, the call returns its result, so that a value taken off a queue is not lost. If the
+server answers neither at once, or another reply is outstanding, the connection is closed, and the
+next call reconnects. A forked child closes its copy of the parent's connection.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class StoreSession:
         # True outside of a call if Ctrl-C also interrupted the clean-up after an error: then the
         # connection may still owe a reply.
         self._in_call = False
+        # Whether the server has cancelled the wait of the call: the keys are not there.
+        self._canceled = False
         self._closed = False
         _sessions.add(self)
 
@@ -100,7 +103,12 @@ class StoreSession:
         def request(connection: StoreConnection) -> T:
             connection.deadline, connection.waits = deadline, waits
             connection.send(packet)
-            return take(connection)
+            try:
+                return take(connection)
+            except raised_here(TimeoutError):
+                if not self._has_just_ended(connection):
+                    raise
+                return connection.take_late(take)
 
         return self._in_turn(request, deadline, limit, keys)
 
@@ -123,7 +131,7 @@ class StoreSession:
             self._holder = threading.get_ident()
             if self._in_call:
                 self._drop()
-            self._in_call = True
+            self._in_call, self._canceled = True, False
             result = act(self._connection or self._reconnect(deadline))
             self._in_call = False
             return result
@@ -139,11 +147,13 @@ class StoreSession:
                 self.close()
 
     def _failure(self, error: OSError, limit: float, keys: Sequence[str]) -> StoreError:
-        """Cancel the wait or close the connection; return the error to raise."""
-        if isinstance(error, TimeoutError):
-            canceled = self._cancel_or_drop()
-            return self._timeout_error(limit, keys, "waited in vain" if canceled else "no answer")
+        """Return the error to raise; close the connection unless the wait was cancelled."""
+        if self._canceled and isinstance(error, TimeoutError):
+            self._in_call = False
+            return self._timeout_error(limit, keys, "waited in vain")
         self._drop()
+        if isinstance(error, TimeoutError):
+            return self._timeout_error(limit, keys, "no answer")
         if self._closed:
             return StoreError(f"{self.name}{keys_text(keys)}: it was closed on this rank")
         return DistNetworkError(f"{self.name}{keys_text(keys)}: {explain_lost(error)}")
@@ -191,23 +201,18 @@ class StoreSession:
         self.is_nc10d = self._connection.is_nc10d
         return self._connection
 
-    def _cancel_or_drop(self) -> bool:
-        """Cancel the wait that timed out; close the connection if that fails or is interrupted.
+    def _has_just_ended(self, connection: StoreConnection) -> bool:
+        """Cancel the wait that timed out; return whether it had just ended, so that a reply comes.
 
-        Return whether the wait was canceled: the server is there, and the keys are not.
+        Sets `_canceled`: without it `_failure` closes the connection.
         """
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if not connection.waits:
             return False
         try:
-            if connection.waits and connection.cancel_wait(_CANCEL_GRACE):
-                self._connection, self._in_call = connection, False
+            self._canceled = connection.cancel_wait(_CANCEL_GRACE)
         except raised_here(OSError):
-            pass  # the connection is closed below
-        finally:
-            if self._connection is None:
-                connection.close()
-        return self._connection is not None
+            return False
+        return not self._canceled
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

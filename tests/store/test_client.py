@@ -288,6 +288,31 @@ def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
         store.close()
 
 
+def _answer_as_the_wait_is_cancelled(listener: socket.socket) -> None:
+    """Serve a connection: each reply comes with the cancellation of its wait."""
+    listener.settimeout(5)
+    sock, _ = listener.accept()
+    with sock:
+        sock.settimeout(5)
+        nonce = m.U32.unpack(sock.recv(4096)[6:10])[0]
+        sock.sendall(m.U32.pack(nonce | m.IS_NC10D))
+        for value in (b"v", b"w"):
+            assert sock.recv(4096)[:1] != m.simple(m.CANCEL_WAIT)
+            assert sock.recv(4096) == m.simple(m.CANCEL_WAIT)
+            sock.sendall(STOP + LENGTH_1 + value + CANCELED)
+        sock.recv(4096)
+
+
+@pytest.mark.parametrize("call", ["get", "queue_pop"])
+def test_a_value_that_comes_as_the_timeout_expires_is_not_lost(call: str) -> None:
+    with socket.create_server((HOST, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(_answer_as_the_wait_is_cancelled, listener)
+        with contextlib.closing(TCPStore(HOST, listener.getsockname()[1], timeout=20)) as store:
+            store.set_timeout(0.1)
+            assert [getattr(store, call)("k") for _ in range(2)] == [b"v", b"w"]
+        serving.result(10)
+
+
 def _stall_within_an_answer(listener: socket.socket) -> None:
     """Serve two connections: a reply that stops after the wait's end, then a complete reply."""
     listener.settimeout(5)
