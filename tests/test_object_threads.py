@@ -55,7 +55,8 @@ def in_threads(bodies: list[Callable[[], None]]) -> None:
 def send_all(group: Any, thread: int) -> None:
     """Send the messages of one thread of this rank."""
     for number in range(COUNT):
-        objects = [group.rank, thread, number, filler(group.rank, thread, number)]
+        rank = int(group.rank)  # `group.rank` is no plain object: hooks would not send it
+        objects = [rank, thread, number, filler(rank, thread, number)]
         dist.send_object_list(objects, RECEIVER, group)
 
 

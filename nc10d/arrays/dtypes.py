@@ -124,7 +124,7 @@ def _why_not(dtype: np.dtype[Any]) -> str:
         return "it is structured; send its fields one by one"
     if not dtype.isnative:
         return "it is not in this machine's byte order; use newbyteorder('=')"
-    # The characters of ml_dtypes' types are NumPy's of others.
+    # ml_dtypes reuses characters of NumPy's own types.
     char = "" if _is_from_ml_dtypes(dtype) else dtype.char
     return _REASONS.get(char, "nc10d has no such element type")
 

@@ -47,7 +47,7 @@ WORDS = struct.Struct("<4q")
 NUMBER, NUMBER_AT = struct.Struct("<q"), 24
 """The number in an opening, and the byte at which it begins."""
 FIRST_LATER_TAG = 2**62
-"""The tag of all behind a message's first piece is this plus the number; programs use others."""
+"""The rest of a message has this tag plus the message's number. Programs should use lower tags."""
 _ROOM = OPENING - WORDS.size
 """The bytes of an opening behind its words."""
 LARGEST = 2**40

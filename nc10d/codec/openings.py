@@ -152,7 +152,7 @@ class Openings:
         return self._state[_TAG]
 
     def number(self, opening: Bytes) -> None:
-        """Number a message that is about to be sent, as no other message of this rank."""
+        """Give a message to send a number that no other message of this rank has."""
         self._state[_NUMBER] += 1
         NUMBER.pack_into(opening.data, NUMBER_AT, self._state[_NUMBER])
 

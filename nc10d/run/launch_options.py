@@ -150,7 +150,8 @@ def _output(args: argparse.Namespace) -> OutputPlan:
     shown = args.local_ranks_filter
     if shown is not None and min(shown) >= args.nproc_per_node:
         count = args.nproc_per_node
-        raise ValueError(f"--local-ranks-filter: no output, for this node has {count} ranks only")
+        ranks = "one rank" if count == 1 else f"{count} ranks"
+        raise ValueError(f"--local-ranks-filter: there is nothing to show of {ranks}")
     return OutputPlan(args.prefix, args.log_dir, args.redirects or {}, shown)
 
 

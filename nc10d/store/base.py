@@ -9,7 +9,7 @@ the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -112,7 +112,7 @@ class Store:
         raise self._lacks("list_keys")
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Append `value` to the queue under `key`; wakes a caller that waits for it."""
+        """Append `value` to the queue under `key`; wakes callers that wait for the key."""
         raise self._lacks("queue_push")
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -187,11 +187,16 @@ def not_text_error(key: object) -> TypeError:
     return TypeError(f"a key must be str, not {type(key).__name__}")
 
 
-def encode_keys(keys: Sequence[str]) -> list[bytes]:
-    """Return `keys` as bytes; TypeError for a lone string, which is a sequence of letters."""
+def key_list(keys: Iterable[str]) -> list[str]:
+    """Return `keys` as a list; TypeError for a lone string, which is a sequence of letters."""
     if isinstance(keys, str | bytes):
         raise TypeError(f"expected a sequence of keys, not the single {keys!r}")
-    return [encode_key(key) for key in keys]
+    return keys if isinstance(keys, list) else [*keys]
+
+
+def encode_keys(keys: Sequence[str]) -> list[bytes]:
+    """Return `keys` as bytes; errors as of `key_list` and `encode_key`."""
+    return [encode_key(key) for key in key_list(keys)]
 
 
 def decode_key(key: bytes) -> str:

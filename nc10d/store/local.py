@@ -16,7 +16,16 @@ from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.signal_errors import Condition
 from nc10d.base.text import in_seconds
 from nc10d.errors import QueueEmptyError, StoreTimeout
-from nc10d.store.base import Store, Value, decode_key, encode_key, encode_keys, encode_value, pair
+from nc10d.store.base import (
+    Store,
+    Value,
+    decode_key,
+    encode_key,
+    encode_keys,
+    encode_value,
+    key_list,
+    pair,
+)
 from nc10d.store.store_errors import keys_text, not_a_number_error
 from nc10d.store.values import NotANumber, Values
 from nc10d.store.wire import i64
@@ -82,6 +91,7 @@ class LocalStore(Store):
         return self._exclusively(lambda values: all(map(values.exists, names)))
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        keys = key_list(keys)
         names = encode_keys(keys)
         self._await(lambda values: all(map(values.exists, names)) or None, keys, timeout)
 
@@ -94,6 +104,7 @@ class LocalStore(Store):
         self._exclusively(lambda values: values.extend(name, tail))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        keys = key_list(keys)
         names = encode_keys(keys)
 
         def found(values: Values) -> list[bytes] | None:

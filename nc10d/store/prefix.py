@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nc10d.base.deadline import Timeout
-from nc10d.store.base import Store, Value, as_own_store, encode_value, not_text_error
+from nc10d.store.base import Store, Value, as_own_store, encode_value, key_list, not_text_error
 
 
 class PrefixedKey(str):
@@ -70,9 +70,7 @@ class PrefixStore(Store):
         return full
 
     def _all(self, keys: Sequence[str]) -> list[str]:
-        if isinstance(keys, str | bytes):
-            raise TypeError(f"expected a sequence of keys, not the single {keys!r}")
-        return [self._full(key) for key in keys]
+        return [self._full(key) for key in key_list(keys)]
 
     def set(self, key: str, value: Value) -> None:
         self._store.set(self._full(key), encode_value(value))

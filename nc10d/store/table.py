@@ -6,9 +6,10 @@ rule and must be closed. A client is any hashable object. While a client's WAIT,
 QUEUE_TAKE is pending, its further requests are held. CANCEL_WAIT ends the wait and discards the
 held requests. Waits and held requests count as memory of the values, with the same bound.
 
-QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. torch's clients
-send WAIT for the key and then QUEUE_POP, and fail if the queue is empty by then. So a push wakes a
-single one of them, as torch's server does, but all of nc10d's clients, which wait for the key only.
+QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. It comes before
+the waits of torch's clients, which send WAIT for the key and then QUEUE_POP, and fail if the queue
+is empty by then. So a push ends the wait of a single client of torch's, as torch's server does. The
+WAIT of nc10d's clients takes no value: a push ends all of those.
 """
 
 from __future__ import annotations
@@ -163,9 +164,9 @@ class Table:
             self._arrived(key, client, replies)
 
     def _wake_for_queue(self, key: bytes, other: bool, replies: list[Reply]) -> None:
-        """Wake all of nc10d's clients that wait for a key; if `other`, a single one of others.
+        """Tell nc10d's clients that a key is there; if `other`, other clients in turn, too.
 
-        A client that waits for further keys, too, is not that one.
+        Their turn ends with the first for which this was the last missing key.
         """
         for client in [*self._waiters.get(key, ())]:
             own = client in self._own_clients

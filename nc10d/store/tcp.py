@@ -32,6 +32,7 @@ from nc10d.store.base import (
     encode_key,
     encode_keys,
     encode_value,
+    key_list,
     pair,
 )
 from nc10d.store.connection import StoreConnection
@@ -207,9 +208,11 @@ class TCPStore(Store):
         return error
 
     def check(self, keys: Sequence[str]) -> bool:
+        keys = key_list(keys)
         return self._call(m.with_keys(m.CHECK, _keys(keys)), _take_byte, keys) == m.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        keys = key_list(keys)
         self._call(m.with_keys(m.WAIT, _keys(keys)), StoreConnection.take_stop, keys, timeout, True)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
@@ -221,11 +224,13 @@ class TCPStore(Store):
         self._post(m.with_value(m.APPEND, _key(key), encode_value(value)), (key,))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        keys = key_list(keys)
         names = _keys(keys)
         take = _take_strings(len(names))
         return self._wait_then(m.with_keys(m.MULTI_GET, names), take, keys, names)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        keys = key_list(keys)
         pairs = [(b"/" + key, value) for key, value in pair(keys, values)]
         self._post(m.with_pairs(pairs), keys)
 
@@ -305,7 +310,7 @@ def _key(key: str) -> bytes:
 
 
 def _keys(keys: Sequence[str]) -> list[bytes]:
-    if isinstance(keys, list) and len(keys) == 1:
+    if len(keys) == 1:
         return [_key(keys[0])]
     return [b"/" + key for key in encode_keys(keys)]
 

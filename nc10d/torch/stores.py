@@ -91,7 +91,7 @@ class StoreForTorch(dist.Store):
         super().__init__()
         self.underlying = store
         self._clones: list[StoreForTorch] = []
-        self._limit = _timedelta(store.timeout)
+        self._limit = as_timedelta(store.timeout)
         dist.Store.set_timeout(self, self._limit)
         _kept[id(store)] = self
 
@@ -183,7 +183,7 @@ class StoreForTorch(dist.Store):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.underlying.set_timeout(timeout)
-        self._limit = _timedelta(timeout)
+        self._limit = as_timedelta(timeout)
         dist.Store.set_timeout(self, self._limit)
 
     def _timed(self) -> Store:
@@ -234,7 +234,7 @@ class TorchStore(Store):
         return timedelta.max if limit >= _FOREVER else limit
 
     def set_timeout(self, timeout: Timeout) -> None:
-        self.underlying.set_timeout(_timedelta(timeout))
+        self.underlying.set_timeout(as_timedelta(timeout))
 
     def has_extended_api(self) -> bool:
         return self.underlying.has_extended_api()
@@ -328,7 +328,7 @@ class TorchStore(Store):
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         limit = self.timeout if timeout is None else timeout
         with self._own_errors(key):
-            self.underlying.barrier(key, world_size, _timedelta(limit))
+            self.underlying.barrier(key, world_size, as_timedelta(limit))
 
     def clone(self) -> TorchStore:
         return TorchStore(self.underlying.clone())
@@ -349,7 +349,7 @@ def _own_kind(error: Exception, text: str) -> type[StoreError] | None:
     return StoreTimeout if timed_out else StoreError if isinstance(error, dist.DistError) else None
 
 
-def _timedelta(timeout: Timeout) -> timedelta:
+def as_timedelta(timeout: Timeout) -> timedelta:
     """Return `timeout` within torch's range: 1 ms to _FOREVER. Its 0 means for ever."""
     limit = seconds(timeout)
     if limit >= _FOREVER.total_seconds():

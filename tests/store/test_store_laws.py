@@ -194,7 +194,11 @@ def test_num_keys_counts_new_keys(store: Store):
 
 def test_keys_values_and_amounts_may_be_of_other_types(store: Store):
     store.multi_set(iter(["a", "b"]), iter(["1", "2"]))  # type: ignore[arg-type]
-    assert store.multi_get(["b", "a"]) == [b"2", b"1"]
+    assert store.multi_get(iter(["b", "a"])) == [b"2", b"1"]  # type: ignore[arg-type]
+    assert store.check(iter(["b", "a"]))  # type: ignore[arg-type]
+    store.wait(iter(["b", "a"]), SOON)  # type: ignore[arg-type]
+    with pytest.raises(StoreTimeout, match="'b', 'absent'"):
+        store.wait(iter(["b", "absent"]), SOON)  # type: ignore[arg-type]
     assert store.add("a", np.int64(2)) == 3
     assert store.add("a", np.int32(-4)) == -1
 

@@ -29,7 +29,7 @@ from nc10d.torch.backend.reductions import BY_NUMBER, reduction
 from nc10d.torch.backend.sparse import sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
 from nc10d.torch.backend.works import TorchWork, ended_work
-from nc10d.torch.stores import release
+from nc10d.torch.stores import as_timedelta, release
 
 c10d: Any = torch._C._distributed_c10d
 
@@ -50,7 +50,7 @@ class TorchCalls(TorchLauncher):
     def options(self) -> Any:
         """The options that torch and programs read from a backend, such as `_timeout`."""
         group = self.nc10d_group
-        found = c10d.Backend.Options(NAME, timedelta(seconds=group.timeout))
+        found = c10d.Backend.Options(NAME, as_timedelta(group.timeout))
         found.global_ranks_in_group, found.group_name = [*group.ranks], group.name
         return found
 

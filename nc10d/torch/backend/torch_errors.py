@@ -14,13 +14,16 @@ _TIMEOUT = "; the timeout is that of the call, or of the call that made the grou
 _MISSING = re.compile(r": rank(?P<more>s?) (?P<ranks>[^:]*) of group ")
 
 
-def torch_error(error: DistError) -> Exception:
-    """Return a torch.distributed.DistBackendError whose cause is `error`, with its message."""
-    return _made(str(error), error)
+def torch_error(error: DistError, of_wait: bool = False) -> Exception:
+    """Return a torch.distributed.DistBackendError whose cause is `error`, with its message.
+
+    `of_wait` says that a `wait` was too short, and the operation goes on.
+    """
+    return _made(str(error), error, of_wait)
 
 
-def _made(message: str, error: DistError) -> Exception:
-    if isinstance(error, CollectiveTimeout) and error.rank is not None:  # not that of a `wait`
+def _made(message: str, error: DistError, of_wait: bool = False) -> Exception:
+    if isinstance(error, CollectiveTimeout) and not of_wait:
         message += _TIMEOUT
     made: Exception = dist.DistBackendError(message)
     made.__cause__ = error

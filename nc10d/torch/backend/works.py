@@ -60,7 +60,7 @@ class TorchWork(dist._Work):
         try:
             return self.work.wait(timeout or None)
         except DistError as error:
-            raise torch_error(error) from error
+            raise torch_error(error, of_wait=self.work.exception() is None) from error
 
     def synchronize(self) -> None:
         """Wait for the operation; on CUDA, only the current stream does."""
