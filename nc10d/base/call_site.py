@@ -20,6 +20,7 @@ _NOT_USERS = tuple(
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
+_TORCH = tuple(f"{folder}{os.sep}torch{os.sep}" for folder in _PACKAGES)
 bystanders: set[int] = set()
 """Idents of threads that make no call of any rank: those from before the test kit's ranks, such as
 a test runner's."""
@@ -30,14 +31,15 @@ MOST_BYTES = 63
 def is_users(name: str) -> bool:
     """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
 
-    nc10d's own programs (bench, debug, most of testing) count as a user's; torch.distributed is an
-    adapter.
+    nc10d's own programs (bench, debug, most of testing) count as a user's. torch is an adapter: its
+    modules and optimizers call nc10d for the program.
     """
     if name.startswith(_PACKAGE):
         return name.startswith(_USER_PARTS) and not name.startswith(_NOT_USERS)
     if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
         return False
-    return not (name.startswith("<frozen") or any(part in name for part in _ADAPTERS))
+    ours = name.startswith(("<frozen", *_TORCH))
+    return not (ours or any(part in name for part in _ADAPTERS))
 
 
 def text_at(name: str, line: int) -> str:

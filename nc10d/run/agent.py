@@ -186,7 +186,9 @@ class JobAttempt:
         """End the other ranks after a failure; after a secondary failure, wait for its cause."""
         if self._job.keep_going:
             if self._exits[-1].failed:
-                write_message(f"nc10d-run: {report.describe(self._exits[-1])}; the others go on\n")
+                going_on = len(self._exits) < self._job.nproc
+                rest = "; the others go on" if going_on else ""
+                write_message(f"nc10d-run: {report.describe(self._exits[-1])}{rest}\n")
             return
         first = report.first_failure(self._exits)
         if first is not self._first_failure and first is not None:

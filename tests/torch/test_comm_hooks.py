@@ -55,6 +55,26 @@ def test_a_hook_that_is_registered_by_its_name_averages(kind):
     assert max(run_local(run, 2)) < 0.03
 
 
+STATES = {
+    "power": lambda: (comm_hooks.PowerSGDState(None, 1, 2), comm_hooks.powerSGD_hook),
+    "local": lambda: (
+        comm_hooks.PostLocalSGDState(None, None, 1, False),
+        comm_hooks.post_localSGD_hook,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_state_without_a_group_has_the_default_group(kind):
+    def run(group):
+        state, hook = STATES[kind]()
+        model = DistributedDataParallel(net())
+        model.register_comm_hook(state, hook)
+        return gradients(model, group.rank)
+
+    assert len(run_local(run, 2)) == 2
+
+
 class Descent:
     """A functional optimizer: plain gradient descent."""
 

@@ -334,6 +334,39 @@ def test_gradients_are_added_and_divided_in_the_precision_of_reductions():
     assert run_local(run, 3) == [259.0] * 3
 
 
+def test_a_backward_pass_after_a_step_is_an_error():
+    def run(group: Any) -> None:
+        model = fully_shard(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), nn.Linear)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        first, second = model(torch.ones(2, 3)).sum(), model(torch.ones(2, 3)).sum()
+        first.backward(retain_graph=True)
+        first.backward()  # of the same weights
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r"a shard .* has been changed in place since"):
+            second.backward()
+        model.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    run_local(run, 2)
+
+
+def test_a_call_past_the_module_is_an_error_where_gradients_would_be_lost():
+    def run(group: Any) -> list[float]:
+        model = fully_shard(nn.Sequential(nn.Linear(1, 1, bias=False)), nn.Linear)
+        x = torch.ones(1, 1)
+        with pytest.raises(RuntimeError, match="Linear was called past the module"):
+            model.module(x)
+        with torch.no_grad():
+            before = model.module(x).item()
+        assert before == model(x).item()
+        output = model(x)
+        (output + model.module(x)).sum().backward()  # in a pass that has begun
+        return [flat.shard.grad.sum().item() for flat in model.flats()]
+
+    assert all(found in ([2.0], [0.0]) for found in run_local(run, 2))
+
+
 def test_a_saved_tensor_that_was_changed_in_place_is_an_error():
     def run(group: Any) -> None:
         model = fully_shard(nn.Linear(3, 3), nn.Linear)

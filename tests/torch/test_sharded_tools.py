@@ -1,5 +1,7 @@
 """fully_shard beside other tools: outputs, clipping, optimizers in the backward pass, compilers."""
 
+import copy
+import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -171,6 +173,22 @@ def assigned(group):
     model.load_state_dict(model.state_dict(), assign=True)
     with pytest.raises(RuntimeError, match="load states without assign=True"):
         model(torch.ones(1, 2))
+
+
+def test_shards_can_be_neither_converted_nor_copied(capsys):
+    def run(group):
+        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+        for convert in (model.double, model.bfloat16, lambda: model.to("meta")):
+            with pytest.raises(RuntimeError, match="before fully_shard"):
+                convert()
+        assert model.float() is model.to("cpu") is model
+        for copied in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="use its full_state_dict"):
+                copied(model)
+        model(torch.ones(1, 2)).sum().backward()
+        assert all(x.grad is not None for x in model.parameters())
+
+    run_ranks(run, 2)
 
 
 def test_a_replaced_shard_is_an_error():

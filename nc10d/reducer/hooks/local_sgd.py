@@ -12,6 +12,7 @@ from contextlib import nullcontext
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.group.process_group import ProcessGroup
+from nc10d.group.world import group_or_default
 from nc10d.ops import AVG, Array
 from nc10d.reducer.hooks import GradBucket, allreduce_hook, noop_hook
 from nc10d.reducer.hooks.grad_bucket import PassCounter
@@ -22,14 +23,15 @@ from nc10d.work import Future, Work
 class PostLocalSGDState:
     """The state of `post_localSGD_hook`.
 
-    The first `start_localSGD_iter` passes average over `process_group`. Later passes average over
+    The first `start_localSGD_iter` passes average over `process_group` (None: the default group).
+    Later passes average over
     `subgroup` (usually the ranks of a host), or not at all if `post_local_gradient_allreduce` is
     False. ValueError if a subgroup is needed and missing.
     """
 
     def __init__(
         self,
-        process_group: ProcessGroup,
+        process_group: ProcessGroup | None,
         subgroup: ProcessGroup | None,
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
@@ -44,7 +46,7 @@ class PostLocalSGDState:
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | Future[Array]:
     """Average the bucket over all ranks in the first passes, over the subgroup later."""
     if not state.passes.reached(bucket):
-        return allreduce_hook(state.process_group, bucket)
+        return allreduce_hook(group_or_default(state.process_group), bucket)
     if state.subgroup is None:
         return noop_hook(None, bucket)
     return allreduce_hook(state.subgroup, bucket)

@@ -1,7 +1,8 @@
 """AsyncCollectiveTensor: a tensor that is still being received, and waits when it is first used.
 
 Contract: a torch.Tensor without a gradient. Shape, dtype and device are known at once. Every
-operator waits, and so does every way to its memory; results are plain tensors, and so are copies,
+operator waits, and so does every way to its memory but an assignment to another tensor's `.data`,
+of which torch tells nobody; results are plain tensors, and so are copies,
 pickles and saved tensors. Waiting blocks on the CPU, and orders streams on a GPU. A tensor that is
 dropped unused waits for nothing: its memory lives until the collective has ended. A graph has no
 such tensors: torch.compile reads one from outside as the plain tensor.
@@ -22,7 +23,10 @@ from nc10d.codec import register_type
 
 
 class AsyncCollectiveTensor(Tensor):
-    """The result of a functional collective; `wait` returns the plain tensor."""
+    """The result of a functional collective; `wait` returns the plain tensor.
+
+    `x.data = result` crashes in torch, which asks no operator there: assign `result.wait()`.
+    """
 
     _pending: AsyncCollectiveArray
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -123,6 +123,24 @@ class FullyShardedModule(nn.Module):
             flats.append(flat)
         return flats
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Of `to`, `double`, `cuda` and kin. Flat tensors keep the dtype and device they began with.
+        for flat in self.flats():
+            shard = flat.shard
+            new = fn(torch.empty(0, dtype=shard.dtype, device=shard.device))
+            if (new.dtype, new.device) != (shard.dtype, shard.device):
+                raise RuntimeError(
+                    f"a module of fully_shard stays {shard.dtype} on {shard.device}: convert or "
+                    "move the plain module before fully_shard"
+                )
+        return super()._apply(fn, recurse)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a module of fully_shard can't be copied or pickled, since each rank has a part of it: "
+            "use its full_state_dict()"
+        )
+
     def flats(self) -> list[Flat]:
         """Return all flat tensors, in the same order on every rank."""
         return self._passes.flats

@@ -36,6 +36,8 @@ class ShardedPasses:
         self.reduces = True
         """Whether backward passes of the next forward passes are reduced."""
         self._reducing = self._announced = self._end_queued = False
+        self._expected = False
+        """Whether a forward pass has begun whose backward pass has not ended."""
         self._postponed: bool | None = None
         """Whether a pass without a graph reduces, if a checkpoint calls it again with one."""
         self._holding = self._creating = False
@@ -106,17 +108,22 @@ class ShardedPasses:
 
     def _announce(self, reducing: bool) -> None:
         """Announce a backward pass; one in no_sync does not take an earlier announcement back."""
-        self._postponed = None
+        self._postponed, self._expected = None, True
         self._reducing = self._announced = reducing or self._announced
 
     @in_python
     def _before_unit(self, unit: nn.Module, inputs: Any) -> None:
         if self._recording and unit not in self._order:
             self._order.append(unit)
+        again = in_backward_pass()
+        if not (again or self._expected) and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{type(unit).__name__} was called past the module that fully_shard returned, so "
+                "its gradients would not be averaged: call that module, or use torch.no_grad()"
+            )
         flats = self._flats_of.get(unit, ())
         for flat in flats:
             flat.gather()
-        again = in_backward_pass()
         # Frozen parameters have no gradients to count by.
         is_last = unit not in self._used and not any(flat.uses for flat in flats)
         if not (self._recording or again):
@@ -208,7 +215,7 @@ class ShardedPasses:
 
     def _end_backward(self) -> None:
         """Set the shards' gradients to the means, and free what a pass has not used."""
-        self._end_queued = self._announced = False
+        self._end_queued = self._announced = self._expected = False
         self._used.clear()
         for flat in self.flats:
             if self._reducing:

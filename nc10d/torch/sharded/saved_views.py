@@ -3,7 +3,7 @@
 Contract: the memory of a flat tensor may be freed before the backward pass. So a saved view is kept
 as its place, and the backward pass gathers the tensor before it reads the view, whatever the path
 on which it gets there: an output, a loss that a layer keeps, a checkpoint, a graph that is kept. A
-change in place of any other saved tensor is an error, as in torch.
+change in place of a saved tensor is an error, as in torch; so is one of a shard, such as a step.
 """
 
 from __future__ import annotations
@@ -41,20 +41,25 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
             found: torch.Tensor = around[1](packed)
             return found
         x, version = packed
-        if x._version != version:
-            raise RuntimeError(
-                f"a tensor of shape {tuple(x.shape)} that the backward pass needs has been changed "
-                f"in place since the forward pass: it is at version {x._version}, not {version}"
-            )
+        _require_version(x, version, "a tensor")
         return x
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
+def _require_version(x: torch.Tensor, version: int, what: str) -> None:
+    if x._version != version:
+        raise RuntimeError(
+            f"{what} of shape {tuple(x.shape)} that the backward pass needs has been changed "
+            f"in place since the forward pass: it is at version {x._version}, not {version}"
+        )
+
+
 class _View(NamedTuple):
-    """A view's place in the memory of a flat tensor."""
+    """A view's place in the memory of a flat tensor, and the version of the flat tensor's shard."""
 
     flat: Flat
+    version: int
     dtype: torch.dtype
     offset: int
     shape: torch.Size
@@ -64,10 +69,15 @@ class _View(NamedTuple):
 
     @classmethod
     def of(cls, flat: Flat, x: torch.Tensor) -> _View:
-        return cls(flat, x.dtype, x.storage_offset(), x.shape, x.stride(), x.is_conj(), x.is_neg())
+        place = x.storage_offset(), x.shape, x.stride()
+        return cls(flat, flat.shard._version, x.dtype, *place, x.is_conj(), x.is_neg())
 
     def read(self) -> torch.Tensor:
-        """Gather the flat tensor if its memory was freed; return the view. Blocks."""
+        """Gather the flat tensor if its memory was freed; return the view. Blocks.
+
+        RuntimeError if the shard has been changed since: the gradient would be of no weights.
+        """
+        _require_version(self.flat.shard, self.version, "a shard")
         self.flat.wait()
         whole = self.flat.full
         with torch.no_grad():

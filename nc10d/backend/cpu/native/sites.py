@@ -1,7 +1,7 @@
 """Call sites: find the line of the user's program that made a call, in some tens of ns.
 
 The function that entered the engine is the innermost frame of its thread. Code objects of nc10d,
-of the standard library and of torch.distributed are in the table as SITE_OURS, and so is what
+of the standard library and of torch are in the table as SITE_OURS, and so is what
 stands for one in frames of C code; the first frame with another code object is the user's. Its
 current instruction is looked up in a table from instructions to texts ("train.py:41"), which
 call_sites.py fills. A thread reads only its own frames, which stand still while it is in here.
