@@ -20,7 +20,6 @@ _NOT_USERS = tuple(
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
-_TORCH = tuple(f"{folder}{os.sep}torch{os.sep}" for folder in _PACKAGES)
 bystanders: set[int] = set()
 """Idents of threads that make no call of any rank: those from before the test kit's ranks, such as
 a test runner's."""
@@ -38,8 +37,14 @@ def is_users(name: str) -> bool:
         return name.startswith(_USER_PARTS) and not name.startswith(_NOT_USERS)
     if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
         return False
-    ours = name.startswith(("<frozen", *_TORCH))
-    return not (ours or any(part in name for part in _ADAPTERS))
+    adapter = _is_torchs(name) or any(part in name for part in _ADAPTERS)
+    return not (adapter or name.startswith("<frozen"))
+
+
+def _is_torchs(name: str) -> bool:
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    folder = "" if file is None else f"{os.path.dirname(file)}{os.sep}"
+    return bool(folder) and name.startswith(folder) and not name.startswith(f"{folder}testing")
 
 
 def text_at(name: str, line: int) -> str:

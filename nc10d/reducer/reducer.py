@@ -111,7 +111,7 @@ class Reducer(PassStats):
             delayed_until,
             skip_unused_buckets,
         )
-        self._hook = None if hook is None else (hook, state)
+        self._hook = None if hook is None else (hook, _bound(state, group))
         self._lock = threading.RLock()
         self._averaging = AveragingHook(group.size)
         self._pass: BackwardPass | None = None
@@ -152,13 +152,14 @@ class Reducer(PassStats):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
 
+        If the state's `process_group` is None, it becomes the Reducer's.
         RuntimeError if there is a hook already, or after the first pass has begun.
         """
         if self._hook is not None:
             raise RuntimeError("a comm hook has been registered already")
         if self._pass is not None or self.arrived is not None:
             raise RuntimeError("a comm hook must be registered before the first pass")
-        self._hook = hook, state
+        self._hook = hook, _bound(state, self.group)
 
     def set_forward_pass_work_handle(self, work: Work, use_static_world_size: bool = False) -> None:
         """Divide the sums of the next pass by the number of ranks that still have a batch.
@@ -339,3 +340,10 @@ class Reducer(PassStats):
     def _refuse_running(self, call: str) -> None:
         if self._pass is not None:
             raise RuntimeError(f"{call}: the last pass has not been finished; call finish() first")
+
+
+def _bound(state: Any, group: ProcessGroup) -> Any:
+    """Give a hook's state without a group this one; return the state."""
+    if getattr(state, "process_group", group) is None:
+        state.process_group = group
+    return state

@@ -186,7 +186,7 @@ class JobAttempt:
         """End the other ranks after a failure; after a secondary failure, wait for its cause."""
         if self._job.keep_going:
             if self._exits[-1].failed:
-                going_on = len(self._exits) < self._job.nproc
+                going_on = len(self._exits) < self._job.nproc or self._job.nnodes > 1
                 rest = "; the others go on" if going_on else ""
                 write_message(f"nc10d-run: {report.describe(self._exits[-1])}{rest}\n")
             return

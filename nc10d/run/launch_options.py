@@ -150,8 +150,7 @@ def _output(args: argparse.Namespace) -> OutputPlan:
     shown = args.local_ranks_filter
     if shown is not None and min(shown) >= args.nproc_per_node:
         count = args.nproc_per_node
-        ranks = "one rank" if count == 1 else f"{count} ranks"
-        raise ValueError(f"--local-ranks-filter: there is nothing to show of {ranks}")
+        raise ValueError(f"--local-ranks-filter: all ranks of this node are below {count}")
     return OutputPlan(args.prefix, args.log_dir, args.redirects or {}, shown)
 
 

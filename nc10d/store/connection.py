@@ -12,14 +12,11 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.store_errors import Disconnected, NotAStore, refusal
 
-T = TypeVar("T")
 _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _SEND_BUFFER = 1 << 20
@@ -196,8 +193,8 @@ class StoreConnection:
     def cancel_wait(self, grace: float) -> bool:
         """Cancel the wait in progress; return whether the server has done so.
 
-        If not, the wait had just ended: `take_late` takes the call's reply. TimeoutError if the
-        server does not answer within `grace` seconds.
+        If not, the wait had just ended: the call's reply is to be taken, and then that to the
+        cancellation. TimeoutError if the server does not answer within `grace` seconds.
         """
         self.deadline = time.monotonic() + grace
         self.send(m.simple(m.CANCEL_WAIT))
@@ -206,13 +203,11 @@ class StoreConnection:
         self._at -= 1
         return False
 
-    def take_late(self, take: Callable[[StoreConnection], T]) -> T:
-        """Return `take(self)`, the reply of a call whose wait ended before it was cancelled."""
-        result = take(self)
+    def take_canceled(self) -> None:
+        """Take the reply to a cancellation."""
         answer = self.take(1)
         if answer != m.WAIT_CANCELED:
             raise Disconnected(f"the server confirmed a cancellation with {answer!r}")
-        return result
 
     def shut(self) -> None:
         """End the call in progress in another thread, which then closes the connection."""

@@ -108,9 +108,19 @@ class StoreSession:
             except raised_here(TimeoutError):
                 if not self._has_just_ended(connection):
                     raise
-                return connection.take_late(take)
+                connection.deadline = monotonic() + max(limit, _CANCEL_GRACE)
+                result = take(connection)
+                self._end_late(connection)
+                return result
 
         return self._in_turn(request, deadline, limit, keys)
+
+    def _end_late(self, connection: StoreConnection) -> None:
+        """Take the reply to a cancellation that came too late; close the connection if it fails."""
+        try:
+            connection.take_canceled()
+        except raised_here(OSError):  # the call has its result all the same
+            self._drop()
 
     def post(self, packet: bytes, keys: Sequence[str]) -> None:
         """Send `packet`, which has no reply; errors as of `call`."""
@@ -177,7 +187,7 @@ class StoreSession:
             return self.call(wait + packet, take_both or _take_stop_then(take), keys, None, True)
         end = time.monotonic() + self.seconds
         self.call(wait, StoreConnection.take_stop, keys, None, True)
-        return self.call(packet, take, keys, max(0.0, end - time.monotonic()))
+        return self.call(packet, take, keys, max(_CANCEL_GRACE, end - time.monotonic()))
 
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
         if self._holder == threading.get_ident():

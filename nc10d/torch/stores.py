@@ -30,7 +30,15 @@ from nc10d.errors import (
     StoreError,
     StoreTimeout,
 )
-from nc10d.store.base import Store, Value, encode_keys, encode_value, pair, register_store_type
+from nc10d.store.base import (
+    Store,
+    Value,
+    encode_keys,
+    encode_value,
+    key_list,
+    pair,
+    register_store_type,
+)
 
 _FOREVER = timedelta(days=24)  # torch's TCPStore polls for a 32-bit number of milliseconds
 _SHORTEST, _LONGEST = 0.0002, 0.02
@@ -253,11 +261,13 @@ class TorchStore(Store):
             return self.underlying.add(key, amount)
 
     def check(self, keys: Sequence[str]) -> bool:
+        keys = key_list(keys)
         encode_keys(keys)
         with self._own_errors(*keys):
             return self.underlying.check([*keys])
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        keys = key_list(keys)
         self._poll(lambda: self.check(keys), keys, timeout)
 
     def _poll(self, ready: Callable[[], bool], keys: Sequence[str], timeout: Timeout) -> None:
@@ -280,14 +290,16 @@ class TorchStore(Store):
             self.underlying.append(key, encode_value(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        keys = key_list(keys)
         self.wait(keys)
         with self._own_errors(*keys):
-            return self.underlying.multi_get([*keys])
+            return self.underlying.multi_get(keys)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        keys, values = key_list(keys), [*values]
         pair(keys, values)
         with self._own_errors(*keys):
-            self.underlying.multi_set([*keys], [*map(encode_value, values)])
+            self.underlying.multi_set(keys, [*map(encode_value, values)])
 
     def delete_key(self, key: str) -> bool:
         with self._own_errors(key):

@@ -296,10 +296,10 @@ def _answer_as_the_wait_is_cancelled(listener: socket.socket) -> None:
         sock.settimeout(5)
         nonce = m.U32.unpack(sock.recv(4096)[6:10])[0]
         sock.sendall(m.U32.pack(nonce | m.IS_NC10D))
-        for value in (b"v", b"w"):
+        for value, confirmed in ((b"v", CANCELED), (b"w", CANCELED), (b"x", b"")):
             assert sock.recv(4096)[:1] != m.simple(m.CANCEL_WAIT)
             assert sock.recv(4096) == m.simple(m.CANCEL_WAIT)
-            sock.sendall(STOP + LENGTH_1 + value + CANCELED)
+            sock.sendall(STOP + LENGTH_1 + value + confirmed)
         sock.recv(4096)
 
 
@@ -309,7 +309,7 @@ def test_a_value_that_comes_as_the_timeout_expires_is_not_lost(call: str) -> Non
         serving = pool.submit(_answer_as_the_wait_is_cancelled, listener)
         with contextlib.closing(TCPStore(HOST, listener.getsockname()[1], timeout=20)) as store:
             store.set_timeout(0.1)
-            assert [getattr(store, call)("k") for _ in range(2)] == [b"v", b"w"]
+            assert [getattr(store, call)("k") for _ in range(3)] == [b"v", b"w", b"x"]
         serving.result(10)
 
 

@@ -6,6 +6,7 @@ The reference is the plain module on all ranks' inputs, or a formula.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import weakref
 from typing import Any
@@ -365,6 +366,44 @@ def test_a_call_past_the_module_is_an_error_where_gradients_would_be_lost():
         return [flat.shard.grad.sum().item() for flat in model.flats()]
 
     assert all(found in ([2.0], [0.0]) for found in run_local(run, 2))
+
+
+class Forces(nn.Module):
+    """A module that differentiates a unit in its forward pass, and uses another one then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.first(x).square().sum(), x, create_graph=True)
+            return self.second(slope)
+
+
+def test_a_forward_pass_may_differentiate_a_unit():
+    def run(group: Any) -> None:
+        torch.manual_seed(0)
+        plain = Forces()
+        model = fully_shard(copy.deepcopy(plain), nn.Linear)
+        plain.load_state_dict(model.full_state_dict())
+        x = torch.ones(2, 3)
+        for _ in range(2):
+            with torch.no_grad():
+                assert torch.equal(model(x), plain(x))
+            assert torch.equal(model(x), plain(x))
+
+    run_local(run, 2)
+
+
+def test_a_frozen_unit_may_be_called_by_itself():
+    def run(group: Any) -> None:
+        module = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
+        model = fully_shard(module, nn.Linear)
+        model(model.module[0](torch.ones(2, 3))).sum().backward()
+
+    run_local(run, 2)
 
 
 def test_a_saved_tensor_that_was_changed_in_place_is_an_error():

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import group_or_default
 from nc10d.ops import AVG, Array
 from nc10d.reducer.hooks import GradBucket, allreduce_hook, noop_hook
 from nc10d.reducer.hooks.grad_bucket import PassCounter
@@ -23,10 +22,10 @@ from nc10d.work import Future, Work
 class PostLocalSGDState:
     """The state of `post_localSGD_hook`.
 
-    The first `start_localSGD_iter` passes average over `process_group` (None: the default group).
-    Later passes average over
-    `subgroup` (usually the ranks of a host), or not at all if `post_local_gradient_allreduce` is
-    False. ValueError if a subgroup is needed and missing.
+    The first `start_localSGD_iter` passes average over `process_group`; None becomes that of the
+    Reducer with which the state is registered. Later passes average over `subgroup` (usually the
+    ranks of a host), or not at all if `post_local_gradient_allreduce` is False. ValueError if a
+    subgroup is needed and missing.
     """
 
     def __init__(
@@ -46,7 +45,8 @@ class PostLocalSGDState:
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Work | Future[Array]:
     """Average the bucket over all ranks in the first passes, over the subgroup later."""
     if not state.passes.reached(bucket):
-        return allreduce_hook(group_or_default(state.process_group), bucket)
+        assert state.process_group is not None, "a Reducer has set it"
+        return allreduce_hook(state.process_group, bucket)
     if state.subgroup is None:
         return noop_hook(None, bucket)
     return allreduce_hook(state.subgroup, bucket)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import group_or_default
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.reducer.hooks.array_math import HOST, math_of
 from nc10d.reducer.hooks.builtin import allreduce_hook
@@ -38,8 +37,8 @@ class PowerSGDState:
     compute plain means. Error feedback and warm start need at least two such passes, since buckets
     are rebuilt after the first pass. A gradient is compressed only if this makes it at least
     `min_compression_rate` times smaller. `orthogonalization_epsilon` avoids a division by zero for
-    columns of zeros. `random_seed` must be the same on all ranks. A `process_group` of None is the
-    default group. A pickled state has no group: set `process_group` after loading.
+    columns of zeros. `random_seed` must be the same on all ranks. A `process_group` of None
+    becomes that of the Reducer with which the state is registered. A pickled state has none.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class PowerSGDState:
     ) -> None:
         if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
             raise ValueError("error feedback and warm start need start_powerSGD_iter of 2 or more")
-        self.process_group, self._unpickled = process_group, False
+        self.process_group = process_group
         self.rank = matrix_approximation_rank
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
@@ -71,9 +70,9 @@ class PowerSGDState:
     @property
     def group(self) -> ProcessGroup:
         """The group; ValueError if an unpickled state has no group yet."""
-        if self.process_group is None and self._unpickled:
+        if self.process_group is None:
             raise ValueError("a PowerSGDState that was pickled needs a process_group: set it")
-        return group_or_default(self.process_group)
+        return self.process_group
 
     def compression_stats(self) -> tuple[float, int, int]:
         """Return (ratio, elements before compression, elements sent), summed over all passes."""
@@ -128,7 +127,7 @@ class PowerSGDState:
             self.errors[index] = math.joined(errors)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "process_group": None, "_unpickled": True}
+        return {**self.__dict__, "process_group": None}
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:

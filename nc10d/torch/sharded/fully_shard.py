@@ -127,7 +127,7 @@ class FullyShardedModule(nn.Module):
         # Of `to`, `double`, `cuda` and kin. Flat tensors keep the dtype and device they began with.
         for flat in self.flats():
             shard = flat.shard
-            new = fn(torch.empty(0, dtype=shard.dtype, device=shard.device))
+            new = fn(torch.zeros(1, dtype=shard.dtype, device=shard.device))
             if (new.dtype, new.device) != (shard.dtype, shard.device):
                 raise RuntimeError(
                     f"a module of fully_shard stays {shard.dtype} on {shard.device}: convert or "

@@ -8,7 +8,7 @@ the same passes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,10 @@ class ShardedPasses:
         self.reduces = True
         """Whether backward passes of the next forward passes are reduced."""
         self._reducing = self._announced = self._end_queued = False
+        self._inside = 0
+        """The number of calls of the module that go on."""
         self._expected = False
-        """Whether a forward pass has begun whose backward pass has not ended."""
+        """Whether a forward pass has begun since the latest backward pass has ended."""
         self._postponed: bool | None = None
         """Whether a pass without a graph reduces, if a checkpoint calls it again with one."""
         self._holding = self._creating = False
@@ -63,11 +65,13 @@ class ShardedPasses:
         elif torch.is_grad_enabled() and self._postponed is not None:
             # A checkpoint around the module calls it again, this time with a graph.
             self._announce(self._postponed)
-        self._before_unit(self._root, ())
+        self._inside += 1
         try:
+            self._before_unit(self._root, ())
             with saving_views(self.flats):
                 output = self._without_views(self._root, self._root(*inputs, **kwargs))
         finally:
+            self._inside -= 1
             for flat in self._flats_of.get(self._root, ()):
                 flat.remove_views()
         if torch.is_grad_enabled():
@@ -116,12 +120,9 @@ class ShardedPasses:
         if self._recording and unit not in self._order:
             self._order.append(unit)
         again = in_backward_pass()
-        if not (again or self._expected) and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{type(unit).__name__} was called past the module that fully_shard returned, so "
-                "its gradients would not be averaged: call that module, or use torch.no_grad()"
-            )
         flats = self._flats_of.get(unit, ())
+        if not (again or self._inside or self._expected):
+            _refuse_gradients(unit, flats)
         for flat in flats:
             flat.gather()
         # Frozen parameters have no gradients to count by.
@@ -232,3 +233,12 @@ class ShardedPasses:
                 in_backward.step(flat.shard)
         self._holding = self._creating
         self._free(*self._flats_of)
+
+
+def _refuse_gradients(unit: nn.Module, flats: Sequence[Flat]) -> None:
+    """Raise a RuntimeError if a unit, called outside of any pass, would have gradients."""
+    if torch.is_grad_enabled() and any(flat.shard.requires_grad for flat in flats):
+        raise RuntimeError(
+            f"{type(unit).__name__} was called past the module that fully_shard returned, which "
+            "averages gradients: call that module, or use torch.no_grad()"
+        )

@@ -21,7 +21,7 @@ from nc10d.backend.cpu.native.cpython import (
     FRAME_OUTER,
 )
 
-DEEPEST = 64  # frames that are looked at, the user's included
+DEEPEST = 200  # frames that are looked at, the user's included
 # CPython's C interface: this thread's state, with or without the GIL.
 thread_state = types.ExternalFunction("PyGILState_GetThisThreadState", types.int64())
 
