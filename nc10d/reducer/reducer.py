@@ -28,6 +28,8 @@ from nc10d.reducer.buckets.storage import BucketLayouts
 from nc10d.reducer.gradients import SparseGradient, assign, check, fits, rows_on_host
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
+from nc10d.reducer.hooks.local_sgd import PostLocalSGDState
+from nc10d.reducer.hooks.powersgd import PowerSGDState
 from nc10d.reducer.plan import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -152,7 +154,7 @@ class Reducer(PassStats):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
 
-        If the state's `process_group` is None, it becomes the Reducer's.
+        A PowerSGDState or PostLocalSGDState without a group takes the Reducer's.
         RuntimeError if there is a hook already, or after the first pass has begun.
         """
         if self._hook is not None:
@@ -343,7 +345,7 @@ class Reducer(PassStats):
 
 
 def _bound(state: Any, group: ProcessGroup) -> Any:
-    """Give a hook's state without a group this one; return the state."""
-    if getattr(state, "process_group", group) is None:
+    """Give a state of nc10d's hooks that has no group this one; return the state."""
+    if isinstance(state, (PowerSGDState, PostLocalSGDState)) and state.process_group is None:
         state.process_group = group
     return state
