@@ -65,7 +65,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_state_without_a_group_has_the_default_group(kind):
+def test_a_state_without_a_group_takes_the_reducers(kind):
     def run(group):
         state, hook = STATES[kind]()
         model = DistributedDataParallel(net())
