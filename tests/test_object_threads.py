@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 
 import nc10d as dist
 from nc10d.codec.messages import LONG
@@ -31,25 +31,6 @@ def filler(rank: int, thread: int, number: int) -> Any:
     value = 1 + rank + 2 * thread
     nbytes = (10, 1500, 3500, 6000, 100_000, LONG + 1)[number % 6]
     return bytes([value]) * nbytes if nbytes < LONG else np.full(nbytes, value, np.uint8)
-
-
-def in_threads(bodies: list[Callable[[], None]]) -> None:
-    """Run functions in threads of their own; the first error of any is raised."""
-    errors: list[BaseException] = []
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as error:  # noqa: BLE001  (raised by the calling thread)
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def send_all(group: Any, thread: int) -> None:
@@ -78,9 +59,9 @@ def exchange(group: Any, sources: list[int | None]) -> list[list[tuple[int, int,
     each = RECEIVER * THREADS * COUNT // len(sources)
     if group.rank == RECEIVER:
         pairs = zip(sources, got, strict=True)
-        in_threads([lambda s=s, g=g: receive(group, s, each, g) for s, g in pairs])  # type: ignore[misc]
+        at_once(*[lambda s=s, g=g: receive(group, s, each, g) for s, g in pairs])  # type: ignore[misc]
     else:
-        in_threads([lambda t=t: send_all(group, t) for t in range(THREADS)])  # type: ignore[misc]
+        at_once(*[lambda t=t: send_all(group, t) for t in range(THREADS)])  # type: ignore[misc]
     return got
 
 

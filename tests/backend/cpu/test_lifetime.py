@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 from clocks import soon
 from interrupts import call_at, raise_at
 from jobs import Job
@@ -61,25 +62,6 @@ def balanced() -> Iterator[None]:
     assert holdings() == before
 
 
-def together(*bodies: Any) -> None:
-    """Run one body per rank, each in a thread; raise the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(body: Any) -> None:
-        try:
-            body()
-        except BaseException as error:  # noqa: BLE001  (raised below)
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def enter(store: Any, rank: int, size: int = 2) -> Any:
     dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=20.0)
     return dist.GroupMember.WORLD
@@ -113,7 +95,7 @@ def test_groups_one_after_the_other_leave_nothing(count: int) -> None:
 
     def cycles() -> int:
         store = HashStore()
-        together(lambda: live(store, 0), lambda: live(store, 1))
+        at_once(lambda: live(store, 0), lambda: live(store, 1))
         gc.collect()
         return resident()
 
@@ -133,7 +115,7 @@ def test_groups_that_are_dropped_give_everything_back() -> None:
                 group.all_reduce(np.ones(4), async_op=True)
                 group.irecv(np.ones(4), 1)
 
-    together(lambda: live(0), lambda: live(1))
+    at_once(lambda: live(0), lambda: live(1))
 
 
 DROPPED = """
@@ -236,7 +218,7 @@ def test_a_dropped_group_ends_the_works_that_it_watches() -> None:
             work = enter(store, rank).irecv(np.ones(4), 1 - rank)
             work.add_done_callback(lambda work: heard.append(work.exception()))
 
-    together(lambda: live(0), lambda: live(1))
+    at_once(lambda: live(0), lambda: live(1))
     # The notifier may look at a Work just now, and so be the last that holds a group.
     deadline = Deadline.after(30.0)
     while len(heard) < 2 and not deadline.expired():
@@ -356,7 +338,7 @@ def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
             group.barrier()
             dist.destroy_process_group()
 
-    together(lambda: live(0), lambda: live(1))
+    at_once(lambda: live(0), lambda: live(1))
     assert holdings()["threads"] == 0
     assert all(work.is_success() for work in kept)
     kept.clear()
@@ -375,7 +357,7 @@ def test_a_rank_that_dies_after_the_bootstrap_is_named_and_nothing_is_kept() -> 
         keys = prefix_store(f"world/{number}", store)
         Context(keys, 1, 2, Deadline.after(5.0)).close()
 
-    together(stay, go)
+    at_once(stay, go)
 
 
 def many_groups(group: Any, count: int) -> tuple[int, int, int]:

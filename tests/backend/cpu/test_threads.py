@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 
 import nc10d as dist
 from nc10d.errors import GroupClosed, PeerLost
@@ -20,25 +21,6 @@ THREADS, ROUNDS = 4, 100
 def pair(request: Any) -> Iterator[Ranks]:
     with Ranks(2, request.param) as ranks:
         yield ranks
-
-
-def at_once(*bodies: Callable[[], object]) -> None:
-    """Run bodies in threads; raise the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(body: Callable[[], object]) -> None:
-        try:
-            body()
-        except BaseException as error:  # noqa: BLE001  (raised below, in the test's own thread)
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 class Turnstile:
