@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import CallInfo, Program
+from nc10d.backend.cpu.program.program import Program
 from nc10d.ops import SUM
 from simulation.clock import Simulation
 from simulation.laws import LawBroken, require

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.group_shape import (
     DEFAULTS,
@@ -19,7 +20,7 @@ from nc10d.backend.cpu.algorithms.group_shape import (
     one_shot_bytes,
 )
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
+from nc10d.backend.cpu.program.program import Program, Step, user
 from nc10d.ops import SUM
 
 ITEM, DTYPE = 4, "float32"

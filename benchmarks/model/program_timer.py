@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.model.measurements import typical
+from nc10d.arrays.call_info import CallInfo
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.engine import call_sites
@@ -21,7 +22,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as codes
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import CallInfo, Kernel, Program, Step
+from nc10d.backend.cpu.program.program import Kernel, Program, Step
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import RedOp

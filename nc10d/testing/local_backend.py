@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nc10d import ops as O
 from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.call_info import call_of
 from nc10d.arrays.validate import validate
 from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
@@ -91,9 +92,9 @@ class LocalExchange:
 
     def _run(self, collective: list[_PostedOp]) -> None:
         ops = [posted.op for posted in collective]
-        if len({type(op) for op in ops}) > 1:
-            names = [O.OP_NAMES[type(op)] for op in ops]
-            self.fail(CollectiveMismatch(f"the ranks made different calls: {names}"))
+        calls = [call_of(op).describe() for op in ops]
+        if len(set(calls)) > 1:
+            self.fail(CollectiveMismatch(f"the ranks made different calls: {calls}"))
             for posted in collective:
                 posted.work._finish(self.failure)
             return

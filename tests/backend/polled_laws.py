@@ -5,11 +5,13 @@ A rank runs each function with its group, of SIZE ranks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from call_pairs import EQUAL, PAIRS
 
 import nc10d as dist
 from nc10d.errors import CollectiveMismatch
@@ -48,3 +50,17 @@ def sizes_differ(group: ProcessGroup) -> str:
     text = raised(CollectiveMismatch, lambda: sub.all_to_all(outs, ins))
     assert all((x == 0).all() for x in outs)
     return text
+
+
+def every_fact_is_compared(group: ProcessGroup) -> None:
+    """Launch each pair of calls in a group of its own, of ranks 0 and 1."""
+    for name, pair in (*PAIRS.items(), *EQUAL.items()):
+        sub = dist.new_group([0, 1])
+        if isinstance(sub, ProcessGroup):
+            launch = functools.partial(
+                sub.backend("cpu").launch, [pair[sub.rank](sub.rank)], 20.0, False
+            )
+            if name in EQUAL:
+                launch()
+            else:
+                raised(CollectiveMismatch, launch)

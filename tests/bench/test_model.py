@@ -23,18 +23,11 @@ from benchmarks.model.measurements import Round, TimedCall, constants, typical
 from benchmarks.model.memory_rates import Passes
 from benchmarks.model.model import algorithm, seconds, standing_for, switches
 from benchmarks.model.timed_walk import Walk
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER, Thresholds, Topology, grouped
 from nc10d.backend.cpu.engine.cpu_policy import FAST_STAGING
 from nc10d.backend.cpu.native.offsets import READS
-from nc10d.backend.cpu.program.program import (
-    CallInfo,
-    Combine,
-    Kernel,
-    Program,
-    Step,
-    staging,
-    user,
-)
+from nc10d.backend.cpu.program.program import Combine, Kernel, Program, Step, staging, user
 from nc10d.backend.cpu.program.steps import copy, expose, fetch, flow, fold_staged, give, push, take
 from nc10d.testing.hosts.namespaces import why_not
 

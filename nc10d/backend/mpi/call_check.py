@@ -1,18 +1,18 @@
 """Check that all ranks made the same call, before anything is sent.
 
-A text describes a launch's collectives, and 62 bits of its hash go into a small all_reduce, which
-shows every rank whether all have the same bits. It ends when all ranks have arrived, so it is the
+The 62 bits of a launch's fingerprint go into a small all_reduce, which shows every rank whether all
+have the same bits. It ends when all ranks have arrived, so it is the
 barrier too. Errors show the same text. The all_reduce also carries whether this rank's arrays make
 the operations of a batch depend on each other: if so on any rank, all ranks run them in order.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
+from nc10d.arrays.call_info import CallInfo, beyond_text
 from nc10d.backend.mpi.library import MPI, Request
 from nc10d.base.text import ranks_text
 from nc10d.errors import CollectiveMismatch
@@ -24,12 +24,11 @@ TEXT_BYTES = 240
 class CallCheck:
     """The check of one launch: do all ranks make this call, and may its operations overlap?"""
 
-    __slots__ = ("_least", "text")
+    __slots__ = ("_least", "call")
 
-    def __init__(self, text: str, conflict: bool) -> None:
-        self.text = text
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        word = int.from_bytes(digest, "little") >> 2
+    def __init__(self, call: CallInfo, conflict: bool) -> None:
+        self.call = call
+        word = call.fingerprint()
         self._least = np.array([word, -word, -int(conflict)], np.int64)
 
     def ask(self, comm: Any) -> Request:
@@ -47,10 +46,10 @@ class CallCheck:
         return bool(self._least[2] < 0)
 
 
-def exchanged_texts(text: str, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def exchanged_texts(call: CallInfo, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return a description as bytes to send, and memory for the descriptions of all ranks."""
-    cut = text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
-    return np.frombuffer(cut, np.uint8), np.empty((size, TEXT_BYTES), np.uint8)
+    text = np.frombuffer(call.text_bytes(TEXT_BYTES), np.uint8)
+    return text, np.empty((size, TEXT_BYTES), np.uint8)
 
 
 def mismatch(rows: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMismatch:
@@ -61,6 +60,7 @@ def mismatch(rows: np.ndarray[Any, Any], seq: int, group: str) -> CollectiveMism
         ranks.setdefault(text, []).append(rank)
     calls = ", ".join(f"{text} on {ranks_text(some)}" for text, some in list(ranks.items())[:4])
     message = f"group {group!r}: the ranks made different calls at #{seq}: {calls}"
+    message += beyond_text(texts[0], texts[0] if len(ranks) == 1 else "")
     odd = min(ranks.values(), key=lambda some: (len(some), -some[0]))[0]
     name = texts[odd].partition("(")[0]
     return CollectiveMismatch(message, rank=odd, group=group, op=name, seq=seq)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops
+from nc10d.arrays.call_info import has_own_sizes
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
-from nc10d.backend.polled.call_text import exchanges_sizes, raise_if_sizes_differ
+from nc10d.backend.polled.announced_sizes import raise_if_sizes_differ
 from nc10d.backend.polled.flat_buffers import (
     FlatBuffer,
     OpBuffers,
@@ -133,7 +134,7 @@ def _all_gather(comm: Comm, op: ops.AllGather, buffers: OpBuffers, any_order: bo
 def _all_to_all(comm: Comm, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, comm.size, False)
     out, takes = buffers.chunks(op.out, comm.size, True)
-    if exchanges_sizes(op):
+    if has_own_sizes(op):
         sends = row_counts(inp.count, op.in_splits, sends)
         takes = row_counts(out.count, op.out_splits, takes)
         yield from _announce(comm, op, sends, takes)

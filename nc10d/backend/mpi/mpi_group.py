@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from nc10d.arrays.call_info import block_of, call_of
 from nc10d.backend.mpi import tasks
 from nc10d.backend.mpi.call_check import CallCheck, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, MpiControl
@@ -22,7 +23,6 @@ from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.mpi.mpi_collectives import steps
 from nc10d.backend.mpi.tasks import MessageTask, Task
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
-from nc10d.backend.polled.call_text import describe
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.launches import PolledWork, side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
@@ -103,10 +103,10 @@ class MpiGroup:
     ) -> Steps:
         """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
-        check = CallCheck(describe(ops), bool(dependencies))
+        check = CallCheck(block_of([call_of(op) for op in ops]), bool(dependencies))
         yield [check.ask(self._control_comm)]
         if not check.agrees:
-            own_text, texts = exchanged_texts(check.text, self.comm.size)
+            own_text, texts = exchanged_texts(check.call, self.comm.size)
             yield [self.comm.Iallgather(own_text, texts)]
             raise mismatch(texts, seq, self.name)
         parts = [steps(self.comm, op, self._any_order) for op in ops]

@@ -21,7 +21,7 @@ from nc10d.backend.nccl.comm.comm_streams import (
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.call_board import STAMP, Caller
-from nc10d.backend.nccl.launch.compared_call import CallText, call_of
+from nc10d.backend.nccl.launch.compared_call import CallText, compared
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
@@ -202,7 +202,7 @@ class DeviceGroup:
     def _enter(self, caller: Caller, work: NcclWork) -> int:
         """Enter a launch ahead of its table; return the stamp of its entry in the log."""
         try:
-            self.board.enter(caller, CallText(call_of(work.ops)))
+            self.board.enter(caller, CallText(compared(work.ops)))
         except DistError as error:
             self._group.fail(error)
             raise

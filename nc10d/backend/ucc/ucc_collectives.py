@@ -16,7 +16,8 @@ import numpy as np
 
 from nc10d import ops
 from nc10d.arrays.buffer import as_buffer
-from nc10d.backend.polled.call_text import exchanges_sizes, raise_if_sizes_differ
+from nc10d.arrays.call_info import has_own_sizes
+from nc10d.backend.polled.announced_sizes import raise_if_sizes_differ
 from nc10d.backend.polled.flat_buffers import (
     FlatBuffer,
     OpBuffers,
@@ -172,7 +173,7 @@ def _all_gather(team: UccTeam, op: ops.AllGather, buffers: OpBuffers, any_order:
 def _all_to_all(team: UccTeam, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, team.size, False)
     out, takes = buffers.chunks(op.out, team.size, True)
-    if exchanges_sizes(op):
+    if has_own_sizes(op):
         sends = row_counts(inp.count, op.in_splits, sends)
         takes = row_counts(out.count, op.out_splits, takes)
         yield from _announce(team, op, sends, takes)

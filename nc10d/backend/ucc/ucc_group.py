@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.arrays.call_info import block_of, call_of
 from nc10d.backend.base import Backend, cause_of
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
-from nc10d.backend.polled.call_text import describe
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.launches import side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
@@ -91,7 +91,8 @@ class UccGroup:
         work = task.work
         ops = [work.ops[place] for place in task.places]
         conflicts = np.array([0 if dependencies else 1], np.int8)
-        agree = AllReduce(conflicts, MIN.meant_for(f"UCC: {describe(ops)}"))
+        call = block_of([call_of(op) for op in ops])
+        agree = AllReduce(conflicts, MIN.meant_for(f"UCC: {call.describe()}"))
         timeout = task.deadline.remaining()
         agreement = InnerWork(self.inner.launch([agree], timeout, True))
         work.agreement = agreement.work

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops as O
-from nc10d.arrays.buffer import as_buffer
 from nc10d.testing.local_backend import _PostedOp
 
 
@@ -22,16 +21,6 @@ def fits(send: _PostedOp, receive: _PostedOp) -> bool:
     """Return whether a receive may take a message."""
     named = receive.op.peer in (None, send.rank) and send.op.peer == receive.rank
     return bool(named and send.op.tag == receive.op.tag)
-
-
-def fingerprint(op: Any) -> str:
-    """Return a call's name and the arguments that all ranks must give alike."""
-    words = [f"{name}={getattr(op, name)}" for name in ("root", "op") if hasattr(op, name)]
-    words = [word.replace("ReduceOp(", "").removesuffix(")") for word in words]
-    if type(op) in (O.AllReduce, O.Reduce, O.Broadcast):
-        buffer = as_buffer(op.x)
-        words = [f"dtype={buffer.dtype.label}", f"count={buffer.count}", *words]
-    return f"{O.OP_NAMES[type(op)]}({', '.join(words)})"
 
 
 def calls_text(ops: Sequence[Any]) -> str:

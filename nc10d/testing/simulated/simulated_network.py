@@ -17,6 +17,7 @@ from typing import Any
 
 from nc10d import ops as O
 from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.call_info import call_of
 from nc10d.base import promise
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
@@ -26,7 +27,7 @@ from nc10d.group import world
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.local_backend import LocalExchange, LocalHub, LocalWork, _PostedOp
 from nc10d.testing.simulated.faults import Fault, Partition
-from nc10d.testing.simulated.operations import calls_text, copied, fingerprint, fits
+from nc10d.testing.simulated.operations import calls_text, copied, fits
 from nc10d.testing.simulated.survivors import Announcements
 from nc10d.testing.simulated.virtual_time import RankTask, Scheduler
 
@@ -130,7 +131,7 @@ class SimulatedExchange(LocalExchange):
     def announce(self, rank: int, seq: int, op: Any) -> None:
         """Compare a rank's collective with those of the ranks that came before it."""
         calls = self._calls.setdefault(seq, {})
-        calls[rank] = called(fingerprint(op), here())
+        calls[rank] = called(call_of(op).describe(), here())
         for other, call in calls.items():
             if call.partition(" at ")[0] != calls[rank].partition(" at ")[0]:
                 self.fail(

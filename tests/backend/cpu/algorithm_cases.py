@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import choose
 from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, user
+from nc10d.backend.cpu.program.program import Program, Step, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 
 Array = npt.NDArray[np.int64]

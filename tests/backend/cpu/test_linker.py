@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
@@ -12,16 +13,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format
 from nc10d.backend.cpu.program import linker
 from nc10d.backend.cpu.program.linker import link
-from nc10d.backend.cpu.program.program import (
-    CallInfo,
-    Program,
-    Space,
-    Step,
-    StepKind,
-    earlier,
-    staging,
-    user,
-)
+from nc10d.backend.cpu.program.program import Program, Space, Step, StepKind, earlier, staging, user
 from nc10d.backend.cpu.program.steps import copy, end_round, expose, signal
 from nc10d.kernels import copy as copying
 from nc10d.ops import SUM

@@ -11,8 +11,9 @@ from algorithm_cases import MAKERS, Case, all_gather, all_reduce, broadcast, lay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import message
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, StepKind
+from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from simulation.race_simulator.simulator import CELLS, Disagreement, SimulatedWorld
 
 SLOT, SMALL = 8192, 2048

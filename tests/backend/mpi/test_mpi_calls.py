@@ -12,7 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpi_launchers import LIBRARIES
-from polled_laws import SIZE, calls_differ, raised, sizes_differ, whole_group
+from polled_laws import (
+    SIZE,
+    calls_differ,
+    every_fact_is_compared,
+    raised,
+    sizes_differ,
+    whole_group,
+)
 from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
@@ -63,6 +70,10 @@ def test_different_calls_are_an_error_everywhere_and_touch_nothing(ranks: Ranks)
     assert others == [one] * 2
     assert "broadcast(dtype=float64, count=5, root=1) on rank 0" in one
     assert "all_reduce(dtype=float64, count=5, op=SUM) on ranks 1, 2" in one
+
+
+def test_each_fact_of_a_call_is_compared(ranks: Ranks) -> None:
+    ranks.run(every_fact_is_compared)
 
 
 def test_sizes_that_only_two_ranks_know_are_compared_too(ranks: Ranks) -> None:

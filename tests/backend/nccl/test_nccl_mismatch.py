@@ -18,7 +18,7 @@ import nc10d as dist
 from nc10d import cuda
 from nc10d.errors import CollectiveMismatch
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import MAX, SUM
+from nc10d.ops import MAX, SUM, premul_sum
 from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
@@ -72,6 +72,14 @@ DIFFERENT = {
         "op=SUM",
         "op=MAX",
     ),
+    "factor": (
+        of_two(
+            lambda g: g.all_reduce(ones(g, 4), premul_sum(0.5), async_op=True),
+            lambda g: g.all_reduce(ones(g, 4), premul_sum(0.25)),
+        ),
+        r"op=PREMUL_SUM\(0.5\)",
+        r"op=PREMUL_SUM\(0.25\)",
+    ),
     "root": (lambda g: g.broadcast(ones(g, 4), g.rank, async_op=True), "root=0", "root=1"),
     "call": (
         of_two(lambda g: g.broadcast(ones(g, 4), 1), lambda g: g.reduce(ones(g, 4), 0)),
@@ -79,8 +87,8 @@ DIFFERENT = {
         r"reduce\(dtype=float32, count=4, op=SUM, root=0\)",
     ),
     "list": (of_two(gathered(True), gathered(False)), "in a list", r"count=8\)"),
-    "block": (of_two(block(3, 4), block(3, 5)), r"coalesced\(.* and 1 more", "in a later call"),
-    "length of a block": (of_two(block(3, 4), block(3)), "and 1 more", r"count=3, op=SUM\)"),
+    "block": (of_two(block(3, 4), block(3, 5)), r"op=SUM\) of 3, 4\)", r"op=SUM\) of 3, 5\)"),
+    "length of a block": (of_two(block(3, 4), block(3)), "of 3, 4", r"count=3, op=SUM\)"),
 }
 
 

@@ -52,7 +52,7 @@ def recorded(group: ProcessGroup) -> list[Entry]:
 
 def test_calls_are_recorded_with_numbers_times_and_lines(two: Ranks) -> None:
     call = "all_reduce(dtype=float32, count=8, op=SUM)"
-    block = f"coalesced({call} and 1 more)"
+    block = f"coalesced(2 calls, count=16: {call}, broadcast(dtype=float32, count=8, ro..."
     for rank, entries in enumerate(two.run(recorded)):
         peer = ("send", "dst=1") if rank == 0 else ("recv", "src=0")
         message = f"{peer[0]}(dtype=float32, count=8, {peer[1]}, tag=7)"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nc10d.arrays.call_info import beyond_text
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.context import Context
@@ -230,11 +231,10 @@ class GroupErrors:
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]
             theirs = called(memory.record(index, last) or "", memory.site(index, last))
-        same = (mine or "").startswith("coalesced(") and theirs.startswith(mine or "")
-        later = "; the blocks differ in a later call" if same else ""
         return CollectiveMismatch(
             f"ranks disagree on operation #{seq} of group {self.name!r}: "
-            f"rank {self.memory.group_rank} called {ours}, rank {peer} called {theirs}{later}",
+            f"rank {self.memory.group_rank} called {ours}, rank {peer} called "
+            f"{theirs}{beyond_text(mine or '', theirs.partition(' at ')[0])}",
             rank=peer,
             op=(mine or "").partition("(")[0],
             seq=seq,

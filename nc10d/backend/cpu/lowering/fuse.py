@@ -7,7 +7,6 @@ at which any rank can set the flag: then all ranks run the operations in order.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +14,14 @@ import numpy.typing as npt
 
 from nc10d.arrays import intervals
 from nc10d.arrays.buffer import Buffer
+from nc10d.arrays.call_info import block_of
 from nc10d.backend.cpu.algorithms import all_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.lowering.lower import LoweredOp
 from nc10d.backend.cpu.lowering.ordering import BatchDependencies
 from nc10d.backend.cpu.lowering.strided import packs, unpacks
 from nc10d.backend.cpu.program import steps
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step, concatenate, line_up
+from nc10d.backend.cpu.program.program import Program, Step, concatenate, line_up
 
 Gates = tuple[tuple[int, tuple[int, ...], bool], ...]
 """For each collective its number in the batch, those it waits for, whether another waits for it."""
@@ -47,7 +47,7 @@ def fuse(
         arrays.append(dependencies.words)
 
     def build() -> Program:
-        call = _call(lowered)
+        call = block_of([op.build().call for op in lowered])
         whole = concatenate(call, _in_order(lowered, gates)).steps
         # Hosts hold no such vote, so a batch across hosts runs in order, which is always right.
         if len(runs) < len(lowered) and shape.size > 1 and shape.hosts is None:
@@ -57,17 +57,6 @@ def fuse(
 
     key = ("batch", disjoint, gates, *(op.key for op in lowered))
     return LoweredOp(key, arrays, tuple(outs), build)
-
-
-def _call(lowered: Sequence[LoweredOp]) -> CallInfo:
-    """Return the batch as a single call; a digest of all calls lets ranks compare them."""
-    calls = [op.build().call for op in lowered]
-    if len(calls) == 1:
-        return calls[0]
-    names = "\n".join(map(repr, calls))
-    digest = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-    detail = f"{calls[0].describe()} and {len(lowered) - 1} more"
-    return CallInfo("coalesced", count=len(lowered), detail=detail, digest=digest)
 
 
 def _disjoint(lowered: Sequence[LoweredOp]) -> bool:

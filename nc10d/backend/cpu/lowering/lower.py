@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.call_info import call_of, has_own_sizes
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
@@ -24,9 +25,9 @@ from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
-from nc10d.backend.cpu.program.program import At, CallInfo, Kernel, Program, user
+from nc10d.backend.cpu.program.program import At, Kernel, Program, user
 from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
-from nc10d.ops import Op, RedOp, ReduceOp
+from nc10d.ops import Op, RedOp
 
 MOST_PROGRAMS = 4096
 """A cache that has grown to its limit is emptied."""
@@ -64,16 +65,12 @@ def lower(op: Op, shape: GroupShape) -> LoweredOp:
     return _LOWERINGS[type(op)](op, shape)
 
 
-def _reduce_name(op: ReduceOp) -> str:
-    return op.name if op.factor is None else f"{op.name}({op.factor})"
-
-
 def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
     """Lower a reduction to every rank, or to the root alone."""
     x = as_buffer(op.x)
     root = op.root if isinstance(op, ops.Reduce) else -1
     reduction = Reduction(op.op, x.dtype.label, shape.size)
-    call = CallInfo(ops.OP_NAMES[type(op)], x.dtype.label, x.count, _reduce_name(op.op), root)
+    call = call_of(op)
     key = (type(op), x.dtype, x.count, op.op, root)
 
     def build() -> Program:
@@ -85,7 +82,7 @@ def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
 
 def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
     x = as_buffer(op.x)
-    call = CallInfo("broadcast", x.dtype.label, x.count, root=op.root)
+    call = call_of(op)
     outs = () if shape.rank == op.root else (0,)
 
     def build() -> Program:
@@ -94,14 +91,14 @@ def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
     return LoweredOp((ops.Broadcast, x.dtype, x.count, op.root), [x], outs, build)
 
 
-def _barrier(_: ops.Barrier, shape: GroupShape) -> LoweredOp:
-    call = CallInfo("barrier")
+def _barrier(op: ops.Barrier, shape: GroupShape) -> LoweredOp:
+    call = call_of(op)
     return LoweredOp((ops.Barrier,), [], (), lambda: Program(call, tuple(choose.barrier(shape)), 0))
 
 
 def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
     inp, outs = as_buffer(op.inp), _per_rank(op.out, shape.size)
-    call = CallInfo("all_gather", inp.dtype.label, outs.count, detail=outs.detail)
+    call = call_of(op)
     count = len(outs.buffers)
     key = (ops.AllGather, inp.dtype, count, outs.sizes)
 
@@ -114,9 +111,8 @@ def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
 
 def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
     out, inps = as_buffer(op.out), _per_rank(op.inp, shape.size)
-    label = out.dtype.label
-    reduction = Reduction(op.op, label, shape.size)
-    call = CallInfo("reduce_scatter", label, inps.count, _reduce_name(op.op), detail=inps.detail)
+    reduction = Reduction(op.op, out.dtype.label, shape.size)
+    call = call_of(op)
     key = (ops.ReduceScatter, out.dtype, len(inps.buffers), inps.sizes, op.op)
 
     def build() -> Program:
@@ -127,18 +123,17 @@ def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
 
 
 def _all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
-    lists = isinstance(op.inp, (list, tuple))
-    if not lists and op.in_splits is None and op.out_splits is None:
+    if not has_own_sizes(op):
         return _even_all_to_all(op, shape)
     sends = _by_rows(op.inp, op.in_splits, shape.size)
     recvs = _by_rows(op.out, op.out_splits, shape.size)
-    return _sized_exchange("all_to_all", shape, sends, recvs, root=-1)
+    return _sized_exchange(op, shape, sends, recvs)
 
 
 def _even_all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
     inp, out = _per_rank(op.inp, shape.size), _per_rank(op.out, shape.size)
     (source,), nbytes = inp.buffers, inp.sizes[0]
-    call = CallInfo("all_to_all", source.dtype.label, source.count)
+    call = call_of(op)
 
     def build() -> Program:
         steps = choose.even_all_to_all(shape, nbytes, inp.places(0), out.places(1))
@@ -160,16 +155,6 @@ class Pieces:
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each piece."""
         return tuple(nbytes for _, _, nbytes in self.cuts)
-
-    @property
-    def count(self) -> int:
-        """The elements of all pieces."""
-        return sum(self.sizes) // self.dtype.itemsize
-
-    @property
-    def detail(self) -> str:
-        """The sizes as errors name them, if they differ."""
-        return "" if len(set(self.sizes)) == 1 else f"sizes={[*self.sizes]}"
 
     def places(self, first: int) -> list[At]:
         """Return the place of each piece; the program numbers the buffers from `first` on."""
@@ -209,13 +194,13 @@ def _per_rank(arrays: Any, size: int) -> Pieces:
 def _gather(op: ops.Gather, shape: GroupShape) -> LoweredOp:
     sends = _for_one_rank(op.inp, op.root, shape.size)
     recvs = _at_root(op.out, op.root, shape, sends.dtype)
-    return _sized_exchange("gather", shape, sends, recvs, root=op.root)
+    return _sized_exchange(op, shape, sends, recvs)
 
 
 def _scatter(op: ops.Scatter, shape: GroupShape) -> LoweredOp:
     recvs = _for_one_rank(op.out, op.root, shape.size)
     sends = _at_root(op.inp, op.root, shape, recvs.dtype)
-    return _sized_exchange("scatter", shape, sends, recvs, root=op.root)
+    return _sized_exchange(op, shape, sends, recvs)
 
 
 def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
@@ -225,14 +210,13 @@ def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
     return Pieces([], [(0, 0, 0)] * shape.size, dtype)
 
 
-def _sized_exchange(
-    name: str, shape: GroupShape, sends: Pieces, recvs: Pieces, root: int
-) -> LoweredOp:
+def _sized_exchange(op: Op, shape: GroupShape, sends: Pieces, recvs: Pieces) -> LoweredOp:
     """Lower an exchange of pieces whose senders announce sizes that their receivers compare."""
     # The arrays of x come first, see backend.base.PARTS: in a scatter that is what is received.
-    pair = [recvs, sends] if name == "scatter" else [sends, recvs]
+    call, scatters = call_of(op), isinstance(op, ops.Scatter)
+    pair = [recvs, sends] if scatters else [sends, recvs]
     second = 1 + len(pair[0].buffers)
-    first_out, first_in = (second, 1) if name == "scatter" else (1, second)
+    first_out, first_in = (second, 1) if scatters else (1, second)
 
     def build() -> Program:
         route = exchange.Route(
@@ -241,13 +225,12 @@ def _sized_exchange(
             sends.sizes,
             [user(first_in + index if n else 0, offset) for index, offset, n in recvs.cuts],
             recvs.sizes,
-            to_one=name == "gather",
+            to_one=isinstance(op, ops.Gather),
         )
         steps = choose.announced(shape, route)
-        call = CallInfo(name, sends.dtype.label, -1, root=root)
         return Program(call, tuple(steps), second + len(pair[1].buffers))
 
-    key = (name, sends.dtype.label, root, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
+    key = (call, tuple(sends.cuts), tuple(recvs.cuts), len(sends.buffers))
     sizes = np.array([(sends.sizes[r], recvs.sizes[r]) for r in local_first(shape)], np.int64)
     outs = tuple(range(first_in, first_in + len(recvs.buffers)))
     return LoweredOp(key, [sizes, *pair[0].buffers, *pair[1].buffers], outs, build)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.native import offsets, slow_steps
 from nc10d.backend.cpu.program.program import (
     LINE,
     SHARED,
     At,
-    CallInfo,
     Kernel,
     Program,
     Space,
@@ -251,5 +251,4 @@ def _pack(
 
 def record_bytes(call: CallInfo) -> Bytes:
     """Return the static part of a call's record: UTF-8 text, cut and padded."""
-    raw = call.describe().encode()[: offsets.TEXT_BYTES]
-    return np.frombuffer(raw.ljust(offsets.TEXT_BYTES, b"\0"), np.uint8).copy()
+    return np.frombuffer(call.text_bytes(offsets.TEXT_BYTES), np.uint8).copy()

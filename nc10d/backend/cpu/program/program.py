@@ -20,9 +20,10 @@ operand moves on by its stride from segment to segment.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from nc10d.arrays.call_info import CallInfo
 
 LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
@@ -198,41 +199,6 @@ class Step:
 
 
 Steps = Sequence[Step]
-
-
-@dataclass(frozen=True, slots=True)
-class CallInfo:
-    """The call of a program, as ranks compare it and errors show it; `count` -1 may differ."""
-
-    op: str
-    dtype: str = "-"
-    count: int = 0
-    reduce: str = "-"
-    root: int = -1
-    detail: str = ""
-    digest: str = ""
-
-    def fingerprint(self) -> int:
-        """Return 62 bits that differ, in practice always, when calls differ."""
-        parts = self.op, self.dtype, self.count, self.reduce, self.root, self.detail, self.digest
-        text = repr(parts)
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 2
-
-    def describe(self) -> str:
-        """Return the call as an error message shows it."""
-        parts = [self.op]
-        if self.dtype != "-":
-            parts.append(f"dtype={self.dtype}")
-            if self.count >= 0:
-                parts.append(f"count={self.count}")
-        if self.reduce != "-":
-            parts.append(f"op={self.reduce}")
-        if self.root >= 0:
-            parts.append(f"root={self.root}")
-        if self.detail:
-            parts.append(self.detail)
-        return f"{parts[0]}({', '.join(parts[1:])})"
 
 
 @dataclass(frozen=True, slots=True)

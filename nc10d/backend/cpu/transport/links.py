@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.algorithms import message
 from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec, Submission
@@ -29,7 +30,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.program.linker import link as link_program
-from nc10d.backend.cpu.program.program import CallInfo, Program, Step
+from nc10d.backend.cpu.program.program import Program, Step
 from nc10d.backend.cpu.program.steps import gate, pack, unpack, wait
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 from time import monotonic_ns
 
+from nc10d.arrays.call_info import beyond_text
 from nc10d.backend.cpu.engine.call_log import CallLog, LogEntry
 from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.cpu.native import offsets as at
@@ -116,11 +117,11 @@ class CallBoard:
     def _error(self, number: int, peer: int, theirs: str) -> CollectiveMismatch:
         group, board = self._group, self._board
         ours = "" if board is None else _called(board.address, number)
-        same = ours.startswith("coalesced(") and theirs.partition(" at ")[0] in ours
-        later = "; the blocks differ in a later call" if same else ""
+        mine, other = (text.partition(" at ")[0] for text in (ours, theirs))
         return CollectiveMismatch(
             f"ranks disagree on operation #{number} on devices of group {group.name!r}: rank "
-            f"{group.rank} called {ours}, rank {peer} called {theirs}{later}",
+            f"{group.rank} called {ours}, rank {peer} called {theirs}"
+            f"{beyond_text(mine, other)}",
             rank=peer,
             group=group.name,
             op=ours.partition("(")[0],

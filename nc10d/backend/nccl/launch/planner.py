@@ -19,7 +19,7 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.launch import datatypes
 from nc10d.backend.nccl.launch.call_board import CallBoard, Caller
-from nc10d.backend.nccl.launch.compared_call import CallText, call_of, text_of_all_reduces
+from nc10d.backend.nccl.launch.compared_call import CallText, compared, text_of_all_reduces
 from nc10d.backend.nccl.launch.contiguous import ContiguousCopies
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch, Key, LaunchCache, key_of
 from nc10d.backend.nccl.launch.launch_table import (
@@ -180,7 +180,7 @@ class LaunchPlanner:
                 around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
                 groups.append(Grouped(placed, *around))
         body = grouped(groups, comm_streams)
-        return self._table_of(CallText(call_of(ops)), comm_streams, before, body, copies.kept)
+        return self._table_of(CallText(compared(ops)), comm_streams, before, body, copies.kept)
 
     def _table_of(
         self,
