@@ -99,7 +99,8 @@ def compute_bucket_assignment_by_size(
     A bucket holds parameters of the same dtype and device, in the order of `specs`, and is full
     when it has reached its limit. The buckets of a (dtype, device) use the limits in turn, and the
     last limit repeats. A parameter with `expect_sparse[index]` has a bucket of its own, with limit
-    0. `indices[i]` is the parameter that `specs[i]` describes; the default is i.
+    0. `indices[i]` is the parameter that `specs[i]` describes; the default is i. An empty list is
+    the same as None.
 
     Without `indices` the buckets are sorted by their smallest index. With `indices` the full
     buckets come first, in the order in which they got full. The others follow, the latest new
@@ -109,7 +110,7 @@ def compute_bucket_assignment_by_size(
     ValueError without specs or limits, and for lengths and indices that don't fit.
     Source: the behaviour of c10d's function of this name.
     """
-    order = range(len(specs)) if indices is None else indices
+    order = indices or range(len(specs))
     _check(len(specs), size_limits, expect_sparse, order)
     buckets: list[tuple[list[int], int]] = []
     filling: dict[_Kind, list[int]] = {}
@@ -145,7 +146,7 @@ def _check(
         raise ValueError(f"size limits must be one or more numbers of bytes, got {list(limits)}")
     if sparse and len(sparse) != count:
         raise ValueError(f"expect_sparse has {len(sparse)} entries for {count} parameters")
-    if order and len(order) != count:
+    if len(order) != count:
         raise ValueError(f"indices has {len(order)} entries for {count} parameters")
     if sparse and not all(0 <= index < count for index in order):
         raise ValueError(f"indices must be from 0 to {count - 1} where expect_sparse is given")
@@ -233,7 +234,7 @@ def _assigned(
     if not params:
         return []
     chosen = [specs[param] for param in params]
-    sparse = None if expect_sparse is None else [expect_sparse[param] for param in params]
+    sparse = [expect_sparse[param] for param in params] if expect_sparse else None
     buckets, _ = compute_bucket_assignment_by_size(chosen, limits, sparse, range(len(chosen)))
     return [[params[index] for index in bucket] for bucket in buckets]
 

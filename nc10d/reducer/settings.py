@@ -91,8 +91,8 @@ def checked_names(names: Sequence[str] | None, count: int) -> tuple[str, ...]:
 
 
 def checked_sparse(sparse: Sequence[bool] | None, count: int) -> tuple[bool, ...]:
-    """Return whether each gradient is sparse; ValueError if their number is wrong."""
-    if sparse is None:
+    """Return whether each gradient is sparse, none if empty; ValueError for a wrong number."""
+    if not sparse:
         return (False,) * count
     if len(sparse) != count:
         raise ValueError(f"expect_sparse has {len(sparse)} entries for {count} parameters")

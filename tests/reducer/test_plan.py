@@ -16,6 +16,7 @@ from nc10d.reducer.plan import (
     plan_buckets,
     spec_of,
 )
+from nc10d.reducer.settings import checked_sparse
 
 torch = pytest.importorskip("torch")
 DTYPES = ["float32", "float64", "float16", "int64", "uint8"]
@@ -92,6 +93,16 @@ def test_thousands_of_larger_inputs_are_assigned_as_torch_does():
     for _ in range(3000):
         given = random_input(rng)
         assert compute_bucket_assignment_by_size(*given) == torchs(*given), given
+
+
+@settings(deadline=None, max_examples=50)
+@given(specs=specs(), limits=LIMITS)
+def test_an_empty_list_of_flags_or_indices_means_none(specs, limits):
+    assert compute_bucket_assignment_by_size(specs, limits, [], []) == torchs(
+        specs, limits, None, None
+    )
+    assert plan_buckets(specs, expect_sparse=[]) == plan_buckets(specs)
+    assert checked_sparse([], len(specs)) == checked_sparse(None, len(specs))
 
 
 def test_the_first_bucket_is_small_and_the_last_limit_repeats():
