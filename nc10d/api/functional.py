@@ -32,6 +32,7 @@ from nc10d import ops
 from nc10d.api.async_array import AsyncCollectiveArray, unwrapped
 from nc10d.api.mesh import DeviceMesh
 from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.op_advice import advice_for
 from nc10d.group.array_copies import assign, equal_parts, new_array
 from nc10d.group.new_group import new_group
 from nc10d.group.process_group import ProcessGroup
@@ -228,7 +229,8 @@ def reduction(reduce_op: str | ReduceOp) -> ReduceOp:
         return reduce_op
     if not isinstance(reduce_op, str) or reduce_op.upper() not in _NAMES:
         known = ", ".join(name.lower() for name in _NAMES)
-        raise ValueError(f"unknown reduction {reduce_op!r}; known: {known}")
+        advice = advice_for(reduce_op)
+        raise ValueError(f"unknown reduction {reduce_op!r}{advice or f'; known: {known}'}")
     found: ReduceOp = getattr(ops, reduce_op.upper())
     return found
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from nc10d.arrays.dtypes import DType, allows
+from nc10d.arrays.op_advice import advice_for
 from nc10d.backend.base import Backend
 from nc10d.base.deadline import Timeout
 from nc10d.group.coalescing import CoalescingManager
@@ -104,8 +105,11 @@ def get_pg_count() -> int:
 def supports_complex(reduceOp: ReduceOp) -> bool:
     """Return whether arrays of complex numbers can be reduced by an operation.
 
-    PRODUCT is among them: nc10d multiplies complex numbers, c10d their parts.
+    PRODUCT is among them: nc10d multiplies complex numbers, c10d their parts. TypeError for what is
+    no ReduceOp.
     """
+    if not isinstance(reduceOp, ReduceOp):
+        raise TypeError(f"reduceOp must be a ReduceOp, got {reduceOp!r}{advice_for(reduceOp)}")
     return allows(DType.COMPLEX128, reduceOp)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
 from nc10d.arrays.dtypes import check_reduce
+from nc10d.arrays.op_advice import advice_for
 from nc10d.ops import Recv, ReduceOp, Send
 
 LARGEST_TAG = 2**63 - 1
@@ -65,7 +66,7 @@ _HAVE_OUT = {"all_reduce", "reduce"}
 def check_reducible(x: Argument, op: ReduceOp) -> None:
     """Raise TypeError unless the dtype of `x` supports the reduction `op`."""
     if not isinstance(op, ReduceOp):
-        found = f"{op!r}"
+        found = f"{op!r}{advice_for(op)}"
         if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
             into = f"the result replaces {x.name}; to keep that, pass a copy"
             if x.call in _HAVE_OUT:

@@ -1,0 +1,39 @@
+"""The ReduceOp that a program means by a function, or by another library's operation. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from nc10d.base.signal_errors import raised_here
+
+_OTHER_NAMES = {
+    "SUM": "sum add",
+    "AVG": "avg mean average",
+    "PRODUCT": "product prod multiply mul",
+    "MIN": "min minimum fmin amin",
+    "MAX": "max maximum fmax amax",
+    "BAND": "band bitwise_and and_",
+    "BOR": "bor bitwise_or or_",
+    "BXOR": "bxor bitwise_xor xor",
+}
+_MEANT = {word: name for name, words in _OTHER_NAMES.items() for word in words.split()}
+
+
+def advice_for(op: Any) -> str:
+    """Return the end of an error's text that names the ReduceOp meant by `op`; "" if unknown.
+
+    Such as ": use ReduceOp.MAX" for numpy.maximum, max, "max", and torch's and MPI's MAX.
+    """
+    words = re.findall(r"\w+", _name(getattr(op, "op", op)).lower())  # torch's ReduceOp has `op`
+    named = next((_MEANT[word] for word in words if word in _MEANT), None)
+    return "" if named is None else f": use ReduceOp.{named}"
+
+
+def _name(op: Any) -> str:
+    """Return the name under which `op` would be pickled; its repr if that is no name."""
+    try:
+        found = op.__reduce_ex__(4)
+    except raised_here(Exception):
+        found = None
+    return found if isinstance(found, str) else repr(op)
