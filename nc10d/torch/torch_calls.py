@@ -11,17 +11,20 @@ PowerSGD does: every rank launches it at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nc10d.base.deadline import Timeout
 from nc10d.group.collectives import Collectives
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import SUM
 from nc10d.reducer.hooks.deferred_future import OrderedFuture
 from nc10d.reducer.hooks.grad_bucket import require_work
+from nc10d.torch.backend.reductions import reduction
 from nc10d.work import Future, Work
+
+_REDUCTIONS = (torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)
 
 
 def register() -> None:
@@ -51,27 +54,34 @@ class LaunchedCall:
         return OrderedFuture(self.work, end)
 
 
-def allreduce(group: Collectives, tensors: Sequence[torch.Tensor], options: Any) -> LaunchedCall:
-    """Launch the reduction of a single tensor in place."""
-    (tensor,) = tensors
-    work = group.all_reduce(tensor, _op(options.reduceOp), async_op=True)
-    return LaunchedCall(work, [tensor])
+def allreduce(
+    group: Collectives, tensors: Any, opts: Any = None, timeout: Timeout = None
+) -> LaunchedCall:
+    """Launch the reduction of a single tensor, or of a list of one, in place.
+
+    `opts` is a reduction of torch's or nc10d's, or torch's options with one; the default is a sum.
+    """
+    tensor = _single(tensors)
+    op = getattr(opts, "reduceOp", SUM if opts is None else opts)
+    op = reduction(op) if isinstance(op, _REDUCTIONS) else op
+    return LaunchedCall(group.all_reduce(tensor, op, async_op=True, timeout=timeout), [tensor])
 
 
 def allgather(
-    group: Collectives,
-    outputs: Sequence[Sequence[torch.Tensor]],
-    inputs: Sequence[torch.Tensor],
-    _options: Any,
+    group: Collectives, outputs: Any, inputs: Any, opts: Any = None, timeout: Timeout = None
 ) -> LaunchedCall:
-    """Launch the gathering of every rank's tensor."""
-    (output,), (tensor,) = outputs, inputs
-    return LaunchedCall(group.all_gather(output, tensor, async_op=True), [output])
+    """Launch the gathering of every rank's tensor into a list, or a list of one list.
+
+    `opts`, torch's options, set nothing that nc10d knows.
+    """
+    output = _single(outputs) if isinstance(outputs[0], (list, tuple)) else outputs
+    work = group.all_gather(output, _single(inputs), async_op=True, timeout=timeout)
+    return LaunchedCall(work, [output])
 
 
-def _op(op: Any) -> ReduceOp:
-    """Return nc10d's reduction for torch's; TypeError if it has a factor, which torch hides."""
-    kind = RedOp[getattr(op, "op", op).name]
-    if kind is RedOp.PREMUL_SUM:
-        raise TypeError("torch's PREMUL_SUM hides its factor: give nc10d.premul_sum(factor)")
-    return ReduceOp(kind)
+def _single(given: Any) -> Any:
+    """Return what is in a list of one, or what is no list; ValueError for other lists."""
+    found = given if isinstance(given, (list, tuple)) else [given]
+    if len(found) != 1:
+        raise ValueError(f"a rank has a single tensor in a call, not {len(found)}")
+    return found[0]

@@ -9,10 +9,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 )
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from nc10d.group.collectives import Collectives
+from nc10d.ops import PRODUCT
 from nc10d.testing import run_ranks
 from nc10d.torch import DistributedDataParallel
-from nc10d.torch.torch_calls import allreduce
 
 
 class Getter(int):
@@ -66,8 +65,48 @@ def test_a_hook_of_torchs_averages(name):
         assert found == pytest.approx([1.5] * 64, rel=1e-2)
 
 
-def test_a_factor_that_torch_hides_is_refused():
+def reduced(group, opts):
+    x = torch.full((2,), group.rank() + 1.0)
+    group.allreduce(x if group.rank() else [x], *opts).wait()
+    return x.tolist()
+
+
+def with_options():
     options = torch.distributed.AllreduceOptions()
     options.reduceOp = torch.distributed._make_nccl_premul_sum(2.0)
-    with pytest.raises(TypeError, match="hides its factor"):
-        allreduce(Collectives(), [torch.ones(1)], options)
+    return options
+
+
+FORMS = {
+    "none": ((), 3.0),
+    "torch's options": ((with_options(),), 6.0),
+    "torch's reduction": ((torch.distributed.ReduceOp.MAX,), 2.0),
+    "nc10d's reduction": ((PRODUCT,), 2.0),
+    "a timeout": ((PRODUCT, 20), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_group_takes_the_options_of_torchs_groups(name):
+    opts, total = FORMS[name]
+    assert run_ranks(reduced, 2, "threads", [opts] * 2) == [[total] * 2] * 2
+
+
+def test_a_group_gathers_into_a_list_and_into_a_list_of_one():
+    def gathered(group):
+        mine, theirs = torch.ones(1) * group.rank(), [torch.ones(1) for _ in range(2)]
+        group.allgather(theirs if group.rank() else [theirs], [mine]).wait()
+        return [x.item() for x in theirs]
+
+    assert run_ranks(gathered, 2, "threads") == [[0.0, 1.0]] * 2
+
+
+def test_what_a_group_cannot_take_is_refused():
+    def refused(group):
+        x = torch.ones(2)
+        with pytest.raises(ValueError, match="a single tensor in a call, not 2"):
+            group.allreduce([x, x])
+        with pytest.raises(TypeError, match="use ReduceOp"):
+            group.allreduce([x], max)
+
+    run_ranks(refused, 1, "threads")
