@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from nc10d import cuda as cuda
     from nc10d import device_mesh as device_mesh
     from nc10d import distributed_c10d as distributed_c10d
+    from nc10d import functional as functional
+    from nc10d import nccl as nccl
     from nc10d import numba as numba
-    from nc10d.api import functional as functional
-    from nc10d.api import nccl as nccl
+    from nc10d import observe as observe
     from nc10d.api.backend_names import Backend as Backend
     from nc10d.api.backend_names import (
         get_default_backend_for_device as get_default_backend_for_device,
@@ -133,7 +134,6 @@ if TYPE_CHECKING:
     from nc10d.errors import StoreTimeout as StoreTimeout
     from nc10d.errors import UCCError as UCCError
     from nc10d.errors import UnsupportedPlatform as UnsupportedPlatform
-    from nc10d.group import flight_recorder as observe  # noqa: F401
     from nc10d.group.coalescing import CoalescingManager as CoalescingManager
     from nc10d.group.direct_groups import ProcessGroupCPU as ProcessGroupCPU
     from nc10d.group.direct_groups import ProcessGroupGloo as ProcessGroupGloo
@@ -235,15 +235,9 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _SUBMODULES = {
-    "cuda": "cuda",
-    "device_mesh": "device_mesh",
-    "distributed_c10d": "distributed_c10d",
-    "functional": "api.functional",
-    "nccl": "api.nccl",
-    "numba": "numba",
-    "observe": "group.flight_recorder",
+    *("cuda", "device_mesh", "distributed_c10d", "functional", "nccl", "numba", "observe")
 }
-"""Public modules by the name under which users know them: `nc10d.functional` and so on."""
+"""Public modules that an attribute of nc10d imports: `nc10d.functional` and so on."""
 
 __version__ = "0.1.0"
 __all__ = sorted(_HOME)
@@ -255,7 +249,7 @@ def __getattr__(name: str) -> Any:
         importlib.import_module("nc10d.group.world")
         return importlib.import_module("nc10d.group")
     if name in _SUBMODULES:
-        return importlib.import_module(f"nc10d.{_SUBMODULES[name]}")
+        return importlib.import_module(f"nc10d.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nc10d' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -16,6 +17,7 @@ import nc10d
 # Modules that an import of the package itself must not import.
 _HEAVY_NAMES = "numba asyncio ml_dtypes torch socket selectors multiprocessing numpy"
 HEAVY = _HEAVY_NAMES.split()
+ROOT = Path(__file__).parent.parent
 TORCH = any(found.name == "torch" for found in distributions())
 
 
@@ -115,6 +117,26 @@ SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream"]
 def test_a_public_submodule_needs_no_import_of_its_own(use: str) -> None:
     assert fresh(f"import nc10d; print(nc10d.{use}.__module__)").startswith("nc10d.")
     assert use.partition(".")[0] in dir(nc10d)
+
+
+def test_a_module_that_a_page_names_can_be_imported_as_one() -> None:
+    """The import gives the module that the attribute is."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    text = "".join(page.read_text() for page in pages if page.parent.name != "logs")
+    named = {*re.findall(r"nc10d(?:\.[a-z_]\w*)+", text)}
+    code = f"""
+import importlib, operator, types, nc10d
+{"import nc10d.torch" if TORCH else ""}
+for name in {sorted(named)}:
+    try:
+        value = operator.attrgetter(name.partition(".")[2])(nc10d)
+    except (AttributeError, ImportError, nc10d.UnsupportedPlatform):
+        continue  # imported by its name alone, or for another machine
+    if isinstance(value, types.ModuleType):
+        assert importlib.import_module(name) is value, name
+import nc10d.functional, nc10d.observe as observe
+print(nc10d.functional.all_reduce.__name__, observe.FlightRecorder.__name__)"""
+    assert fresh(code) == "all_reduce FlightRecorder"
 
 
 def test_a_star_import_works() -> None:

@@ -149,7 +149,7 @@ def test_a_folder_has_few_modules(folder: Path) -> None:
     name = str(folder.relative_to(PACKAGE))
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     if name not in LARGE:
-        assert len(modules) <= (7 if folder == PACKAGE else MOST_MODULES), name
+        assert len(modules) <= (10 if folder == PACKAGE else MOST_MODULES), name
 
 
 def test_the_law_can_fail() -> None:

@@ -18,6 +18,7 @@ SHARED = {
     "library": "each foreign library is loaded in library.py",
     "base": "the abstract class of backends, and that of stores",
     "cli": "each command has its options in cli.py",
+    "nccl": "nc10d.nccl is nc10d.api.nccl",
     "functional": "nc10d.functional, and the names of torch.distributed.nn.functional",
 }
 """Module names that several folders use, with the reason."""
