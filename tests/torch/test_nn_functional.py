@@ -152,6 +152,13 @@ def test_there_is_each_name_of_torchs_with_its_arguments():
     assert nc10d.torch.nn.functional is NN
 
 
+def test_the_package_has_each_name_too():
+    for name in NN.__all__:
+        assert hasattr(torch_dist.nn, name)
+        assert getattr(nc10d.torch.nn, name) is getattr(NN, name)
+    assert {*nc10d.torch.nn.__all__} == {"functional", *NN.__all__}
+
+
 def test_mistakes_raise_before_anything_is_sent(ranks):
     x = torch.ones(2)
 
