@@ -151,6 +151,9 @@ if TYPE_CHECKING:
     from nc10d.group.world import destroy_process_group as destroy_process_group
     from nc10d.group.world import get_default_group as get_default_group
     from nc10d.group.world import init_process_group as init_process_group
+    from nc10d.init_methods.methods import (
+        register_rendezvous_handler as register_rendezvous_handler,
+    )
     from nc10d.init_methods.methods import rendezvous as rendezvous
     from nc10d.ops import AVG as AVG
     from nc10d.ops import BAND as BAND
@@ -225,7 +228,7 @@ _NAMES = {
     "reducer.plan": "compute_bucket_assignment_by_size",
     "reducer.reducer": "Reducer",
     "api.registered": "empty from_numpy zeros",
-    "init_methods.methods": "rendezvous",
+    "init_methods.methods": "register_rendezvous_handler rendezvous",
     "store": "FileStore HashStore PrefixStore Store TCPStore",
     "group.shrink": "shrink_group",
     "group.new_group": "new_group new_subgroups new_subgroups_by_enumeration split_group",

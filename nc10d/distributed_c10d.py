@@ -28,8 +28,8 @@ from nc10d.store.base import Store
 __all__ = [
     *("_abort_process_group", "_all_gather_base", "_broadcast_coalesced", "_coalescing_manager"),
     *("_get_default_group", "_get_default_store", "_get_global_rank", "_get_group_size"),
-    *("_get_process_group_name", "_rank_not_in_group", "_reduce_scatter_base", "_set_pg_timeout"),
-    "_world",
+    *("_get_process_group_name", "_get_process_group_store", "_rank_not_in_group"),
+    *("_reduce_scatter_base", "_resolve_process_group", "_set_pg_timeout", "_world"),
 ]
 
 _get_default_group = get_default_group
@@ -61,6 +61,19 @@ def _get_group_size(group: Group) -> int:
 def _get_process_group_name(pg: ProcessGroup) -> str:
     """Return the name of a group."""
     return pg.name()
+
+
+def _get_process_group_store(pg: ProcessGroup) -> Store:
+    """Return the store of a group."""
+    return pg.store
+
+
+def _resolve_process_group(group_name: str) -> ProcessGroup:
+    """Return this rank's group of a name; RuntimeError if there is none."""
+    found = current_world().groups.get(group_name)
+    if found is None:
+        raise RuntimeError(f"there is no group {group_name!r} on this rank")
+    return found
 
 
 def _rank_not_in_group(group: Group) -> bool:

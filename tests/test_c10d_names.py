@@ -244,6 +244,10 @@ def test_private_names_of_distributed_c10d_answer() -> None:
         assert c10d._world.pg_group_ranks == {group: {0: 0}}
         c10d._get_default_store().set("k", "v")
         assert group.store.get("k") == b"v"
+        assert c10d._get_process_group_store(group) is group.store
+        assert c10d._resolve_process_group(group.group_name) is group
+        with pytest.raises(RuntimeError, match="'pigeons'"):
+            c10d._resolve_process_group("pigeons")
         assert c10d.all_reduce is dist.all_reduce
         assert dist._rank_not_in_group is c10d._rank_not_in_group
         assert c10d.group.WORLD is group

@@ -8,14 +8,17 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+import nc10d as dist
 from nc10d.errors import RendezvousError
 from nc10d.init_methods.launcher_env import find_place
 from nc10d.init_methods.methods import rendezvous
-from nc10d.store import Store, TCPStore
+from nc10d.store import HashStore, Store, TCPStore
 
 HOST = "127.0.0.1"
 Met = tuple[Store, int, int]
@@ -220,3 +223,27 @@ def test_a_rank_outside_the_world_is_refused_before_connecting() -> None:
     for rank in (2, 3, 10**9):
         with pytest.raises(ValueError, match="outside a world of 2"):
             rendezvous("tcp://127.0.0.1:1", rank, 2, timeout=30.0)
+
+
+def test_a_handler_gives_the_ranks_of_its_scheme_a_store() -> None:
+    shared = HashStore()
+    urls = []
+
+    def handler(url: str, timeout: timedelta) -> Iterator[Met]:
+        assert timedelta(seconds=0) < timeout <= timedelta(seconds=20)
+        urls.append(url)
+        query = parse_qs(urlsplit(url).query)
+        yield shared, int(query["rank"][0]), int(query["world_size"][0])
+
+    scheme = f"pigeon{os.urandom(4).hex()}"  # registered as long as the process lives
+    dist.register_rendezvous_handler(scheme, handler)
+    with met(2, f"{scheme}://loft/3?food=corn") as found:
+        assert [(rank, size) for _, rank, size in found] == [(0, 2), (1, 2)]
+        found[0][0].set("k", "v")
+        assert found[1][0].get("k") == b"v"
+    assert sorted(urls) == [
+        f"{scheme}://loft/3?food=corn&rank={rank}&world_size=2" for rank in (0, 1)
+    ]
+    for known in (scheme, "tcp"):
+        with pytest.raises(RuntimeError, match="has a handler already"):
+            dist.register_rendezvous_handler(known, handler)

@@ -34,7 +34,6 @@ _ABSENT = {
     "differentiable collectives are not there yet": "autograd",
     "a debugger's prompt on a single rank is no purpose of nc10d": "breakpoint",
     "`default_pg_timeout` is a name of nc10d itself": "constants",
-    "a store of one's own is given to init_process_group": "register_rendezvous_handler",
     "remote calls are no purpose of nc10d": "remote_device rpc",
     "c10d's form with lists and options: the group's methods have the names of the calls": """
         ProcessGroup.all_gather_single_coalesced ProcessGroup.allgather
@@ -79,7 +78,7 @@ DIFFERENT = {
     "BackendConfig": "a name, pairs or None",
     "DeviceMesh": "its groups have the default group's backends",
     "init_device_mesh": "its groups have the default group's backends",
-    "rendezvous": "a method's URL; no handlers",
+    "rendezvous": "a method's URL",
     "shrink_group": "the survivors agree on the ranks that are left",
 }
 """Why parameters differ."""
@@ -190,6 +189,8 @@ takes seconds or a timedelta, every tensor may be another library's array.
 
 {names}
 `nc10d.distributed_c10d` also has the private names that programs use: {private}.
+It lacks `_object_to_tensor` and `_tensor_to_object`: an object travels as a message, which may be several arrays. The
+object calls, such as `broadcast_object_list`, take their place.
 
 ## Attributes of classes
 

@@ -1,11 +1,12 @@
 """Connect the ranks of a job to a shared store, from an init method and the environment.
 
 Methods: `env://` (rank, size and address from the environment),
-`tcp://host:port?rank=R&world_size=N`, `file:///path?rank=R&world_size=N`. Arguments of the call
-take precedence over all of them. With `env://` and `tcp://`, rank 0 hosts the store's server,
-unless a launcher's agent does (TORCHELASTIC_USE_AGENT_STORE=True). A world of one rank needs no
-address: without MASTER_ADDR and MASTER_PORT its store is private. The returned store contains only
-keys of this world: the restart count and the number of its meeting are part of every key.
+`tcp://host:port?rank=R&world_size=N`, `file:///path?rank=R&world_size=N`, and the schemes of
+`register_rendezvous_handler`. Arguments of the call take precedence over all of them. With
+`env://` and `tcp://`, rank 0 hosts the store's server, unless a launcher's agent does
+(TORCHELASTIC_USE_AGENT_STORE=True). A world of one rank needs no address: without MASTER_ADDR and
+MASTER_PORT its store is private. The returned store contains only keys of this world: the restart
+count and the number of its meeting are part of every key.
 
 No rank returns before all ranks have arrived; the error names the missing ranks. The server of rank
 0 belongs to one world. If its host leaves before all have met, the others leave as well, and wait
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from datetime import timedelta
+from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from nc10d.auth.token import job_token, require_token
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -26,7 +28,7 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.init_methods.launcher_env import RankPlace, find_place, launcher_ancestor
 from nc10d.init_methods.meeting import HostLeft, meet
-from nc10d.store.base import Store
+from nc10d.store.base import Store, as_own_store
 from nc10d.store.file import FileStore
 from nc10d.store.hosting import PortTaken
 from nc10d.store.local import HashStore
@@ -202,6 +204,29 @@ _METHODS: dict[str, _Method] = {
     "tcp": _point_by_address,
     "file": _point_in_file,
 }
+
+
+def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[Rendezvous]]) -> None:
+    """Let the init method "scheme://..." take the store, rank and world size that `handler` yields.
+
+    The call is `handler(url, timeout=timedelta)`; the URL's query has the `rank` and `world_size`
+    that the program has given. The first triple counts. All ranks then meet in the store, so it may
+    be one that an earlier world has used. RuntimeError for a scheme that has a handler.
+    """
+    if scheme in _METHODS:
+        raise RuntimeError(f"{scheme}:// has a handler already")
+
+    def find_point(
+        url: SplitResult, rank: int | None, size: int | None, deadline: Deadline
+    ) -> MeetingPoint:
+        given = {"rank": rank, "world_size": size}
+        query = dict(parse_qsl(url.query)) | {k: str(n) for k, n in given.items() if n is not None}
+        whole = url._replace(query=urlencode(query)).geturl()
+        limit = timedelta(seconds=deadline.slice(timedelta.max.total_seconds()))
+        store, own, count = next(handler(whole, timeout=limit))
+        return MeetingPoint(as_own_store(store), int(own), int(count))
+
+    _METHODS[scheme] = find_point
 
 
 def _rank_and_size(
