@@ -1,9 +1,9 @@
 """torch's Work and Future of an operation that nc10d has launched.
 
-A Work ends before its Future does. Where a Future is made during a backward pass (torch's Reducer,
-and comm hooks, ask for it there), the pass itself waits for the operation at its end, before the
-Reducer does. So an error of the operation comes out of `backward()` as it is, and the thread that
-waits makes the operation progress.
+A Work ends before its Future does, but a wait for the Work returns after both have ended. Where a
+Future is made during a backward pass (torch's Reducer, and comm hooks, ask for it there), the pass
+itself waits for the operation at its end, before the Reducer does. So an error of the operation
+comes out of `backward()` as it is, and the thread that waits makes the operation progress.
 
 A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
 does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
@@ -54,13 +54,17 @@ class TorchWork(dist._Work):
         return self.work
 
     def wait(self, timeout: timedelta = NEVER) -> bool:
-        """Block until the operation has ended; see nc10d.work.Work.wait."""
-        if self.work is None:
+        """Block until the operation, and a Future that was asked for, has ended; see Work.wait."""
+        work = self.work
+        if work is None:
             return True
         try:
-            return self.work.wait(timeout or None)
+            return work.wait(timeout or None)
         except DistError as error:
-            raise torch_error(error, of_wait=self.work.exception() is None) from error
+            raise torch_error(error, of_wait=work.exception() is None) from error
+        finally:
+            if self._future is not None and work.is_completed():
+                self._order.end(self._future, wait=True)
 
     def synchronize(self) -> None:
         """Wait for the operation; on CUDA, only the current stream does."""
@@ -125,11 +129,16 @@ class FutureOrder:
     def end(self, future: _LaunchedFuture, wait: bool) -> None:
         """End a Future, or leave it to the thread that is ending others.
 
-        With `wait`, block until all earlier ones have ended.
+        With `wait`, block until it and all earlier ones have ended. In a callback it ends at once.
         """
+        if self.in_callback():
+            future.end()
+            return
         self._ready.append(future)
-        while self._ready and not self.in_callback() and self._lock.acquire(wait):
-            self._thread = threading.get_ident()
+        # With `wait`, the lock is taken even if another thread has taken the Future out of
+        # `_ready`: that thread holds the lock until the Future has ended.
+        while (wait or self._ready) and self._lock.acquire(wait):
+            wait, self._thread = False, threading.get_ident()
             try:
                 while self._ready:
                     self._ready.popleft().end()
@@ -147,13 +156,14 @@ class _LaunchedFuture:
         devices = sorted({x.device for x in outputs if x.is_cuda}, key=str)
         if devices:
             self.torch = self._ordered(devices)
+            self._ended = True
             return
         self._first: Any = torch.futures.Future()
         if order.in_callback():  # this is the thread that would end it
             self._work_ended()
         if work.is_success():
             self.torch = self._first
-            self._first.set_result(outputs)
+            self.end()
             return
         # Only the error of a callback is an error to torch's C++ code: the Reducer reads a Future
         # with an exception that Python has set as if it had a value.

@@ -263,6 +263,46 @@ def test_a_future_has_the_outputs_and_its_callbacks_run(ranks):
     assert on(ranks, body) == [[12.0, 12.0]] * SIZE
 
 
+def test_a_wait_for_a_work_ends_its_future_with_its_callbacks(ranks):
+    def body(group, rank):
+        for _ in range(200):
+            x = mine(rank, 1000)
+            work = group.allreduce([x])
+            child = work.get_future().then(lambda done: done.value()[0][0].item())
+            work.wait()
+            assert work.get_future().done()
+            assert child.value() == 6.0
+
+    on(ranks, body)
+
+
+def test_a_callback_may_wait_for_a_work_whose_future_was_asked_for_before(ranks):
+    def body(group, rank):
+        first, second = (group.allreduce([mine(rank, 2)]) for _ in range(2))
+        later = second.get_future()
+
+        def callback(_):
+            second.wait()
+            return later.value()[0].tolist()
+
+        return first.get_future().then(callback).wait()
+
+    assert on(ranks, body) == [[6.0, 6.0]] * SIZE
+
+
+def test_the_future_of_a_failed_work_has_its_error_once_it_was_waited_for():
+    def body(group):
+        work = disagree(torch_group(group), group.rank())
+        future = work.get_future()
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+        with pytest.raises(RuntimeError, match="all_reduce"):
+            future.value()
+
+    with Ranks(2) as two:
+        two.run(body)
+
+
 def disagree(group, rank):
     return group.allreduce([mine(rank, 2 + (rank == 1))])
 
