@@ -95,15 +95,18 @@ class BackwardPass:
         """Launch the remaining buckets and wait for all of them; raise the first error."""
         # RuntimeError names the missing gradients. Ctrl-C ends the wait at once; `Storage.wait`
         # waits for the operations that are still in flight.
-        buckets = self._storage.buckets
         try:
             failure = self._finish_buckets()
         except BaseException:
-            for bucket in buckets:
-                bucket.end(reduced=False)
+            self.release()
             raise
         if failure is not None:
             raise failure
+
+    def release(self) -> None:
+        """Release the arrays from `take`, of a pass that will not end."""
+        for bucket in self._storage.buckets:
+            bucket.end(reduced=False)
 
     def _finish_buckets(self) -> BaseException | None:
         buckets = self._storage.buckets

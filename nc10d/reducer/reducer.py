@@ -30,6 +30,7 @@ from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.hooks.local_sgd import PostLocalSGDState
 from nc10d.reducer.hooks.powersgd import PowerSGDState
+from nc10d.reducer.left_pass import LeftPass
 from nc10d.reducer.plan import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -117,6 +118,7 @@ class Reducer(PassStats):
         self._lock = threading.RLock()
         self._averaging = AveragingHook(group.size)
         self._pass: BackwardPass | None = None
+        self._left: LeftPass | None = None
         self._first_counts: list[int] | None = None
         self.arrived: list[int] | None = None
         self.rebuilt, self.skipped_buckets = False, 0
@@ -148,7 +150,7 @@ class Reducer(PassStats):
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
-        self._refuse_running("zero_grad")
+        self._between_passes("zero_grad")
         self._storage.zero()
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
@@ -171,7 +173,7 @@ class Reducer(PassStats):
         `use_static_world_size` the divisor is the number of all ranks. A user's comm hook must
         divide by itself. Does not block, but the launch of the first bucket waits for the Work.
         """
-        self._refuse_running("set_forward_pass_work_handle")
+        self._between_passes("set_forward_pass_work_handle")
         self._averaging.count_by(work, use_static_world_size)
 
     def begin(self, unused: Collection[int] = ()) -> None:
@@ -180,15 +182,13 @@ class Reducer(PassStats):
         The current values in `gradients` of unused parameters take part in the mean: zero them, or
         let them accumulate. A pass without `begin` and `finish` accumulates, and reduces nothing.
         RuntimeError if the last pass is not finished. ValueError if `unused` needs
-        `find_unused_parameters`. If Ctrl-C ended the last `finish`, `begin` waits for the
-        operations that are still in flight, and raises their errors.
+        `find_unused_parameters`. After a pass that this rank has left, waits as `settle`.
         """
-        self._refuse_running("begin")
+        self._between_passes("begin")
         self._begin(self.settings.marks(frozenset(unused), self._first_counts))
 
     def _begin(self, marks: Sequence[int] | None) -> None:
         schedule, delay = self._layout.schedule, self.settings.delay
-        self._storage.wait()
         self._record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(
@@ -272,13 +272,12 @@ class Reducer(PassStats):
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
 
-    def finish(self, *, interrupted: bool = False) -> None:
+    def finish(self) -> None:
         """End the pass; afterwards `gradients` are the means, on every rank.
 
         Blocks until all buckets are reduced. RuntimeError names the missing gradients. A DistError,
-        or the error of a hook, is raised when no operation is in flight any more. After any error
-        the pass is over. Ctrl-C ends it, too, without waiting. After an exception in the backward
-        pass, call with `interrupted`: the first pass of a static graph is then still to come.
+        or the error of a hook, is raised when no operation is in flight any more. Ctrl-C ends the
+        pass, too, without waiting. After any error this rank has left the pass, as by `leave`.
         """
         with self._lock:
             current, self._pass = self._pass, None
@@ -290,17 +289,47 @@ class Reducer(PassStats):
             if self.settings.find_unused:
                 current.restore(self._used_parameters.wait())
         except BaseException as error:
-            self._failed(error)
+            self._left_by(error)
             raise
         finally:
             self._averaging.reset()
         self._record(Moment.COMM_END)
         self.skipped_buckets = current.skipped
-        if self.arrived is None:  # all ranks rebuild next, also one that was interrupted
+        if self.arrived is None:
             self.arrived = current.arrived
-        if self._first_counts is None and not interrupted:
+        if self._first_counts is None:
             self._first_counts = current.counts()
         self._ended(current.began, current.times, current.first_launch)
+
+    def leave(self) -> None:
+        """Leave the pass that an exception has ended on this rank, or keeps from beginning.
+
+        `gradients` have any values then. If every rank leaves the pass at the same place, the next
+        pass is free. Else the ranks do not compute the same any more: their calls after that are a
+        CollectiveMismatch on every rank, which says so. Does not block.
+        """
+        with self._lock:
+            current, self._pass = self._pass, None
+        if current is not None:
+            current.release()
+        self._averaging.reset()
+        self._left_by(None)
+
+    def _left_by(self, error: BaseException | None) -> None:
+        if self._left is None:
+            what = f"pass {self.passes + 1} of reducer {self._layouts.number}"
+            self._left = LeftPass(self.group, what, self._storage.nothing())
+            self._failed(error or self._left.error)
+
+    def settle(self) -> None:
+        """After a pass that this rank has left, wait until all ranks have left it.
+
+        No operation of the pass is in flight then. Raises their errors, and those of `leave`.
+        """
+        if self._left is not None:
+            self._left.wait()
+            self._storage.wait()
+            self._left = None
 
     def shadow_pass(self) -> list[Any]:
         """Take part in a pass of the other ranks with zeros; return the means.
@@ -308,7 +337,7 @@ class Reducer(PassStats):
         `gradients` stay unchanged. For a rank without a batch while other ranks go on; see
         `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
-        self._refuse_running("shadow_pass")
+        self._between_passes("shadow_pass")
         own, counts, handing = self._storage, self._first_counts, self._on_reduced
         self._storage, self._on_reduced = self._layouts.storage(self.plan), None
         try:
@@ -326,7 +355,7 @@ class Reducer(PassStats):
         without `static_graph`). `gradients` are then new arrays with the old values. Every rank
         calls, between the same passes; blocks until all ranks call.
         """
-        self._refuse_running("rebuild")
+        self._between_passes("rebuild")
         fixed = self.settings.varies or self.settings.buckets is not None
         if self.rebuilt or self.arrived is None or fixed:
             return False
@@ -339,9 +368,10 @@ class Reducer(PassStats):
         self.rebuilt = True
         return True
 
-    def _refuse_running(self, call: str) -> None:
+    def _between_passes(self, call: str) -> None:
         if self._pass is not None:
             raise RuntimeError(f"{call}: the last pass has not been finished; call finish() first")
+        self.settle()
 
 
 def _bound(state: Any, group: ProcessGroup) -> Any:

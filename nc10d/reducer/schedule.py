@@ -113,5 +113,5 @@ class Schedule:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         return (
             f"the backward pass ended without the gradients of {shown}{more}. Declare what takes "
-            "no part as unused when the pass begins; other ranks wait for these buckets"
+            "no part as unused when the pass begins"
         )

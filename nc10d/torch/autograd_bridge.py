@@ -77,7 +77,7 @@ class Gradients:
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
         self._reducing = self._announced = self._running = False
-        self._end_queued = self._compiled = False
+        self._end_queued = self._compiled = self._left = False
         self._divisor = 0
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
@@ -101,12 +101,15 @@ class Gradients:
     def prepare(self, reducing: bool) -> None:
         """Prepare a forward pass; before a reduced pass, rebuild the buckets if that is due.
 
-        If an exception ended the last backward pass, finishes the Reducer's pass and raises its
-        error.
+        RuntimeError, once, if an exception has ended the last backward pass on every rank amid its
+        gradients; CollectiveMismatch if only on some ranks, on all.
         """
-        self._end_queued = False
         if self._running:
-            self._finish_interrupted()
+            self.leave()
+        self.reducer.settle()
+        if self._left:
+            self._left = False
+            raise RuntimeError(_LEFT + self._compiled * _COMPILED)
         if reducing and self.reducer.rebuild():
             self._make_slots()
 
@@ -177,7 +180,7 @@ class Gradients:
         if self._compiled:
             return
         self._end_queued = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        at_end_of_backward(self._end, self.leave)
 
     def _end(self) -> None:
         """Wait for the means and write them to the gradients, if any parameter got a gradient."""
@@ -241,7 +244,7 @@ class Gradients:
 
     def check_finished(self) -> None:
         """Raise a RuntimeError if a backward pass has begun and not ended."""
-        if self._running:
+        if self._running or self._left:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
 
     def take_means(self, means: Sequence[Any]) -> None:
@@ -255,13 +258,11 @@ class Gradients:
                 own = like(as_tensor(mean.reshape(-1)), x)
                 x.grad = own.to(x.grad_dtype or x.dtype)
 
-    def _finish_interrupted(self) -> None:
-        self._running = self._announced = False
-        try:
-            self.reducer.finish(interrupted=True)
-        except RuntimeError as error:
-            error.add_note(_COMPILED if self._compiled else _INTERRUPTED)
-            raise
+    def leave(self) -> None:
+        """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
+        self._left = self._running
+        self._running = self._announced = self._end_queued = False
+        self.reducer.leave()
 
 
 _ADVICE = (
@@ -273,9 +274,12 @@ _UNEXPECTED = (
     "lists, tuples, dicts or dataclasses. A layer in several passes of one backward pass, or in a "
     "checkpoint with use_reentrant=True, needs static_graph=True."
 )
-_INTERRUPTED = "the last backward pass was left by an exception: it is over now"
+_LEFT = (
+    "an exception has ended the last backward pass on every rank, so its gradients are not means. "
+    "This error comes once: zero the gradients, and go on with the next forward pass."
+)
 _COMPILED = (
-    "A compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
+    " A compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
     "pass expects, and the last pass did not get there."
 )
 
@@ -322,6 +326,33 @@ def _remove(handles: Iterable[Any]) -> None:
 def in_backward_pass() -> bool:
     """Return whether this thread runs a part of a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def at_end_of_backward(ended: Callable[[], object], left: Callable[[], object]) -> None:
+    """Let autograd call `ended` when the current backward pass ends.
+
+    If a node, a hook, an earlier callback or `ended` raises, `left` is called before the caller of
+    the backward pass gets the exception; `left` must not raise.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(_Callback(ended, left))
+
+
+class _Callback:
+    # autograd drops the callbacks of a pass that fails without a call.
+
+    __slots__ = ("_ended", "_left")
+
+    def __init__(self, ended: Callable[[], object], left: Callable[[], object]) -> None:
+        self._ended = ended
+        self._left: Callable[[], object] | None = left
+
+    def __call__(self) -> None:
+        self._ended()
+        self._left = None
+
+    def __del__(self) -> None:
+        if self._left is not None:
+            self._left()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

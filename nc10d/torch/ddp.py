@@ -216,7 +216,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; a backward pass from its output is reduced.
 
-        RuntimeError if an exception ended the last backward pass; after that the next call works.
+        RuntimeError, once, if an exception ended the last backward pass on every rank amid its
+        gradients. If it did on some ranks alone, they do not compute the same any more: the next
+        calls of the group are a CollectiveMismatch on all ranks, which names the pass.
         """
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
@@ -231,7 +233,13 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             if not self._join_config.enable:
                 raise
             failure = error
-        output = self._call_module(*self._placement.moved((inputs, kwargs)))
+        try:
+            output = self._call_module(*self._placement.moved((inputs, kwargs)))
+        except BaseException:
+            # Peers wait in the next layer that communicates. Without any, a rank may try again.
+            if self._parts is not None and self.module.training and self._contents.has_sync_bn():
+                self.reducer.leave()
+            raise
         if failure is not None:
             raise failure
         if self._buffer_hook is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nc10d import cuda
 from nc10d.api import registered
+from nc10d.arrays.buffer import device_type
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
@@ -54,10 +55,21 @@ class Storage:
         for bucket in self.buckets:
             bucket.zero()
 
+    def nothing(self) -> Array | None:
+        """Return an array without elements if all buckets are on devices, else None."""
+        first = self.buckets[0]
+        if isinstance(first, Bucket) and all(map(_on_device, self.buckets)):
+            return first.buffer[:0]
+        return None
+
     def wait(self) -> None:
         """Wait for the reductions that an interrupted pass has left in flight, if any."""
         for bucket in self.buckets:
             bucket.wait()
+
+
+def _on_device(bucket: Bucket | SparseBucket) -> bool:
+    return isinstance(bucket, Bucket) and device_type(bucket.buffer) != "cpu"
 
 
 def _bucket_class(device: str) -> type[Bucket]:

@@ -25,6 +25,7 @@ from nc10d.api.join import Join, Joinable, JoinConfig, JoinHook
 from nc10d.api.objects import gather_object
 from nc10d.group.world import get_default_group
 from nc10d.optim import Shares, partition
+from nc10d.reducer.left_pass import LeftPass
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
 from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
@@ -65,6 +66,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._owners: list[list[int]] = []
         self._made = False
         self._has_whole = False
+        self._left: LeftPass | None = None
         self.overlap_with_ddp = overlap_with_ddp
         self._optimizer_class, self._defaults = optimizer_class, defaults
         self._overlapping = False
@@ -166,8 +168,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step by this rank's share, then give every rank all values; return the loss, if any.
 
-        `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. With
-        `overlap_with_ddp` nothing happens: the backward pass has stepped.
+        `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. After an
+        exception on some ranks alone, the next calls of the group are a CollectiveMismatch on all.
+        With `overlap_with_ddp` nothing happens: the backward pass has stepped.
         """
         if self.overlap_with_ddp:
             return None
@@ -175,10 +178,19 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if self._sent() != self._sending:
             self._connect()
         copy_options(self.param_groups, self.optim.param_groups)
+        if self._left is not None:
+            self._left.wait()
+            self._left = None
         with_closure = {} if closure is None else {"closure": closure}
-        loss = self.optim.step(**with_closure, **kwargs)
-        copy_options(self.optim.param_groups, self.param_groups)
-        self._shares.share()
+        try:
+            loss = self.optim.step(**with_closure, **kwargs)
+            copy_options(self.optim.param_groups, self.param_groups)
+            self._shares.share()
+        except BaseException:
+            x = self._all_params[0]
+            nothing = None if x.is_cpu else x.new_empty(0)
+            self._left = LeftPass(self._group, "a step of ZeroRedundancyOptimizer", nothing)
+            raise
         return loss
 
     def consolidate_state_dict(self, to: int = 0) -> None:
@@ -295,7 +307,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 f"this is the share of rank {place[0]} of {place[1]}, and this rank is "
                 f"{self.rank} of {self.world_size}: load a state_dict() instead of a pickle"
             )
-        self._buckets, self._pending = None, None
+        self._buckets, self._pending, self._left = None, None, None
         self._has_whole = self.overlap_with_ddp = self._overlapping = False
         self._made = True
         self._connect()

@@ -106,7 +106,7 @@ class FullyShardedModule(nn.Module):
         flats_of = {
             unit: self._divided(unit, rows) for unit, rows in members_of(module, units).items()
         }
-        self._passes = ShardedPasses(module, flats_of)
+        self._passes = ShardedPasses(module, flats_of, group)
 
     def _divided(self, unit: nn.Module, rows: Members) -> list[Flat]:
         kinds: dict[Any, list[torch.Tensor]] = {}

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from nc10d.group.process_group import ProcessGroup
+from nc10d.reducer.left_pass import LeftPass
 from nc10d.torch import in_backward
-from nc10d.torch.autograd_bridge import in_backward_pass, tensors_in
+from nc10d.torch.autograd_bridge import at_end_of_backward, in_backward_pass, tensors_in
 from nc10d.torch.sharded.flat import Flat, Use
 from nc10d.torch.sharded.saved_views import saving_views
 from nc10d.torch.uncompiled import in_python
@@ -29,8 +31,12 @@ class ShardedPasses:
     The parameters of no unit are those of `root`.
     """
 
-    def __init__(self, root: nn.Module, flats_of: Mapping[nn.Module, list[Flat]]) -> None:
-        self._root, self._flats_of = root, flats_of
+    def __init__(
+        self, root: nn.Module, flats_of: Mapping[nn.Module, list[Flat]], group: ProcessGroup
+    ) -> None:
+        self._root, self._flats_of, self._group = root, flats_of, group
+        self._number = 0
+        self._left: LeftPass | None = None
         self.flats = [flat for flats in flats_of.values() for flat in flats]
         self._unit_of = {flat: unit for unit, flats in flats_of.items() for flat in flats}
         self.reduces = True
@@ -70,6 +76,9 @@ class ShardedPasses:
             self._before_unit(self._root, ())
             with saving_views(self.flats):
                 output = self._without_views(self._root, self._root(*inputs, **kwargs))
+        except BaseException:
+            self._tell()
+            raise
         finally:
             self._inside -= 1
             for flat in self._flats_of.get(self._root, ()):
@@ -92,17 +101,16 @@ class ShardedPasses:
                     )
 
     def _begin(self) -> None:
-        """Begin a forward pass; drop what a backward pass has left that an exception ended."""
-        left, self._end_queued = self._end_queued, False
-        self._announced = self._announced and not left
-        self._pending.clear()
+        """Begin a forward pass; wait until all ranks have left a pass that this rank has left."""
+        if self._left is not None:
+            self._left.wait()
+            self._left = None
+            self._pending.clear()
+        self._number += 1
         for flat in self.flats:
             flat.forget()
-            flat.uses = 0 if left else flat.uses
             if in_backward.optimizers(flat.shard):  # they step at the end of the backward pass
                 in_backward.take_over([flat.shard])
-        if left:
-            self._used.clear()
         self._free(*self._flats_of)  # the values are from before the last step
         self._recording = not self._order
         if torch.is_grad_enabled():
@@ -212,7 +220,22 @@ class ShardedPasses:
             # With create_graph, the new graph reads the memory of the units, without a hook.
             self._creating = torch.is_grad_enabled()
             self._holding |= self._creating
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            at_end_of_backward(self._end_backward, self._leave)
+
+    def _leave(self) -> None:
+        """Drop the state of a backward pass that an exception has ended on this rank."""
+        self._end_queued = self._announced = False
+        self._used.clear()
+        for flat in self.flats:
+            flat.uses = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let the other ranks know of an exception in a pass; see LeftPass."""
+        if self._left is None:
+            shard = self.flats[0].shard
+            what = f"pass {self._number} of fully_shard({type(self._root).__name__})"
+            self._left = LeftPass(self._group, what, None if shard.is_cpu else shard.new_empty(0))
 
     def _end_backward(self) -> None:
         """Set the shards' gradients to the means, and free what a pass has not used."""
