@@ -104,7 +104,7 @@ BUGS: dict[str, Bug] = {
     "dead waiter not forgotten": Bug(
         f"{_TABLE}.forget", wrong.nothing, ("client death", "store calls")
     ),
-    "held request lost": Bug(f"{_TABLE}._resume", wrong.drop_first_held, _STORE),
+    "held request lost": Bug(f"{_TABLE}.held", wrong.drop_first_held, _STORE),
     "barrier off by one": Bug(f"{_TABLE}._barrier", wrong.early_barrier, _STORE),
     "wait for all ends with one": Bug(
         f"{_TABLE}._wait", wrong.instead(wrong.only_one_missing), _STORE

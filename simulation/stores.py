@@ -64,6 +64,7 @@ class VirtualServer(Server):
         self._connections = {}
         self._unproven = Admission[Connection](MOST_UNPROVEN, self._proof_seconds)
         self._stalled = Admission[Connection](MOST_UNPROVEN, STALL_SECONDS)
+        self._ready = {}
         self._accepting = True
         self._poll = FakePoll()  # type: ignore[assignment]
         self._second = 1.0
@@ -83,6 +84,8 @@ class VirtualServer(Server):
             self._read(connection)
         elif event:
             self._serve(connection, event)
+        while self._ready:
+            self._serve_pending()
         if end.fileno() < 0:
             return False
         return (end.readable() and end.events & IN > 0) or (end.writable() and end.events & OUT > 0)

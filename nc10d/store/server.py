@@ -6,7 +6,12 @@ The owner has gone when its descriptor reads end-of-file, which the kernel ensur
 dies. The server then gives up its port, tells its clients (OWNER_LEFT), and closes the descriptor,
 for which an owner that lives waits. It ends once the last client has disconnected. If a connection
 breaks the protocol or a bound, only that connection is closed. Nothing blocks except the wait for
-events. The server stops reading from a client that does not read its replies.
+events.
+
+A client's requests are executed one by one, and the replies to each are sent, or counted as
+unsent, before the next. After TURN_SECONDS, or with too many unsent bytes, the client is `pending`:
+the server neither reads from it nor executes its other requests until the other clients have had
+their turn and it has read its replies.
 
 A connection must begin with VALIDATE within GREETING_SECONDS. Of those that have not, the oldest is
 closed when there are more than MOST_UNPROVEN. A request must not stand still for STALL_SECONDS
@@ -23,13 +28,15 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Generator
 
 from nc10d.auth.admission import Admission
 from nc10d.store import wire as m
-from nc10d.store.table import Reply, Table
-from nc10d.store.wire import OWNER_LEFT, REFUSED, SET, BadFrame, Limits, Parser
+from nc10d.store.table import Table
+from nc10d.store.wire import OWNER_LEFT, REFUSED, SET, BadFrame, Limits, Parser, Request
 
 GREETING_SECONDS, STALL_SECONDS = 10.0, 60.0
+TURN_SECONDS = 0.005
 MOST_UNPROVEN = 1024
 
 _BACKLOG = 4096
@@ -37,7 +44,6 @@ _READ = 1 << 16
 _READ_LARGE = 1 << 20
 _MOST_UNSENT = 1 << 20
 _ACCEPTED_AT_ONCE = 64
-_REPLIES_AT_ONCE = 64
 _PIECE_BYTES = 200  # the memory of an unsent reply, besides its bytes
 _HANDSHAKE = b"nc10d-"  # the beginning of a client that has a token
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -74,8 +80,8 @@ class Connection:
     """A client's socket, the received part of its next request, and its unsent replies."""
 
     __slots__ = (
-        *("copied", "counted", "events", "parser", "proven", "recv", "send", "sock", "unsent"),
-        "unsent_bytes",
+        *("copied", "counted", "events", "parser", "pending", "proven", "recv", "send", "sock"),
+        *("unsent", "unsent_bytes"),
     )
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
@@ -86,6 +92,7 @@ class Connection:
         self.unsent_bytes = 0
         self.copied = 0  # bytes of unsent replies that are copies; too many until all are sent
         self.counted = 0  # bytes of requests and replies that the server's total includes
+        self.pending = False  # whether it may have requests that can be executed
         self.proven = False  # whether it is a client's
         self.events = IN
 
@@ -114,6 +121,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._unproven = Admission[Connection](MOST_UNPROVEN, self._proof_seconds)
         self._stalled = Admission[Connection](sys.maxsize, STALL_SECONDS)
+        self._ready: dict[Connection, None] = {}  # pending, and with room for replies
         self._accepting = True
         # Level-triggered. poll has the same four methods, for systems without epoll.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
@@ -134,10 +142,12 @@ class Server:
                     connection = self._connections.get(fd)
                     if connection is None:
                         self._serve_other(fd)
-                    elif event == IN:
+                    elif event == IN == connection.events:
                         self._read(connection)
                     else:
                         self._serve(connection, event)
+                if self._ready:
+                    self._serve_pending()
         finally:
             self._close()
 
@@ -145,11 +155,13 @@ class Server:
         """Close overdue connections; return the time until the next is overdue, None without."""
         waiting = [due for due in (self._unproven, self._stalled) if due]
         if not waiting:
-            return None
+            return 0.0 if self._ready else None
         now = time.monotonic()
         for due in waiting:
             for connection in due.overdue(now):
                 self._drop(connection)
+        if self._ready:
+            return 0.0
         left = [seconds for due in waiting if (seconds := due.seconds_to_next(now)) is not None]
         return min(left) * self._second if left else None
 
@@ -217,8 +229,7 @@ class Server:
 
     def _publish(self, key: str, value: str) -> None:
         """Set a user's key, if there is memory for it."""
-        replies = self._table.apply((SET, b"/" + key.encode(), value.encode()), None)
-        self._send_all([reply for reply in replies if reply[0] is not None])
+        self._apply((SET, b"/" + key.encode(), value.encode()), None)
 
     def _connection(self, sock: socket.socket) -> Connection:
         return Connection(sock, self._limits)
@@ -234,7 +245,7 @@ class Server:
             self._flush(connection)
         if event & ~OUT and connection.events & IN:
             self._read(connection)
-        elif event & ~(IN | OUT):
+        elif event & ~(IN | OUT) and connection not in self._ready:
             self._drop(connection)
 
     def _read(self, connection: Connection) -> None:
@@ -254,27 +265,53 @@ class Server:
         if not connection.proven and data.startswith(_HANDSHAKE):
             self._refuse(connection, m.HAS_NO_TOKEN)
             return
-        replies: list[Reply] = []
-        apply = self._table.apply
+        self._execute(connection, connection.parser.feed(data))
+
+    def _serve_pending(self) -> None:
+        """Give the pending client that has waited longest another turn."""
+        connection = next(iter(self._ready))
+        del self._ready[connection]
+        self._execute(connection, self._requests_of(connection))
+
+    def _requests_of(self, connection: Connection) -> Generator[Request, None, None]:
+        yield from self._table.held(connection)
+        yield from connection.parser.feed(b"")
+
+    def _execute(self, connection: Connection, requests: Generator[Request, None, None]) -> None:
+        """Execute requests until the client's turn is over."""
+        until, over = time.monotonic() + TURN_SECONDS, False
         try:
-            for request in connection.parser.feed(data):
-                apply(request, connection, replies)
-                # Wake waiting clients before the next request of this client is parsed.
-                if replies and (
-                    replies[-1][0] is not connection or len(replies) >= _REPLIES_AT_ONCE
-                ):
-                    self._send_all(replies)
-                    if connection.sock.fileno() < 0:
-                        return
+            for request in requests:
+                self._apply(request, connection)
+                if connection.sock.fileno() < 0:
+                    return
+                over = connection.unsent_bytes > _MOST_UNSENT or time.monotonic() >= until
+                if over:
+                    break
         except BadFrame:
-            replies.append((connection, None))
-        self._send_all(replies)
+            self._drop(connection)
+            return
+        requests.close()
+        if over or connection.pending:
+            connection.pending = over
+            self._watch(connection)
         if not connection.proven and connection.parser.validated:
             connection.proven = True
             self._unproven.remove(connection)
         if connection.parser.held or connection.counted:
             self._count(connection)
             self._expect_rest(connection)
+
+    def _apply(self, request: Request, client: Connection | None) -> None:
+        """Execute a request, and send the replies that are due to its client and others."""
+        replies = self._table.apply(request, client)
+        for connection, reply in replies:
+            if connection is not None:
+                self._send(connection, reply)
+        while self._table.released:
+            released: Connection = self._table.released.popleft()
+            released.pending = True
+            self._watch(released)
 
     def _count(self, connection: Connection) -> None:
         """Count unfinished requests and unread replies; close the connection beyond the bound."""
@@ -289,13 +326,8 @@ class Server:
     def _expect_rest(self, connection: Connection) -> None:
         """Give an unfinished request time for its next bytes."""
         self._stalled.remove(connection)
-        if connection.parser.held and connection.sock.fileno() >= 0:
+        if connection.parser.held and not connection.pending and connection.sock.fileno() >= 0:
             self._stalled.admit(connection, time.monotonic())
-
-    def _send_all(self, replies: list[Reply]) -> None:
-        for client, reply in replies:
-            self._send(client, reply)
-        replies.clear()
 
     def _send(self, connection: Connection, data: bytes | memoryview | None) -> None:
         """Send as much as the kernel accepts, keep the rest; None closes the connection."""
@@ -343,9 +375,14 @@ class Server:
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Poll for output while replies are unsent, for input unless too many bytes are unsent."""
+        """Wait for output while replies are unsent, and for input or the next turn with room."""
         events = OUT if connection.unsent else 0
-        events |= IN if connection.unsent_bytes <= _MOST_UNSENT else 0
+        self._ready.pop(connection, None)
+        if connection.unsent_bytes <= _MOST_UNSENT and connection.sock.fileno() >= 0:
+            if connection.pending:
+                self._ready[connection] = None
+            else:
+                events |= IN
         if events != connection.events and connection.sock.fileno() >= 0:
             connection.events = events
             self._poll.modify(connection.sock, events)
@@ -358,6 +395,7 @@ class Server:
         self._poll.unregister(fd)
         connection.sock.close()
         connection.unsent.clear()
+        self._ready.pop(connection, None)
         self._unproven.remove(connection)
         self._stalled.remove(connection)
         self._table.values.nbytes -= connection.counted

@@ -6,6 +6,10 @@ rule and must be closed. A client is any hashable object. While a client's WAIT,
 QUEUE_TAKE is pending, its further requests are held. CANCEL_WAIT ends the wait and discards the
 held requests. Waits and held requests count as memory of the values, with the same bound.
 
+The end of a wait executes none of the requests behind it: the client joins `released`, and the
+caller applies its `held` requests before its later ones. So the caller can send, and count, the
+replies to each request before it executes the next, and serve other clients in between.
+
 QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. It comes before
 the waits of torch's clients, which send WAIT for the key and then QUEUE_POP, and fail if the queue
 is empty by then. So a push ends the wait of a single client of torch's, as torch's server does. The
@@ -15,7 +19,7 @@ WAIT of nc10d's clients takes no value: a push ends all of those.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from nc10d.store import wire as m
@@ -33,19 +37,22 @@ _WAIT_BYTES, _MISSING_BYTES = 1400, 600
 class _Wait:
     """A client's wait: for missing keys, a barrier's count, or a value in a queue."""
 
-    __slots__ = ("count", "held", "held_bytes", "missing", "nbytes")
+    __slots__ = ("count", "missing", "nbytes")
 
     def __init__(self, missing: set[bytes], count: int = 0) -> None:
         self.missing = missing
         self.count = count
         self.nbytes = _WAIT_BYTES + sum(map(len, missing)) + _MISSING_BYTES * len(missing)
-        self.held: deque[m.Request] = deque()
-        self.held_bytes = 0
 
-    @property
-    def memory(self) -> int:
-        """The bytes of the wait and of the requests behind it."""
-        return self.nbytes + self.held_bytes
+
+class _Backlog:
+    """The requests behind a client's wait."""
+
+    __slots__ = ("nbytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests: deque[m.Request] = deque()
+        self.nbytes = 0
 
 
 class Table:
@@ -61,7 +68,9 @@ class Table:
         self._takers: dict[bytes, dict[Hashable, None]] = {}
         # The clients that have sent ASKS, and so are nc10d's.
         self._own_clients: set[Hashable] = set()
-        self._released: deque[tuple[Hashable, deque[m.Request]]] = deque()
+        self._backlogs: dict[Hashable, _Backlog] = {}
+        # The clients whose wait is over, and that have held requests.
+        self.released: deque[Any] = deque()
         self._handlers: tuple[_Handler, ...] = (
             self._nothing, self._set, self._compare_set, self._get, self._add, self._check,
             self._wait, self._num_keys, self._delete_key, self._append, self._multi_get,
@@ -85,73 +94,77 @@ class Table:
             self._handlers[request[0]](request, client, replies)
         except (Full, NotANumber):
             replies.append((client, None))
-        while self._released:
-            self._resume(*self._released.popleft(), replies)
         return replies
+
+    def held(self, client: Hashable) -> Iterator[m.Request]:
+        """Take the requests of a released client, in order, until one of them waits again."""
+        while client not in self._waits and (backlog := self._backlogs.get(client)):
+            request = backlog.requests.popleft()
+            size = _memory_of(request)
+            backlog.nbytes -= size
+            self.values.nbytes -= size
+            if not backlog.requests:
+                del self._backlogs[client]
+            yield request
 
     def forget(self, client: Hashable) -> None:
         """Forget a client that has disconnected, and its wait."""
         self._own_clients.discard(client)
         self._cancel(client)
+        self._drop_backlog(client)
 
     def _cancel(self, client: Hashable) -> None:
         """End the wait of a client, if it waits."""
         if client not in self._waits:
             return
         wait = self._end(client)
+        self._drop_backlog(client)
         for key in wait.missing:
             for waiting in (self._waiters, self._barriers, self._takers):
                 if client in waiting.get(key, ()):
                     _leave(waiting, key, client)
 
+    def _drop_backlog(self, client: Hashable) -> None:
+        if client in self._backlogs:
+            self.values.nbytes -= self._backlogs.pop(client).nbytes
+
     def _begin(self, client: Hashable, wait: _Wait) -> None:
         """Add a client's wait; Full if there is no memory for it."""
-        self.values.grow(wait.memory)
+        self.values.grow(wait.nbytes)
         self._waits[client] = wait
 
     def _end(self, client: Hashable) -> _Wait:
         """Remove and return a client's wait."""
         wait = self._waits.pop(client)
-        self.values.nbytes -= wait.memory
+        self.values.nbytes -= wait.nbytes
         return wait
 
     def _hold(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        wait, size = self._waits[client], _memory_of(request)
+        backlog, size = self._backlogs.setdefault(client, _Backlog()), _memory_of(request)
         try:
-            if wait.held_bytes + size > _MOST_HELD:
+            if backlog.nbytes + size > _MOST_HELD:
                 raise Full("too much behind a wait")
             self.values.grow(size)
         except Full:
             replies.append((client, None))
             return
-        wait.held_bytes += size
-        wait.held.append(request)
-
-    def _resume(self, client: Hashable, held: deque[m.Request], replies: list[Reply]) -> None:
-        while held:
-            request = held.popleft()
-            try:
-                self._handlers[request[0]](request, client, replies)
-            except (Full, NotANumber):
-                replies.append((client, None))
-            wait = self._waits.get(client)
-            if wait is not None:
-                wait.held, wait.held_bytes = held, sum(map(_memory_of, held))
-                self.values.nbytes += wait.held_bytes
-                return
+        backlog.nbytes += size
+        backlog.requests.append(request)
 
     def _release(self, client: Hashable, replies: list[Reply]) -> None:
-        held = self._end(client).held
+        self._end(client)
+        backlog = self._backlogs.get(client)
         # Nearly always a single GET is held behind the wait. After a long wait the CPU's caches
         # are cold and each function costs time: answer that case here.
-        if len(held) == 1 and held[0][0] == m.GET:
-            value = self.values.data.get(held[0][1], b"")
+        if backlog is not None and len(backlog.requests) == 1 and backlog.requests[0][0] == m.GET:
+            value = self.values.data.get(backlog.requests[0][1], b"")
             if len(value) <= _LARGEST_JOINED:
+                self._drop_backlog(client)
                 replies.append((client, m.STOP_WAITING + m.U64.pack(len(value)) + value))
                 return
         replies.append((client, m.STOP_WAITING))
-        if held:
-            self._released.append((client, held))
+        if backlog is not None:
+            self.released.append(client)
 
     def _arrived(self, key: bytes, client: Hashable, replies: list[Reply]) -> None:
         missing = self._waits[client].missing
@@ -257,10 +270,10 @@ class Table:
         if taken:
             taker = next(iter(self._takers[key]))
             _leave(self._takers, key, taker)
-            held = self._end(taker).held
+            self._end(taker)
             self._give(key, taker, replies)
-            if held:
-                self._released.append((taker, held))
+            if taker in self._backlogs:
+                self.released.append(taker)
         self._wake_for_queue(key, not taken, replies)
 
     def _queue_take(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:

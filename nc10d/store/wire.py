@@ -15,7 +15,7 @@ every server process imports them at its start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple
@@ -91,37 +91,39 @@ class Parser:
         self.held = bytearray()  # the beginning of an incomplete request
         self._need = 0
 
-    def feed(self, data: bytes) -> Iterator[Request]:
-        """Take `data` and return an iterator over the requests that are now complete.
+    def feed(self, data: bytes) -> Generator[Request, None, None]:
+        """Take `data` and yield the requests that are now complete.
 
-        Each request is parsed as the iterator advances; it must be exhausted. A BadFrame
-        is raised after the valid requests that precede it.
+        Each is parsed as the generator advances. A generator that is closed before its end leaves
+        the other requests to the next one. A BadFrame is raised after the valid requests that
+        precede it.
         """
-        if not self.held:
-            return self._parse(data)
-        self.held += data
-        return iter(()) if len(self.held) < self._need else self._parse(memoryview(self.held))
-
-    def _parse(self, data: Bytes) -> Iterator[Request]:
-        at, end, limits, parse = 0, len(data), self.limits, _PARSE
+        view: Bytes = data
+        if self.held:
+            self.held += data
+            if len(self.held) < self._need:
+                return
+            view = memoryview(self.held)
+        at, end, limits, parse = 0, len(view), self.limits, _PARSE
         self._need = 0
         try:
             if not self.validated and end:
-                request, at = self._validate(data)
+                request, at = self._validate(view)
                 yield request
             while at < end:
-                kind = data[at]
+                kind = view[at]
                 if kind > QUEUE_TAKE:
                     raise BadFrame(f"request of kind {kind}")
-                request, at = parse[kind](data, at + 1, kind, limits)
+                request, at = parse[kind](view, at + 1, kind, limits)
                 yield request
         except Incomplete as more:
             self._need = more.need - at
-        if isinstance(data, memoryview):
-            data.release()
-            del self.held[:at]
-        elif at < end:
-            self.held += memoryview(data)[at:]
+        finally:
+            if isinstance(view, memoryview):
+                view.release()
+                del self.held[:at]
+            elif at < end:
+                self.held += memoryview(view)[at:]
 
     def _validate(self, data: Bytes) -> tuple[Request, int]:
         if data[0] != VALIDATE:

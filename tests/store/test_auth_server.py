@@ -295,6 +295,8 @@ def test_mutated_requests_end_their_connection_or_mean_something(rounds: int) ->
             for piece in (wire[:cut], wire[cut:]):
                 for request in parser.feed(piece):
                     table.apply(request, parser)
+                for request in table.held(parser):
+                    table.apply(request, parser)
         assert len(parser.held) <= len(wire)
         assert table.values.nbytes <= limits.total
         table.forget(parser)

@@ -17,6 +17,7 @@ from datetime import timedelta
 import pytest
 
 from nc10d.errors import StoreError
+from nc10d.store import server
 from nc10d.store import wire as m
 from nc10d.store.hosting import Hosting, host_server, listen
 
@@ -211,16 +212,32 @@ def test_a_nonce_that_asks_is_answered_with_the_servers_traits(port):
         assert ask(sock, asked, 4) == struct.pack("<I", m.ASKS | 7 | m.TRAITS)
 
 
-def test_requests_behind_a_bad_request_are_dropped_after_waiters_wake(port):
-    with connect(port) as waiter, connect(port) as wrong:
-        waiter.sendall(m.with_keys(m.WAIT, [b"/k"]) + m.with_key(m.GET, b"/k"))
-        assert ask(waiter, b"", 0) == b""
+def test_requests_behind_a_bad_request_are_dropped(port):
+    with connect(port) as other, connect(port) as wrong:
         mistake = m.with_value(m.SET, b"/x", b"x") + m.with_number(m.ADD, b"/x", 1)
-        release = m.with_value(m.SET, b"/k", b"v")
-        wrong.sendall(mistake + release + m.with_number(m.BARRIER, b"/b", 2))
-        assert take(waiter, 10) == m.STOP_WAITING + m.string(b"v")
+        wrong.sendall(mistake + m.with_value(m.SET, b"/k", b"v"))
         assert is_closed(wrong)
-        assert ask(waiter, m.with_keys(m.CHECK, [b"/b"]), 1) == m.NOT_READY
+        assert ask(other, m.with_keys(m.CHECK, [b"/x"]), 1) == m.READY
+        assert ask(other, m.with_keys(m.CHECK, [b"/k"]), 1) == m.NOT_READY
+
+
+def test_a_client_is_served_before_all_requests_behind_anothers_wait_are_executed(monkeypatch):
+    monkeypatch.setattr(server, "TURN_SECONDS", 0.0)
+    meet = m.with_number(m.BARRIER, b"/b", 2)
+    count = m.with_number(m.ADD, b"/n", 1)
+    with (
+        serving("thread") as hosting,
+        connect(hosting.port) as patient,
+        connect(hosting.port) as other,
+    ):
+        patient.sendall(m.with_value(m.SET, b"/come", b"") + meet + count * 100)
+        while ask(other, m.with_keys(m.CHECK, [b"/come"]), 1) != m.READY:
+            pass
+        assert ask(other, meet + count, 1) == m.STOP_WAITING == take(patient, 1)
+        (number,) = m.I64.unpack(take(other, 8))
+        assert number < 100
+        numbers = [m.I64.unpack(take(patient, 8))[0] for _ in range(100)]
+        assert numbers == [n for n in range(1, 102) if n != number]
 
 
 def test_a_waiter_that_disconnects_disturbs_no_client(port):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.store import wire as m
-from nc10d.store.table import Table
+from nc10d.store.table import Reply, Table
 from nc10d.store.values import ENTRY_BYTES, ITEM_BYTES, QUEUE_BYTES
 
 KEYS = st.sampled_from([b"/a", b"/b", b"/c", b"/n"])
@@ -88,6 +88,16 @@ def joined(replies: list[tuple[object, bytes | None]], client: object) -> bytes 
     return None if None in received else b"".join(data for data in received if data is not None)
 
 
+def settled(table: Table, request: m.Request, client: object) -> list[Reply]:
+    """Apply a request, and then the requests that were held behind the waits that it ended."""
+    replies = table.apply(request, client)
+    while table.released:
+        released = table.released.popleft()
+        for held in table.held(released):
+            table.apply(held, released, replies)
+    return replies
+
+
 @given(st.lists(CALLS, max_size=40))
 def test_every_call_answers_as_the_model(calls):
     table, model = Table(), Model()
@@ -164,7 +174,7 @@ def test_a_taker_gets_a_pushed_value_whoever_else_waits_for_the_key():
     for taker in ("first", "second"):
         assert table.apply((m.QUEUE_TAKE, b"/q"), taker) == []
     table.apply((m.QUEUE_LEN, b"/q"), "first")  # held
-    replies = table.apply((m.QUEUE_PUSH, b"/q", b"1"), "me")
+    replies = settled(table, (m.QUEUE_PUSH, b"/q", b"1"), "me")
     taken = m.STOP_WAITING + m.string(b"1")
     assert joined(replies, "first") == taken + m.I64.pack(0)
     assert joined(replies, "own") == m.STOP_WAITING
@@ -202,9 +212,33 @@ def test_held_requests_may_wait_again_and_wake_others():
     table.apply((m.WAIT, [b"/2"]), "b")
     table.apply((m.SET, b"/3", b""), "b")
     table.apply((m.GETNUMKEYS,), "b")
-    replies = table.apply((m.SET, b"/1", b""), "c")
+    replies = settled(table, (m.SET, b"/1", b""), "c")
     assert joined(replies, "a") == m.STOP_WAITING * 2
     assert joined(replies, "b") == m.STOP_WAITING + m.I64.pack(3)
+
+
+def test_the_end_of_a_wait_executes_none_of_the_requests_behind_it():
+    table = Table()
+    table.apply((m.WAIT, [b"/k"]), "waiter")
+    for _ in range(3):
+        table.apply((m.ADD, b"/n", 1), "waiter")
+    assert table.apply((m.SET, b"/k", b""), "writer") == [("waiter", m.STOP_WAITING)]
+    assert list(table.released) == ["waiter"]
+    assert list(table.held("waiter")) == [(m.ADD, b"/n", 1)] * 3
+    assert list(table.held("waiter")) == []
+
+
+def test_requests_behind_a_wait_count_until_they_are_taken_or_their_client_leaves():
+    table = Table()
+    for client in ("takes", "leaves"):
+        table.apply((m.WAIT, [b"/k"]), client)
+        table.apply((m.ADD, b"/n", 1), client)
+        table.apply((m.ADD, b"/n", 1), client)
+    table.apply((m.SET, b"/k", b""), "writer")
+    table.forget("leaves")
+    assert not list(table.held("leaves"))
+    list(table.held("takes"))
+    assert table.values.nbytes == len(b"/k") + ENTRY_BYTES
 
 
 def test_cancelling_ends_the_wait_and_discards_held_requests():
