@@ -92,7 +92,8 @@ class VirtualServer(Server):
 
     def held(self, key: str) -> bytes | None:
         """Return the value of a key, or None."""
-        return self._table.values.data.get(b"/" + key.encode())
+        values, name = self._table.values, b"/" + key.encode()
+        return values.get(name) if values.exists(name) else None
 
     def close_late_clients(self) -> None:
         """Close connections whose client has not proved the token in time."""

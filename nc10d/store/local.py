@@ -110,7 +110,7 @@ class LocalStore(Store):
         def found(values: Values) -> list[bytes] | None:
             if not all(map(values.exists, names)):
                 return None
-            return [values.data.get(name, b"") for name in names]
+            return [values.get(name) for name in names]
 
         return self._await(found, keys)
 

@@ -157,7 +157,7 @@ class Table:
         # Nearly always a single GET is held behind the wait. After a long wait the CPU's caches
         # are cold and each function costs time: answer that case here.
         if backlog is not None and len(backlog.requests) == 1 and backlog.requests[0][0] == m.GET:
-            value = self.values.data.get(backlog.requests[0][1], b"")
+            value = self.values.get(backlog.requests[0][1])
             if len(value) <= _LARGEST_JOINED:
                 self._drop_backlog(client)
                 replies.append((client, m.STOP_WAITING + m.U64.pack(len(value)) + value))
@@ -225,11 +225,11 @@ class Table:
             self._wake_all(request[1], replies)
 
     def _get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        value = self.values.data.get(request[1], b"")
+        value = self.values.get(request[1])
         _reply_value(self.unix_name if request[1] == m.UNIX_NAME else value, client, replies)
 
     def _multi_get(self, request: m.Request, client: Hashable, replies: list[Reply]) -> None:
-        values = [self.values.data.get(key, b"") for key in request[1]]
+        values = [*map(self.values.get, request[1])]
         if sum(map(len, values)) <= _LARGEST_JOINED:
             replies.append((client, b"".join(map(m.string, values))))
             return

@@ -26,12 +26,14 @@ class Values:
     """Values and queues of bytes by key, bounded to `limit` bytes in all (see ENTRY_BYTES).
 
     The owner may count other memory, too: `grow` by its bytes, and take them off `nbytes` later.
+    A value in `data` is a bytearray from its first `extend` until `get`, so that many appends take
+    linear time. A bytearray may take an eighth more than its bytes, which is not counted.
     """
 
     __slots__ = ("data", "limit", "nbytes", "queues")
 
     def __init__(self, limit: int | None = None) -> None:
-        self.data: dict[bytes, bytes] = {}
+        self.data: dict[bytes, bytes | bytearray] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
         self.limit = math.inf if limit is None else limit
         self.nbytes = 0
@@ -41,6 +43,13 @@ class Values:
         if self.nbytes + count > self.limit:
             raise Full(f"more than {self.limit} bytes in all")
         self.nbytes += count
+
+    def get(self, key: bytes) -> bytes:
+        """Return the value under `key`; empty without one."""
+        value = self.data.get(key, b"")
+        if isinstance(value, bytearray):
+            value = self.data[key] = bytes(value)
+        return value
 
     def put(self, key: bytes, value: bytes) -> None:
         """Store `value` under `key`, replacing any earlier value."""
@@ -52,7 +61,9 @@ class Values:
         """Append `tail` to the value under `key`; a missing key counts as empty."""
         before = self.data.get(key)
         self.grow(len(tail) + (len(key) + ENTRY_BYTES if before is None else 0))
-        self.data[key] = (before or b"") + tail
+        if not isinstance(before, bytearray):
+            before = self.data[key] = bytearray(before or b"")
+        before += tail
 
     def remove(self, key: bytes) -> bool:
         """Remove the value under `key` (a queue stays); return whether there was a value."""
@@ -90,7 +101,7 @@ class Values:
 
     def number(self, key: bytes) -> int:
         """Return the decimal number under `key` (0 if missing); NotANumber for other values."""
-        return read_number(self.data.get(key, b"0"))
+        return read_number(self.get(key)) if key in self.data else 0
 
     def add(self, key: bytes, amount: int) -> int:
         """Add to the number under `key` and return the sum, in 64 bits; NotANumber as `number`."""
@@ -105,9 +116,9 @@ class Values:
         """
         if key not in self.data and expected:
             return expected
-        if self.data.get(key, b"") == expected:
+        if self.get(key) == expected:
             self.put(key, desired)
-        return self.data[key]
+        return self.get(key)
 
 
 def read_number(value: bytes) -> int:

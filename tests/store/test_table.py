@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nc10d.store import wire as m
 from nc10d.store.table import Reply, Table
-from nc10d.store.values import ENTRY_BYTES, ITEM_BYTES, QUEUE_BYTES
+from nc10d.store.values import ENTRY_BYTES, ITEM_BYTES, QUEUE_BYTES, Values
 
 KEYS = st.sampled_from([b"/a", b"/b", b"/c", b"/n"])
 VALUES = st.sampled_from([b"", b"1", b"-7", b"x", b"yy"])
@@ -297,6 +297,24 @@ def test_too_much_behind_a_wait_closes_the_client():
     table = Table()
     table.apply((m.WAIT, [b"/never"]), "me")
     assert table.apply((m.SET, b"/k", bytes(1 << 20)), "me") == [("me", None)]
+
+
+def test_an_append_copies_its_own_bytes_alone():
+    values = Values()
+    values.extend(b"/k", b"a")
+    grown = values.data[b"/k"]
+    values.extend(b"/k", b"b")
+    assert values.data[b"/k"] is grown
+    assert values.get(b"/k") == b"ab"
+
+
+def test_an_append_leaves_earlier_replies_as_they_are():
+    table, large = Table(), bytes(1 << 20)
+    table.apply((m.APPEND, b"/k", large), "me")
+    reply = table.apply((m.GET, b"/k"), "me")
+    assert table.apply((m.APPEND, b"/k", b"more"), "me") == []
+    assert joined(reply, "me") == m.string(large)
+    assert joined(table.apply((m.GET, b"/k"), "me"), "me") == m.string(large + b"more")
 
 
 def test_a_large_value_is_answered_without_a_copy():
