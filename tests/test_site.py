@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,6 +20,7 @@ from tools.site_hooks import broken, titled, unplaced
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+TORCH = any(found.name == "torch" for found in distributions())
 SITE = (ROOT / "mkdocs.yml").read_text()
 PLACES = re.findall(r"^ +- (?:[\w.'/ -]+: )?([\w/]+\.md)$", SITE, re.M)
 UNTYPED = {"DistStoreError", "DistQueueEmptyError"}
@@ -54,6 +61,40 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     assert not missing, f"add ::: nc10d.NAME to a page of docs/reference for {sorted(missing)}"
     assert set(found) - modules <= public
     assert len(found) == len(set(found))
+
+
+def named(dotted: str) -> Any:
+    """Return the module or attribute of a name."""
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        module, _, name = dotted.rpartition(".")
+        return getattr(named(module), name)
+
+
+def docstrings(shown: Any) -> Iterator[str]:
+    """Yield the docstrings that the reference shows for a module, a class or a function."""
+    members = vars(shown).items() if isinstance(shown, (type, ModuleType)) else ()
+    for value in (shown, *(value for name, value in members if not name.startswith("_"))):
+        yield inspect.getdoc(value) or ""
+
+
+def test_a_docstring_of_the_reference_points_to_what_the_reference_has() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    names = {*re.findall(r"^::: (nc10d[\w.]*\w)", pages, re.M)}
+    if not TORCH:
+        names = {name for name in names if not name.startswith("nc10d.torch")}
+    shown = {name: named(name) for name in names}
+    for name, value in shown.items():
+        for text in docstrings(value):
+            for target in re.findall(r"\b[Ss]ee\s+(nc10d\.[\w.]*\w)", text):
+                assert any(named(target) is other for other in shown.values()), (name, target)
+
+
+def test_a_page_that_the_package_names_exists() -> None:
+    for path in Path(nc10d.__file__).parent.rglob("*.py"):
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
+            assert (ROOT / page).exists(), f"{path}: {page}"
 
 
 def test_pictures_are_current() -> None:

@@ -87,14 +87,14 @@ class ProcessGroupNCCL(DirectGroup):
 
 
 class ProcessGroupMPI(DirectGroup):
-    """A group on MPI, of processes that mpirun has started; see nc10d.backend.mpi."""
+    """A group on MPI, of processes that mpirun has started (docs/backends.md)."""
 
     backend_config = "mpi"
     Options = _OptionsType("nc10d.backend.mpi.backend:MpiOptions")
 
 
 class ProcessGroupUCC(DirectGroup):
-    """A group on UCC: ProcessGroupUCC(store, rank, size, timeout); see nc10d.backend.ucc."""
+    """A group on UCC: ProcessGroupUCC(store, rank, size, timeout) (docs/backends.md)."""
 
     backend_config = "ucc"
     Options = _OptionsType("nc10d.backend.ucc.backend:UccOptions")

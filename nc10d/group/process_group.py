@@ -281,7 +281,7 @@ class ProcessGroup(_Dispatcher, Members):
     def successor(
         self, name: str, members: Sequence[int], store: Store, deadline: Deadline
     ) -> ProcessGroup:
-        """Make the group of the surviving `members` (ranks here); see nc10d.group.shrink.
+        """Make the group of the surviving `members` (ranks here); see nc10d.shrink_group.
 
         Blocks until all of them have come or `deadline`.
         """
