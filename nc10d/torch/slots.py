@@ -33,13 +33,15 @@ MOVED = {"cuda"}
 class Dense:
     """The slot of `x` in a bucket; `view` has the shape and strides of `x`.
 
-    With `as_view`, `x.grad` is this view after the first pass. With `past`, copies into the bucket
-    bypass the CPU caches.
+    With `as_view`, `x.grad` is another view of the slot after the first pass. With `past`, copies
+    into the bucket bypass the CPU caches.
     """
 
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool, past: bool = False) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
+        # The user's: `x.grad.data = y` gives it other memory, and `view` stays in the bucket.
+        self._shown: torch.Tensor | None = None
         # A view accumulates. The Reducer copies on devices.
         self.divides = x.is_cpu and x.is_floating_point() and not as_view
         """Whether `divide` may succeed."""
@@ -82,10 +84,17 @@ class Dense:
         grad = x.grad
         if grad is None:
             self.view.zero_()
-        elif grad is not self.view:
+        elif grad is not self._shown or not self.view.is_set_to(grad):
             self.view.copy_(grad.detach() if grad.requires_grad else grad)
             if self.as_view:
-                x.grad = self.view
+                x.grad = self._show()
+
+    def _show(self) -> torch.Tensor:
+        """Return a view of the slot for the user."""
+        shown = self._shown
+        if shown is None or not shown.is_set_to(self.view):
+            shown = self._shown = self.view.detach()
+        return shown
 
     def accumulate(self, x: torch.Tensor) -> None:
         """Leave the gradient of a pass that is not reduced where autograd has accumulated it."""
@@ -93,10 +102,10 @@ class Dense:
     def give(self, x: torch.Tensor) -> Copy | None:
         """Set the gradient of `x` to the mean, or return the copy that does so."""
         grad = x.grad
-        if grad is self.view:
-            return None
         if grad is None:  # only other ranks used the parameter
-            x.grad = self.view if self.as_view else self.view.clone()
+            x.grad = self._show() if self.as_view else self.view.clone()
+            return None
+        if grad is self._shown and self.view.is_set_to(grad):
             return None
         return grad.detach() if grad.requires_grad else grad, self.view
 

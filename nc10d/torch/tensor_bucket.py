@@ -54,7 +54,7 @@ class TensorBucket(GradBucket):
         return self._tensor(self._inner.buffer())
 
     def flat(self) -> torch.Tensor:
-        return as_tensor(self._inner.flat())
+        return self._tensor(self._inner.flat())
 
     def set_buffer(self, buffer: Any) -> None:
         """Replace the buffer by another flat tensor or array of the same length.
@@ -112,7 +112,8 @@ class TensorBucket(GradBucket):
     def _tensor(self, x: Any) -> torch.Tensor:
         if isinstance(x, SparseGradient):
             return as_sparse(x, self._inner.parameters()[0])
-        return as_tensor(x)
+        # A tensor of the hook's own: `.data = y` on the bucket's tensor would lose the bucket.
+        return x.detach() if isinstance(x, torch.Tensor) else as_tensor(x)
 
 
 def on_tensors(hook: TensorHook) -> CommHook:

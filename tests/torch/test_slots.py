@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from nc10d.torch import slots
+from nc10d.testing import run_local
+from nc10d.torch import DistributedDataParallel, ZeroRedundancyOptimizer, slots
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LAYOUTS = {
@@ -85,3 +87,80 @@ def test_a_gradient_without_the_slots_memory_is_left_to_torch(gradient):
     x.grad = gradient
     assert not slot.divide(x, 2)
     assert slot.row(gradient) is None
+
+
+def other_data(x):
+    x.grad.data = x.grad * 3
+
+
+def other_storage(x):
+    x.grad.set_(x.grad * 3)
+
+
+def other_object(x):
+    x.grad = x.grad * 3
+
+
+def own_memory(x):
+    x.grad.mul_(3)
+
+
+@pytest.mark.parametrize("change", [other_data, other_storage, other_object, own_memory])
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+def test_gradients_with_other_memory_are_averaged_as_without_bucket_views(
+    change, accumulates, both
+):
+    def run(group, as_views):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        for x in model.parameters():
+            x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
+        model = DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+        found = []
+        for step in range(4):
+            if not accumulates:
+                model.zero_grad(set_to_none=step % 2 == 0)
+            model(torch.full((1, 3), 1.0 + step + group.rank)).sum().backward()
+            found += [x.grad.clone() for x in model.parameters()]
+            if both or group.rank == step % 2:
+                change(model.module[0].weight)
+            found += [x.grad.clone() for x in model.parameters()]
+        return found
+
+    own, views = (run_local(run, 2, [flag] * 2) for flag in (False, True))
+    torch.testing.assert_close(views, own)
+
+
+def test_a_hook_may_give_the_tensor_of_a_bucket_other_memory():
+    def replaced(group, bucket):
+        buffer = bucket.buffer()
+        buffer.data = buffer + group.rank
+        group.all_reduce(buffer)
+        done = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    def run(group):
+        model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        model.register_comm_hook(group, replaced)
+        model(torch.ones(1, 1)).sum().backward()
+        return model.module.weight.grad.item()
+
+    assert run_local(run, 2) == [3.0] * 2
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_parameters_with_other_memory_step_on_all_ranks(view):
+    def run(group):
+        params = [nn.Parameter(torch.ones(2, 2)) for _ in range(4)]
+        zero = ZeroRedundancyOptimizer(
+            params, torch.optim.SGD, parameters_as_bucket_view=view, lr=1.0
+        )
+        for _ in range(3):
+            for x in params:
+                x.data = x.data * 2
+                x.grad = torch.ones_like(x)
+            zero.step()
+        return [x.tolist() for x in params]
+
+    assert run_local(run, 2) == [[[[1.0] * 2] * 2] * 4] * 2

@@ -24,7 +24,7 @@ import torch
 from nc10d.optim import BucketPiece, bucket_pieces
 from nc10d.reducer.hooks.deferred_future import awaited
 from nc10d.reducer.hooks.grad_bucket import require_work
-from nc10d.torch.optim.param_buckets import flattened
+from nc10d.torch.optim.param_buckets import FlatParams
 from nc10d.torch.tensors import as_tensor
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Work
@@ -88,7 +88,7 @@ class _Piece:
     def __init__(self, place: BucketPiece, params: Sequence[torch.Tensor], group: Any) -> None:
         self.owner, self.part = place.owner, slice(place.first, place.end)
         self.params = params[self.part]
-        self.flat = flattened(self.params, group)
+        self.memory = FlatParams(self.params, group)
 
 
 class _Steps:
@@ -153,7 +153,8 @@ class _Steps:
                     if piece.owner == rank:
                         self._zero.optim.step_params(piece.params, gradients[piece.part])
             for piece in pieces:
-                work = group.broadcast(piece.flat, piece.owner, async_op=True)
+                piece.memory.attach()
+                work = group.broadcast(piece.memory.flat, piece.owner, async_op=True)
                 self._sending.append(require_work(work))
 
     def finish(self) -> None:

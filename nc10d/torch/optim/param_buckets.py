@@ -1,7 +1,8 @@
 """Parameters as views of flat tensors, of a tensor for each owner and device.
 
 Contract: values, shapes and strides of parameters stay; only their memory changes. On the CPU it is
-memory that peers can access directly, if the group's backend has such memory.
+memory that peers can access directly, if the group's backend has such memory. A parameter that has
+been given other memory since (`x.data = y`) is a view again after `attach`, with its new values.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ class ParamBuckets:
             members.setdefault((str(x.device), x.dtype, owner), []).append(x)
         ordered = sorted(members.items(), key=lambda item: (item[0][0], item[0][2]))
         self.owners = [owner for (_, _, owner), _ in ordered]
-        self.flats = [flattened(xs, group) for _, xs in ordered]
+        self._flat = [FlatParams(xs, group) for _, xs in ordered]
+        self.flats = [each.flat for each in self._flat]
         self._params = list(params)
+
+    def attach(self) -> None:
+        """Make every parameter a view again; see `FlatParams.attach`."""
+        for each in self._flat:
+            each.attach()
 
     def release(self) -> None:
         """Give every parameter memory of its own again."""
@@ -36,17 +43,22 @@ class ParamBuckets:
             x.data = x.detach().clone()
 
 
-def flattened(params: Sequence[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
-    """Move parameters of a single dtype and device into a new flat tensor, and return it."""
-    first = params[0]
-    flat = _flat(sum(x.numel() for x in params), first, group)
-    offset = 0
-    for x in params:
-        part = like(flat[offset : offset + x.numel()], x)
-        part.copy_(x.detach())
-        x.data = part
-        offset += x.numel()
-    return flat
+class FlatParams:
+    """Parameters of a single dtype and device, moved into a new flat tensor, `flat`."""
+
+    def __init__(self, params: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+        counts = [x.numel() for x in params]
+        self.flat = _flat(sum(counts), params[0], group)
+        parts = zip(params, self.flat.split(counts), strict=True)
+        self._rows = [(x, like(part, x)) for x, part in parts]
+        self.attach()
+
+    def attach(self) -> None:
+        """Move the values of parameters that have other memory into the flat tensor."""
+        for x, part in self._rows:
+            if not x.is_set_to(part):
+                part.copy_(x.detach())
+                x.data = part
 
 
 def _flat(count: int, like_this: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

@@ -185,6 +185,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         try:
             loss = self.optim.step(**with_closure, **kwargs)
             copy_options(self.optim.param_groups, self.param_groups)
+            if self._buckets is not None:
+                self._buckets.attach()
             self._shares.share()
         except BaseException:
             x = self._all_params[0]
