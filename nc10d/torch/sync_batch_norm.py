@@ -3,9 +3,10 @@
     model = nc10d.torch.SyncBatchNorm.convert_sync_batchnorm(model)
 
 Contract: outputs, running statistics and gradients are those of BatchNorm on the concatenation of
-all ranks' batches, up to rounding. Ranks' batches may differ in size, and be empty. A forward pass
-in training makes an all_gather, its backward pass an all_reduce; every rank makes both, in the
-order of the module's layers, which is the same on all ranks.
+all ranks' batches, up to rounding. Ranks' batches may differ in size, and be empty; if all are
+empty, running statistics stay as they are. A forward pass in training makes an all_gather, its
+backward pass an all_reduce; every rank makes both, in the order of the module's layers, which is
+the same on all ranks.
 """
 
 from __future__ import annotations
@@ -51,19 +52,25 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             return _BatchNorm.forward(self, input)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        output, mean, variance = _Normalise.apply(input, self.weight, self.bias, self.eps, group)
+        output, mean, variance, total = _Normalise.apply(
+            input, self.weight, self.bias, self.eps, group
+        )
         if self.track_running_stats:
             self.num_batches_tracked.add_(1)
             new = self.momentum
             if new is None:  # the mean of all batches so far
                 new = 1.0 / float(self.num_batches_tracked)
             for running, value in ((self.running_mean, mean), (self.running_var, variance)):
-                running.lerp_(value.to(running.dtype), new)
+                kind = running.dtype
+                running.lerp_(value.to(kind), (total > 0).to(kind) * new)
         return output
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise x by the mean and the variance of all ranks; return them with the result."""
+    """Normalise x by the mean and the variance of all ranks.
+
+    Return the result, mean, variance, and the number of values of a channel.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, group: ProcessGroup) -> Any:
@@ -80,31 +87,32 @@ class _Normalise(torch.autograd.Function):
         means, squares, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1:]
         # Deviations from each rank's mean, then of these means: sums of squares would cancel.
         total = counts.sum()
-        mean = (means * counts).sum(0) / total
+        divisor = total.clamp(min=1)
+        mean = (means * counts).sum(0) / divisor
         deviations = (squares + counts * (means - mean) ** 2).sum(0)
-        scale = torch.rsqrt(deviations / total + eps)
+        scale = torch.rsqrt(deviations / divisor + eps)
         ctx.group, ctx.dims, ctx.has_bias = group, dims, bias is not None
-        ctx.save_for_backward(x, weight, mean, scale, total)
+        ctx.save_for_backward(x, weight, mean, scale, divisor)
         output = (wide - _column(mean, x)) * _column(scale, x)
         if weight is not None:
             output = output * _column(weight, x)
         if bias is not None:
             output = output + _column(bias, x)
         variance = deviations / (total - 1).clamp(min=1)
-        ctx.mark_non_differentiable(mean, variance)
-        return output.to(x.dtype), mean, variance
+        ctx.mark_non_differentiable(mean, variance, total)
+        return output.to(x.dtype), mean, variance, total
 
     @staticmethod
     @once_differentiable  # autograd does not see the reduction of a second derivative
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight, mean, scale, total = ctx.saved_tensors
+        x, weight, mean, scale, divisor = ctx.saved_tensors
         given = gradients[0].to(mean.dtype)
         normal = (x.to(mean.dtype) - _column(mean, x)) * _column(scale, x)
         channels = mean.numel()
         sums = torch.cat([given.sum(ctx.dims), (given * normal).sum(ctx.dims)])
         own = sums.clone()
         ctx.group.all_reduce(sums)
-        shift, slope = sums[:channels] / total, sums[channels:] / total
+        shift, slope = sums[:channels] / divisor, sums[channels:] / divisor
         inner = given - _column(shift, x) - normal * _column(slope, x)
         inner = inner * _column(scale if weight is None else scale * weight, x)
         to_weight = None if weight is None else own[channels:].to(weight.dtype)
