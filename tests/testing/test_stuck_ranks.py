@@ -32,6 +32,13 @@ def other_order(group: Any) -> None:
     (pair if group.rank else group).barrier()
 
 
+def other_order_after_a_future(group: Any) -> None:
+    work = group.all_reduce(np.ones(2), async_op=True)
+    work.get_future()
+    work.wait()
+    other_order(group)
+
+
 def play_a_circle(function: Any) -> None:
     start = time.monotonic()
     with pytest.raises(CollectiveMismatch, match=r"in a circle .*test_stuck_ranks\.py:\d+"):
@@ -48,7 +55,9 @@ def in_own_process(call: str) -> None:
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
 
 
-@pytest.mark.parametrize("function", ["receives_first", "other_order"])
+@pytest.mark.parametrize(
+    "function", ["receives_first", "other_order", "other_order_after_a_future"]
+)
 def test_threads_that_wait_in_a_circle_are_told_so(function: str) -> None:
     in_own_process(f"play_a_circle(test_stuck_ranks.{function})")
 

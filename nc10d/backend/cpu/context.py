@@ -53,6 +53,9 @@ class WorkList(Protocol):
     def notify(self) -> bool:
         """Finish Works that have ended; return True to be called again soon."""
 
+    def pending(self) -> bool:
+        """Return whether a Work is left to finish, or its callbacks run."""
+
     def disown(self) -> None:
         """Become unusable in a forked child."""
 
@@ -233,8 +236,8 @@ class Context:
                     notifier.start_in(self, "_notifier")
 
     def notifies(self) -> bool:
-        """Return whether the notifier runs; its callbacks may make calls of their own."""
-        return self._notifier is not None
+        """Return whether a callback is pending or runs; it may make calls of its own."""
+        return any(works.pending() for works in self._live_work_lists())
 
     def poke_notifier(self) -> bool:
         """Make the notifier look at all Works; return False if it can't run any more."""

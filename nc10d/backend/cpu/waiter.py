@@ -179,9 +179,13 @@ class Waiter:
                 work._finish(error)
             if work._state != 0:
                 # A waiting thread that has found the end leaves the callbacks to this `_finish`.
-                self._watched.discard(work)
                 work._finish()
+                self._watched.discard(work)
         return any(isinstance(work, QueuedReceive) for work in list(self._watched))
+
+    def pending(self) -> bool:
+        """Return whether a watched Work is in flight, or its callbacks run."""
+        return bool(self._watched)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Watched Works refer to their waiter: a collection finds both. They end as by `close`.
