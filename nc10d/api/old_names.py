@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.api.calls import all_gather_into_tensor, gather_single, reduce_scatter_tensor
+from nc10d.arrays.arguments import check_elements, each_once
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import SUM, Array, ReduceOp
@@ -54,7 +55,11 @@ def gather_into_tensor(
 def all_reduce_coalesced(
     tensors: Sequence[Array], op: ReduceOp = SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Reduce each of `tensors` as all_reduce does, in a single submission; deprecated."""
+    """Reduce each of `tensors` as all_reduce does, in a single submission; deprecated.
+
+    An array that the list has twice is reduced once. ValueError if two share a part of their
+    memory.
+    """
     warn_deprecated("all_reduce_coalesced", "coalescing_manager")
     found = group_or_default(group)
     if isinstance(found, NonMember):
@@ -63,7 +68,7 @@ def all_reduce_coalesced(
     if not isinstance(tensors, (list, tuple)):
         tensors = [tensors]
     with found.coalescing_manager(async_ops=async_op) as block:
-        for tensor in tensors:
+        for tensor in each_once("all_reduce_coalesced", "tensors", tensors):
             found.all_reduce(tensor, op)
     return block.works[0] if block.works else None
 
@@ -76,7 +81,8 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Copy rank r's i-th input into every rank's `output_tensor_lists[r][i]`; deprecated.
 
-    A single submission, which gathers each input as all_gather does.
+    A single submission, which gathers each input as all_gather does. ValueError if an output shares
+    memory with arrays of another i.
     """
     warn_deprecated("all_gather_coalesced", "coalescing_manager")
     found = group_or_default(group)
@@ -86,9 +92,11 @@ def all_gather_coalesced(
     if any(len(outputs) != len(input_tensor_list) for outputs in output_tensor_lists):
         count = len(input_tensor_list)
         raise ValueError(f"each list of output_tensor_lists must have {count} arrays, as the input")
+    outs = [[outputs[i] for outputs in output_tensor_lists] for i in range(len(input_tensor_list))]
+    check_elements("all_gather_coalesced", outs, input_tensor_list)
     with found.coalescing_manager(async_ops=async_op) as block:
-        for i, tensor in enumerate(input_tensor_list):
-            found.all_gather([outputs[i] for outputs in output_tensor_lists], tensor)
+        for out, tensor in zip(outs, input_tensor_list, strict=True):
+            found.all_gather(out, tensor)
     return block.works[0] if block.works else None
 
 

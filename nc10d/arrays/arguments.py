@@ -220,17 +220,52 @@ def _same_elements(a: Buffer, b: Buffer) -> bool:
     )
 
 
-def check_disjoint(arguments: Sequence[Argument]) -> None:
-    """Raise ValueError if an output shares memory with another argument."""
+def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) -> None:
+    """Raise ValueError if an output shares memory with another argument.
+
+    `elements` has a number for each argument; those of the same number are not compared.
+    """
     # Sorted by address, so that only arguments whose spans overlap are compared exactly.
-    ordered = sorted((x for x in arguments if x.buffer.count), key=lambda x: x.buffer.span)
-    for index, x in enumerate(ordered):
+    both = zip(arguments, elements or range(len(arguments)), strict=True)
+    given = [pair for pair in both if pair[0].buffer.count]
+    ordered = sorted(given, key=lambda pair: pair[0].buffer.span)
+    for index, (x, element) in enumerate(ordered):
         end = x.buffer.span[1]
-        for y in ordered[index + 1 :]:
+        for y, other in ordered[index + 1 :]:
             if y.buffer.span[0] >= end:
                 break
-            if (x.written or y.written) and overlap(x.buffer, y.buffer):
+            if element != other and (x.written or y.written) and overlap(x.buffer, y.buffer):
                 raise ValueError(f"{x.call}: {x.name} and {y.name} must not share memory")
+
+
+def each_once(call: str, name: str, xs: Sequence[Any]) -> list[Any]:
+    """Return the arrays of a list that a call changes in place, each memory once.
+
+    ValueError if two of them share a part of their memory.
+    """
+    found: dict[Any, tuple[Any, Argument]] = {}
+    for index, x in enumerate(xs):
+        argument = array(call, f"{name}[{index}]", x, written=True)
+        memory = argument.buffer
+        form = memory.count if memory.contiguous else (memory.shape, memory.strides)
+        # Empty arrays share nothing: peers have them at any addresses.
+        place = (memory.address, memory.dtype, form) if memory.count else index
+        found.setdefault(place, (x, argument))
+    check_disjoint([argument for _, argument in found.values()])
+    return [x for x, _ in found.values()]
+
+
+def check_elements(call: str, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> None:
+    """Check a call on lists: it writes `outputs[i]` from `inputs[i]`, for every i at once.
+
+    ValueError if an output shares memory with an array of another i.
+    """
+    found, elements = [], []
+    for index, (outs, x) in enumerate(zip(outputs, inputs, strict=True)):
+        found += [array(call, f"outputs[{index}]", out, written=True) for out in outs]
+        found.append(array(call, f"inputs[{index}]", x, written=False))
+        elements += [index] * (1 + len(outs))
+    check_disjoint(found, elements)
 
 
 def split_counts(x: Argument, name: str, splits: Sequence[int] | None, size: int) -> list[int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
+from nc10d.arrays.arguments import check_elements, each_once
 from nc10d.backend.base import LISTS, NOTHING
 from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
@@ -70,12 +71,12 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.AllReduce, op, x, x, opts, [x])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork | None:
-        """Reduce tensors in place, together."""
+        """Reduce tensors in place, together; a tensor that the list has twice is reduced once."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         op, xs = reduction(opts.reduceOp), [*tensors]
 
         def calls(timeout: timedelta | None) -> None:
-            for x in xs:
+            for x in each_once("all_reduce_coalesced", "tensors", xs):
                 self.nc10d_group.all_reduce(x, op, timeout=timeout)
 
         return self._together("all_reduce", xs, calls, opts, xs)
@@ -120,9 +121,12 @@ class TorchCalls(TorchLauncher):
         if len(outputs) != self.nc10d_group.size() or {*map(len, outputs)} != {len(inputs)}:
             raise ValueError("outputs must be a list for each rank, as long as that of inputs")
 
+        outs = [[*xs] for xs in zip(*outputs, strict=True)]
+
         def calls(timeout: timedelta | None) -> None:
-            for index, x in enumerate(inputs):
-                self.nc10d_group.all_gather([xs[index] for xs in outputs], x, timeout=timeout)
+            check_elements("all_gather_coalesced", outs, inputs)
+            for xs, x in zip(outs, inputs, strict=True):
+                self.nc10d_group.all_gather(xs, x, timeout=timeout)
 
         written = [x for xs in outputs for x in xs]
         return self._together("all_gather", [*inputs], calls, opts, written)
@@ -134,6 +138,7 @@ class TorchCalls(TorchLauncher):
         opts = opts or c10d.AllgatherOptions()
 
         def calls(timeout: timedelta | None) -> None:
+            check_elements("all_gather_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.all_gather_into_tensor(output, x, timeout=timeout)
 
@@ -166,6 +171,7 @@ class TorchCalls(TorchLauncher):
         op = reduction(opts.reduceOp)
 
         def calls(timeout: timedelta | None) -> None:
+            check_elements("reduce_scatter_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.reduce_scatter_tensor(output, x, op, timeout=timeout)
 

@@ -155,6 +155,23 @@ def all_reduces_together(group, rank):
     return torch.cat(xs), torch.full((5,), 6.0)
 
 
+def a_tensor_twice_in_a_list(group, rank):
+    x = mine(rank, 2, 2)
+    found = waited(group.allreduce_coalesced([x, x, x.view(4)]))
+    assert [y.data_ptr() for y in found] == [x.data_ptr()] * 3
+    return x, torch.full((2, 2), 6.0)
+
+
+def a_tensor_twice_in_a_block(group, rank):
+    """Calls in a block are in order, as blocks of nc10d are."""
+    x = mine(rank, 2)
+    group._start_coalescing(torch.device("cpu"))
+    group.allreduce([x])
+    group.allreduce([x])
+    assert group._end_coalescing(torch.device("cpu")).wait()
+    return x, torch.full((2,), 18.0)
+
+
 def gathers_together(group, rank):
     outs = [torch.zeros(SIZE), torch.zeros(SIZE, 2)]
     waited(group.all_gather_single_coalesced(outs, [mine(rank, 1), mine(rank, 2)]))
@@ -215,6 +232,8 @@ CALLS = [
     message,
     coalesced_messages,
     all_reduces_together,
+    a_tensor_twice_in_a_list,
+    a_tensor_twice_in_a_block,
     gathers_together,
     reduce_scatters_together,
     sparse,
@@ -386,12 +405,19 @@ def test_a_barrier_names_the_missing_rank_in_gloo_s_words():
     assert last.startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
 
 
+ZEROS, ONE = torch.zeros(SIZE), torch.ones(1)
 MISTAKES = {
     "two tensors": lambda group: group.allreduce([torch.zeros(1), torch.zeros(1)]),
     "no tensor": lambda group: group.broadcast([]),
     "wrong root": lambda group: group.broadcast(torch.zeros(1), SIZE),
     "wrong sizes": lambda group: group.all_gather_single(torch.zeros(2), torch.zeros(1)),
     "a list too few": lambda group: group.allgather_coalesced([], [torch.zeros(1)]),
+    "tensors that overlap": lambda group: group.allreduce_coalesced([ZEROS[:2], ZEROS[1:]]),
+    "an output twice": lambda group: group.all_gather_single_coalesced([ZEROS] * 2, [ONE, ONE]),
+    "an output twice, of sums": lambda group: group.reduce_scatter_single_coalesced(
+        [ONE, ONE], [ZEROS, ZEROS]
+    ),
+    "a list twice": lambda group: group.allgather_coalesced([[ONE, ONE]] * SIZE, [ONE, ONE]),
     "sparse maximum": lambda group: group.allreduce(torch.zeros(1).to_sparse(), dist.ReduceOp.MAX),
     "options of another call": lambda group: group.barrier(c10d.AllreduceOptions()),
 }
