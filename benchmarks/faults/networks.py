@@ -5,7 +5,6 @@ Hosts are network namespaces with a virtual link between them, which only root c
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -15,11 +14,10 @@ from benchmarks.faults.forked_ranks import ForkedRanks, Report
 from benchmarks.faults.results import LIMIT, Result, numbers, outcome_of
 from benchmarks.libraries.c10d import C10dLibrary
 from nc10d.errors import UnsupportedPlatform
-from nc10d.testing.hosts.namespaces import DEVICE, ip, network
+from nc10d.testing.hosts.namespaces import DEVICE, enter, ip, network
 
 HOSTS = 2
 _CUT = 0
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <linux/sched.h>
 
 
 def cut_off(library: C10dLibrary, count: int) -> Result:
@@ -59,10 +57,7 @@ def _cut(ranks: ForkedRanks) -> None:
 
 
 def _enter(name: str) -> None:
-    """Move this thread to a host, with all threads and processes that it starts later."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{name}") as file:
-        if libc.setns(file.fileno(), _NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
+    """Move this thread to a host, and let libraries use its network."""
+    enter(name)
     os.environ["NC10D_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
     os.environ["NC10D_INSECURE"] = "1"  # no other process reaches that network

@@ -12,7 +12,8 @@ REASON = why_not()
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_both_sides_of_a_cut_link_name_the_other() -> None:
+def test_both_sides_of_a_cut_link_name_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_PEER_TIMEOUT", "3")
     library = Nc10d()
     library.warm()
     cell = networks.cut_off(library, 1)

@@ -24,6 +24,7 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
 from nc10d.backend.cpu.control.router import ControlledGroup, GroupReference, LiveGroups, Router
+from nc10d.backend.cpu.control.silence import peer_seconds
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
 from nc10d.backend.cpu.engine.channel import Words
@@ -72,6 +73,7 @@ class Context:
         self._lock = threading.RLock()
         self._events = self._wake = self._look = -1
         entry_points.prepare()
+        self._peer_seconds = peer_seconds()
         self.number = rank
         self.pid = os.getpid()
         self._closing = False
@@ -134,7 +136,7 @@ class Context:
         if len(self.topology.hosts) > 1:
             self.remote_hosts = RemoteHosts(self.number, self.topology, self.rank_block, store)
             wires |= self.remote_hosts.connect(store, deadline)
-        self.router = Router(wires, self.near, self.live_groups, self._look)
+        self.router = Router(wires, self.near, self.live_groups, self._look, self._peer_seconds)
 
     def start(self) -> None:
         """Start the control thread. Receivers of its messages have been set before."""

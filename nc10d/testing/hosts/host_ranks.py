@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from functools import partial
 from typing import Any
 
 from nc10d.auth.token import VALUE, new_token
 from nc10d.store import TCPStore
-from nc10d.testing.hosts.namespaces import network
+from nc10d.testing.hosts.namespaces import enter, network
 from nc10d.testing.rank_workers import ProcessWorker, RankWorker, join_group
 from nc10d.testing.ranks import Ranks
 
 PORT = 29500
 """The store's port: no other program listens in a new namespace."""
-NETWORK_NAMESPACE = 0x40000000
-"""CLONE_NEWNET of <sched.h>."""
 _servers: list[TCPStore] = []
 """The store of a job whose rank 0 is this process; it outlives the job's groups."""
 
@@ -50,18 +47,9 @@ def _join(
     namespace: str, token: str, address: str, rank: int, size: int, options: dict[str, Any]
 ) -> None:
     """Join the group as a process of a namespace; rank 0 has the store."""
-    _enter(namespace)
+    enter(namespace)
     os.environ[VALUE] = token  # other processes of the machine may reach the bridge
     if rank == 0 and not _servers:
         _servers.append(TCPStore(address, PORT, size, is_master=True, wait_for_workers=False))
     store = TCPStore(address, PORT, size, is_master=False, wait_for_workers=False)
     join_group(store, size, options, rank)
-
-
-def _enter(namespace: str) -> None:
-    """Move this thread, and those that it starts, into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}") as file:
-        if libc.setns(file.fileno(), NETWORK_NAMESPACE):
-            code = ctypes.get_errno()
-            raise OSError(code, f"setns: {os.strerror(code)}", namespace)

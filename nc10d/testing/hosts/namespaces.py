@@ -11,6 +11,7 @@ may be BBR, whose pacing makes the duration of bursts random.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from nc10d.errors import UnsupportedPlatform
 
 DEVICE = "eth0"
 CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
+_NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET of <sched.h>
 _networks = itertools.count()
 
 
@@ -59,6 +61,15 @@ def ip(*words: str) -> str:
         message = f"network namespaces can't be made here: {done.stderr.strip()}"
         raise UnsupportedPlatform(message)
     return done.stdout
+
+
+def enter(name: str) -> None:
+    """Move this thread, and the threads and processes that it starts later, to the host `name`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as file:
+        if libc.setns(file.fileno(), _NETWORK_NAMESPACE):
+            code = ctypes.get_errno()
+            raise OSError(code, f"setns: {os.strerror(code)}", name)
 
 
 def why_not() -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import select
 import socket
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.control.connections import ControlConnection, ControlConnections, framed
+from nc10d.backend.cpu.control.silence import LOOKS, SilenceWatch, peer_seconds
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -140,3 +143,59 @@ def test_a_body_that_is_no_message_ends_the_connection_and_nothing_else(body: by
         select.select([near], [], [], 5.0)
         assert connection.receive() == []
         assert connection.ended == "it does not keep to the protocol"
+
+
+def test_any_segment_ends_a_silence(ends: Pair) -> None:
+    near, far = ends
+    watch = SilenceWatch(near, 10.0)
+    for _ in range(2):
+        far.sendall(b"x")
+        select.select([near], [], [], 5.0)
+        near.recv(1)
+        assert not watch.look()
+        assert next(looks for looks in itertools.count(1) if watch.look()) >= LOOKS
+
+
+def test_a_silent_rank_is_lost_and_told_of_it(ends: Pair) -> None:
+    near, far = ends
+    heard: list[object] = []
+    control = ControlConnections(
+        {7: near},
+        lambda number, message: heard.append((number, message)),
+        lambda number, reason: heard.append((number, reason)),
+        seconds=0.01,
+    )
+    poller = select.poll()
+    control.register(poller)
+    while not heard:
+        left = control.look()
+        assert left is not None
+        for fd, _ in poller.poll(1000 * left):
+            assert control.ready(fd, poller)
+    assert heard == [(7, "no answer for 0.01 s")]
+    far.settimeout(5.0)
+    with contextlib.suppress(ConnectionResetError):
+        assert far.recv(1) == b""
+    control.send([7], LAST)
+    control.close()
+
+
+def test_ranks_of_a_host_are_never_silent() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        control = ControlConnections({7: near}, lambda *_: None, lambda *_: None, seconds=0.0)
+        assert control.look() is None
+        assert control.lost(7) is None
+
+
+def test_the_longest_silence_is_seconds_that_loss_alone_does_not_fill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NC10D_PEER_TIMEOUT", raising=False)
+    assert peer_seconds() == 10.0
+    monkeypatch.setenv("NC10D_PEER_TIMEOUT", "3")
+    assert peer_seconds() == 3.0
+    for text in ("2.9", "-1", "nan", "inf", "soon"):
+        monkeypatch.setenv("NC10D_PEER_TIMEOUT", text)
+        with pytest.raises(ValueError, match=f"NC10D_PEER_TIMEOUT is a number .*{text}"):
+            peer_seconds()

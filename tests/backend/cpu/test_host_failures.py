@@ -177,7 +177,8 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) ->
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_only_slow() -> None:
+def test_a_stopped_rank_is_only_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NC10D_PEER_TIMEOUT", "3")
     with job("ab", count=1 << 20) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"

@@ -2,8 +2,8 @@
 
 They serve two purposes:
 
-- Failure detection between hosts. The kernel closes a connection when its process ends. Keepalive
-  probes detect a vanished host within seconds; the kernel of a stopped process answers them.
+- Failure detection between hosts. The kernel closes a connection when its process ends. Silence
+  shows that a host has vanished (silence.py).
 - Group control: consensus on causes and on survivors, announcements of ranks that leave a group,
   and wait notices of deadlock detection.
 
@@ -17,21 +17,14 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from nc10d.backend.cpu.control.silence import DEFAULT_SECONDS, LOOKS, SilenceWatch
 from nc10d.base.signal_errors import raised_here, suppress_here
 
-# A vanished host is detected after KEEPIDLE + KEEPCNT * KEEPINTVL seconds, or when sent data is
-# not acknowledged for USER_TIMEOUT milliseconds (tcp(7)). Data connections have no such limit: a
-# stopped process would trip it as soon as its receive buffer is full.
-_OPTIONS = {
-    socket.TCP_KEEPIDLE: 1,
-    socket.TCP_KEEPINTVL: 1,
-    socket.TCP_KEEPCNT: 2,
-    socket.TCP_USER_TIMEOUT: 2200,
-}
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 16
 _BROKEN = "it does not keep to the protocol"
@@ -50,15 +43,16 @@ Message = dict[str, Any]
 class ControlConnection:
     """The connection to rank `number` of the job; `ended` is the reason once it has ended."""
 
-    def __init__(self, number: int, wire: socket.socket) -> None:
+    # `seconds` is the longest silence of a rank on another host.
+
+    def __init__(self, number: int, wire: socket.socket, seconds: float = DEFAULT_SECONDS) -> None:
         self.number, self.wire = number, wire
         self.ended: str | None = None
         self._lock = threading.Lock()
         self._out: deque[bytes] = deque()
         self._in = bytearray()
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OPTIONS.items() if wire.family != socket.AF_UNIX else ():
-            wire.setsockopt(socket.IPPROTO_TCP, option, value)
+        # Between processes of a host the kernel tells every end.
+        self._watch = None if wire.family == socket.AF_UNIX else SilenceWatch(wire, seconds)
 
     def send(self, data: bytes) -> bool:
         """Send a `framed` message without blocking; return False if a part of it waits for `flush`.
@@ -108,6 +102,19 @@ class ControlConnection:
                 break
             self._in += data
         return list(self._messages())
+
+    def look(self) -> bool:
+        """Return whether the peer has been silent for too long; to be called in equal steps."""
+        return self._watch is not None and self._watch.look()
+
+    def give_up(self, reason: str) -> None:
+        """End the connection; the poller reports it."""
+        self._end(reason)
+        with suppress_here(OSError):
+            # A reset, when the socket is closed: a peer that still hears learns of the end at once.
+            # The regular end would queue behind data that the peer can't acknowledge.
+            self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.wire.shutdown(socket.SHUT_RDWR)
 
     def _messages(self) -> Iterable[Message]:
         while len(self._in) >= _LENGTH.size:
@@ -160,9 +167,14 @@ class ControlConnections:
         on_message: Callable[[int, Message], None],
         on_end: Callable[[int, str], None],
         wake: Callable[[], object] = lambda: None,
+        seconds: float = DEFAULT_SECONDS,
     ) -> None:
-        """`wake` makes the polling thread call `register` again."""
-        self.connections = {number: ControlConnection(number, wires[number]) for number in wires}
+        """`wake` makes the polling thread call `register` again; `seconds` as in peer_seconds."""
+        self.connections = {
+            number: ControlConnection(number, wire, seconds) for number, wire in wires.items()
+        }
+        self._between_hosts = any(wire.family != socket.AF_UNIX for wire in wires.values())
+        self._seconds, self._next_look = seconds, 0.0
         self._by_fd = {each.wire.fileno(): each for each in self.connections.values()}
         self._ended: dict[int, str] = {}
         self._on_message, self._on_end, self.wake = on_message, on_end, wake
@@ -200,9 +212,23 @@ class ControlConnections:
             poller.modify(fd, connection.events())
         else:
             poller.unregister(fd)
+            del self._by_fd[fd]
+            connection.wire.close()
             self._ended[connection.number] = connection.ended
             self._on_end(connection.number, connection.ended)
         return True
+
+    def look(self) -> float | None:
+        """End silent connections; return the seconds until the next call, None if never."""
+        if not self._between_hosts:
+            return None
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self._seconds / LOOKS
+            for connection in self._by_fd.values():
+                if connection.ended is None and connection.look():
+                    connection.give_up(f"no answer for {self._seconds:g} s")
+        return self._next_look - now
 
     def close(self, *, shared: bool = False) -> None:
         """Close all connections; if `shared` (in a forked child), they stay open in the parent."""

@@ -107,8 +107,12 @@ class Router:
         near: Container[int],
         groups: LiveGroups,
         wake_fd: int,
+        seconds: float,
     ) -> None:
-        """`wake_fd` is an eventfd of the caller, who closes it after `stop`."""
+        """`wake_fd` is an eventfd of the caller, who closes it after `stop`.
+
+        A rank of another host is lost after `seconds` of silence.
+        """
         self.on_job_message: Callable[[Message], object] | None = None
         """The receiver of messages in OF_THE_JOB; set before the control thread starts."""
         self._near = near
@@ -116,7 +120,7 @@ class Router:
         self._early: list[tuple[int, Message]] = []
         self._lock = threading.RLock()
         self._wake_fd, self._stopped = wake_fd, False
-        self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake)
+        self.control = ControlConnections(wires, self._on_message, self._on_end, self.wake, seconds)
 
     def wake(self) -> None:
         """Make the control thread look at connections and times again."""
@@ -143,8 +147,8 @@ class Router:
         return True
 
     def overdue(self) -> float | None:
-        """Let overdue consensus of all groups go on; return ms until the next look, or None."""
-        left = [group.overdue() for group in self._groups.all()]
+        """Let overdue consensus go on, end silent connections; return ms to the next call."""
+        left = [self.control.look(), *(group.overdue() for group in self._groups.all())]
         waits = [seconds for seconds in left if seconds is not None]
         return 1000.0 * min(waits) if waits else None
 
