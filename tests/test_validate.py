@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.arrays.validate import validate
 from nc10d.ops import (
     AVG,
@@ -29,6 +32,7 @@ from nc10d.ops import (
 )
 
 RANK, SIZE = 1, 3
+ROOT = Path(__file__).parent.parent
 
 
 def f(n: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -78,6 +82,7 @@ GOOD = [
     Scatter(f(4), fs(1, 4, 2), RANK),
     Send(frozen(4), 0),
     Recv(f(4), None, 7),
+    Recv(f(4), None, LARGEST_TAG),
     Barrier(),
 ]
 
@@ -146,6 +151,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (Send(f(4), RANK), ValueError, "send: dst must be another rank"),
     (Send(f(4), 3), ValueError, "send: dst"),
     (Send(f(4), 0, -1), ValueError, "send: tag .* got -1"),
+    (Send(f(4), 0, LARGEST_TAG + 1), ValueError, r"send: tag .* below 2\*\*63"),
+    (Recv(f(4), 0, LARGEST_TAG + 1), ValueError, "recv: tag"),
     (Send(f(4), None), TypeError, "dst must be an integer"),  # type: ignore[arg-type]
     (Recv(f(4), RANK), ValueError, "recv: src must be another rank"),
     (Recv(frozen(4), 0), ValueError, "read-only"),
@@ -192,3 +199,11 @@ def test_a_check_changes_nothing() -> None:
     before = x.copy()
     validate(AllReduce(x, SUM), 0, 2)
     assert np.array_equal(x, before)
+
+
+@pytest.mark.parametrize("page", ["limits", "collectives"])
+def test_a_page_names_the_largest_tag(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    found = re.search(r"[Tt]ags\b.* 0 to 2\*\*(\d+) - 1", text)
+    assert found
+    assert 2 ** int(found[1]) - 1 == LARGEST_TAG
