@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import CollectiveMismatch, PeerLost
+from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from nc10d.testing import Ranks, run_ranks
 
 SOON = 45.0
@@ -51,7 +51,7 @@ def in_own_process(call: str) -> None:
 
     That has threads which could make a call, and so end a wait, for all that the engine knows.
     """
-    script = f"import test_stuck_ranks; test_stuck_ranks.{call}"
+    script = f"import test_stuck_ranks; from nc10d.testing import run_ranks; {call}"
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
 
 
@@ -59,7 +59,20 @@ def in_own_process(call: str) -> None:
     "function", ["receives_first", "other_order", "other_order_after_a_future"]
 )
 def test_threads_that_wait_in_a_circle_are_told_so(function: str) -> None:
-    in_own_process(f"play_a_circle(test_stuck_ranks.{function})")
+    in_own_process(f"test_stuck_ranks.play_a_circle(test_stuck_ranks.{function})")
+
+
+def probes(group: Any) -> None:
+    pair = dist.new_group([0, 1])
+    pair.set_timeout(0.5)  # several times the wait after which the search begins
+    if group.rank == 0:
+        with pytest.raises(CollectiveTimeout):
+            pair.barrier()
+    group.barrier()
+
+
+def test_a_group_with_a_short_timeout_may_probe_a_peer_that_waits_in_another_group() -> None:
+    in_own_process("run_ranks(test_stuck_ranks.probes, 2, timeout=60.0)")
 
 
 def one_returns(group: Any, message: bool) -> int:
@@ -84,7 +97,7 @@ def play_a_return(kind: Any, message: bool) -> None:
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("message", [False, True])
 def test_a_rank_that_has_returned_counts_as_left(kind: str, message: bool) -> None:
-    in_own_process(f"play_a_return({kind!r}, {message})")
+    in_own_process(f"test_stuck_ranks.play_a_return({kind!r}, {message})")
 
 
 def returns_late(group: Any, late: int) -> float:

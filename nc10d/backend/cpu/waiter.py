@@ -62,7 +62,7 @@ class Waiter:
                     self.health.engine_failed(channel, answer)
                 # A wait that ends earlier by itself gets no notice, which would not stay true.
                 elif answer == 0 and until.at >= limit.at:
-                    self._check_deadlock(channel, submission)
+                    self._check_deadlock(channel, limit.limit, submission)
                 failure = self.health.check_wait(work.ops, channel, limit)
                 if failure is not None or until.expired():
                     return failure
@@ -77,7 +77,7 @@ class Waiter:
         deadline = Deadline(time.monotonic() + max(0.0, timeout - SLICE), timeout)
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
-                if self._check_deadlock(channel):
+                if self._check_deadlock(channel, timeout):
                     break
                 slice_ns = max(1, int(deadline.slice(SLICE / 2) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
@@ -94,9 +94,11 @@ class Waiter:
         # The stored error was never raised: it has no traceback.
         raise copy_to_raise(failure) from None
 
-    def _check_deadlock(self, channel: Channel, submission: Submission | None = None) -> bool:
+    def _check_deadlock(
+        self, channel: Channel, timeout: float, submission: Submission | None = None
+    ) -> bool:
         """Publish this thread's wait; report and return whether it is part of a deadlock."""
-        cycle = self._detector.find_deadlock(self.group, channel, submission)
+        cycle = self._detector.find_deadlock(self.group, channel, timeout, submission)
         if cycle is not None:
             self.health.report_deadlock(channel, cycle)
         return cycle is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -263,6 +263,7 @@ wait_notices = st.builds(
     st.lists(
         st.builds(ProgressState, *[st.integers(-(2**63), 2**63 - 1)] * 2, st.booleans()), max_size=5
     ).map(tuple),
+    st.floats(allow_nan=False),
 )
 
 
@@ -295,6 +296,10 @@ def test_a_cycle_of_any_size_is_found_from_each_of_its_ranks(size: int) -> None:
     if size > 1:
         for me in range(size):
             assert find_cycle(me, notices) == [(me + i) % size for i in range(size)]
+        timed = {me: replace(notice, timeout=300.0) for me, notice in notices.items()}
+        assert find_cycle(0, timed)
+        timed[0] = replace(notices[0], timeout=1.5)  # this rank leaves the cycle by its timeout
+        assert all(find_cycle(me, timed) == [] for me in timed)
     del notices[0]
     assert all(find_cycle(me, notices) == [] for me in notices)
 

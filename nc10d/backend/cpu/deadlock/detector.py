@@ -74,13 +74,14 @@ class DeadlockDetector:
             self._groups = (*live, weakref.ref(group))
 
     def find_deadlock(
-        self, group: Group, channel: Channel, submission: Submission | None
+        self, group: Group, channel: Channel, timeout: float, submission: Submission | None
     ) -> str | None:
         """Publish that this thread waits in a channel; return the text of a deadlock, or None.
 
         The thread waits for `submission`, or for the program that it runs itself (None).
+        `timeout` is that of the operation, in seconds.
         """
-        notice = self._notice(group, channel) if self._alone() else None
+        notice = self._notice(group, channel, timeout) if self._alone() else None
         # The channel may have gone on to the next submission, which is not this thread's wait.
         if notice is None or (submission is not None and submission.finished()):
             self.clear()
@@ -177,11 +178,12 @@ class DeadlockDetector:
         own |= bystanders
         return all(ident in own or idles(frame) for ident, frame in frames.items())
 
-    def _notice(self, group: Group, channel: Channel) -> WaitNotice | None:
+    def _notice(self, group: Group, channel: Channel, timeout: float) -> WaitNotice | None:
         needs = tuple(_needs(group, channel))
         if not needs:
             return None
-        return WaitNotice(_words(self._context.number, group, channel), needs, self._progress())
+        words = _words(self._context.number, group, channel)
+        return WaitNotice(words, needs, self._progress(), timeout)
 
     def _progress(self) -> tuple[ProgressState, ...]:
         groups = filter(None, [reference() for reference in self._groups])

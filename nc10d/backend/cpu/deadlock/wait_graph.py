@@ -14,6 +14,9 @@ notice, and it has been waiting ever since: a contradiction. This takes counts t
 group's counts end with the group, so a rank that has left a group counts as having met all needs
 there.
 
+All waits of a cycle have the same timeout. The one with the shortest would end by it, and fail its
+own group alone, while the others go on: a rank may probe its peers by such a wait.
+
 Between hosts a notice is a probe that follows the needs (Chandy, Misra and Haas 1983, "Distributed
 deadlock detection"): a waiting rank forwards the notices of the ranks that wait for it.
 """
@@ -26,9 +29,10 @@ from dataclasses import dataclass
 
 from nc10d.base.text import RETURNED
 
-_HEAD = struct.Struct("<3H")
+_HEAD = struct.Struct("<3Hd")
 _NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
+NO_TIMEOUT = -1.0
 MOST_DESCRIBED = 8
 """Most ranks of a cycle that an error describes: an error that all ranks share is cut at 1,920
 bytes, and a control message beyond 64 KiB ends its connection."""
@@ -64,11 +68,19 @@ class ProgressState:
 
 @dataclass(frozen=True, slots=True)
 class WaitNotice:
-    """A waiting rank: a description for errors, its needs, and its progress everywhere."""
+    """A waiting rank: a description for errors, its needs, and its progress everywhere.
+
+    `timeout` is that of the operation in seconds; NO_TIMEOUT for a rank that makes no call.
+    """
 
     text: str
     needs: tuple[Need, ...]
     states: tuple[ProgressState, ...]
+    timeout: float = NO_TIMEOUT
+
+    def waits_as_long_as(self, other: WaitNotice) -> bool:
+        """Return whether the timeouts of two waits are the same, or a rank makes no call."""
+        return self.timeout == other.timeout or NO_TIMEOUT in (self.timeout, other.timeout)
 
     def meets(self, need: Need) -> bool:
         """Return whether this rank has met, or may yet meet, another rank's need."""
@@ -87,13 +99,14 @@ class WaitNotice:
         words = self.text.encode(errors="replace")
         rows = [_NEED.pack(n.key, n.until, n.seen, n.rank, n.group) for n in self.needs]
         rows += [_STATE.pack(s.key, s.count, s.busy) for s in self.states]
-        raw = _HEAD.pack(len(words), len(self.needs), len(self.states)) + words + b"".join(rows)
+        head = _HEAD.pack(len(words), len(self.needs), len(self.states), self.timeout)
+        raw = head + words + b"".join(rows)
         return raw if len(raw) <= most else None
 
     @classmethod
     def unpacked(cls, raw: bytes) -> WaitNotice:
         """Return the notice that was packed into `raw`."""
-        length, needs, states = _HEAD.unpack_from(raw)
+        length, needs, states, timeout = _HEAD.unpack_from(raw)
         first = _HEAD.size + length
         second = first + needs * _NEED.size
         rows = _STATE.iter_unpack(raw[second : second + states * _STATE.size])
@@ -101,6 +114,7 @@ class WaitNotice:
             raw[_HEAD.size : first].decode(errors="replace"),
             tuple(Need(*row) for row in _NEED.iter_unpack(raw[first:second])),
             tuple(ProgressState(key, count, bool(busy)) for key, count, busy in rows),
+            timeout,
         )
 
 
@@ -131,9 +145,12 @@ def waiting_for(target: int, notices: Mapping[int, WaitNotice]) -> set[int]:
 
 
 def _needed(rank: int, notices: Mapping[int, WaitNotice]) -> set[int]:
-    """Return the ranks that are known to leave a need of `rank` unmet."""
-    needs = (need for need in notices[rank].needs if need.rank in notices)
-    return {need.rank for need in needs if not notices[need.rank].meets(need)}
+    """Return the ranks that are known to leave a need of `rank` unmet for as long as it waits."""
+    mine = notices[rank]
+    known = ((need, notices[need.rank]) for need in mine.needs if need.rank in notices)
+    return {
+        need.rank for need, other in known if mine.waits_as_long_as(other) and not other.meets(need)
+    }
 
 
 def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:
