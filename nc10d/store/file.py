@@ -150,7 +150,7 @@ class FileStore(LocalStore):
 
 
 def _close(journal: Journal) -> None:
-    with suppress_here(TimeoutError):  # then the file stays as after a death
+    with suppress_here(TimeoutError, BadFrame):  # then the file stays as after a death
         journal.close()
 
 

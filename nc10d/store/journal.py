@@ -1,9 +1,10 @@
 """The file behind FileStore: a journal of requests that processes append and replay.
 
-The file begins with VALIDATE. Requests follow as on the wire: SET, APPEND, DELETE_KEY, QUEUE_PUSH
-and QUEUE_POP, and a PING for every user that opened the file (its process) or closed it (0). To
-read or write, a process locks the file, replays the requests that others have appended, appends its
-own and unlocks. A record whose writer died before it was complete is cut off by the next process.
+The file has records (journal_records.py) of requests as on the wire: SET, APPEND, DELETE_KEY,
+QUEUE_PUSH and QUEUE_POP, and a PING for every user that opened the file (its process) or closed
+it (0). To read or write, a process locks the file, replays the requests that others have appended,
+appends its own and unlocks. A record whose writer died before it was complete is cut off by the
+next process; a damaged record is an error.
 
 Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
 locks access. Every user of the file holds byte 1 in shared mode. A stopped process keeps its lock,
@@ -26,12 +27,11 @@ from typing import TypeVar
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
 from nc10d.store import wire as m
+from nc10d.store.journal_records import HEADER, record, records
 from nc10d.store.values import Values
 
 T = TypeVar("T")
 _ACCESS, _USERS = 0, 1
-_HEADER = m.with_u32(m.VALIDATE, m.MAGIC)
-_UNBOUNDED = m.Limits(key=1 << 40, value=1 << 40, total=1 << 50, items=1 << 40)
 _READ = 1 << 20
 _DEPARTURE = 0  # no process has this number
 _CLOSE_SECONDS = 1.0
@@ -87,8 +87,10 @@ class JournaledValues(Values):
         if kind == m.PING:
             self.arrivals += fields[0] != _DEPARTURE
             self.departures += fields[0] == _DEPARTURE
-        elif kind != m.VALIDATE:
+        elif kind in _REPLAY:
             _REPLAY[kind](self, *fields)
+        else:
+            raise m.BadFrame(f"a record of kind {kind}")
 
 
 _REPLAY: dict[int, Callable[..., object]] = {
@@ -116,7 +118,6 @@ class Journal:
         self.values = JournaledValues()
         self.counted = False  # whether this user is among the arrivals
         self._world_size = world_size
-        self._parser = m.Parser(_UNBOUNDED)
         self.position = 0  # the bytes of the file that the values include
         self._fd = self._open(deadline)
 
@@ -200,34 +201,31 @@ class Journal:
             os.close(fd)
 
     def _catch_up(self) -> None:
-        while data := os.pread(self._fd, _READ, self.position):
-            self.position += len(data)
-            for request in self._parser.feed(data):
+        held = bytearray()
+        while data := os.pread(self._fd, _READ, self.position + len(held)):
+            held += data
+            done = 0
+            for request, end in records(held, self.position):
                 self.values.replay(request)
-        if self._parser.held:
-            self._cut_torn_record()
-
-    def _cut_torn_record(self) -> None:
-        self.position -= len(self._parser.held)
-        os.ftruncate(self._fd, self.position)
-        self._parser = m.Parser(_UNBOUNDED)
-        self._parser.validated = self.position > 0
+                done = end
+            del held[:done]
+            self.position += done
+        if held:  # its writer died before the record was complete
+            os.ftruncate(self._fd, self.position)
 
     def _append(self) -> None:
-        data = b"".join(self.values.changes)
+        data = b"".join(map(record, self.values.changes))
         if not data:
             return
-        data = data if self.position else _HEADER + data
+        data = data if self.position else HEADER + data
         at = self.position
         while at < self.position + len(data):
             at += os.pwrite(self._fd, memoryview(data)[at - self.position :], at)
         self.position = at
-        self._parser.validated = True
         self.values.changes.clear()
 
     def _start_over(self) -> None:
-        values, parser = JournaledValues(), m.Parser(_UNBOUNDED)
-        self.values, self._parser, self.position = values, parser, 0
+        self.values, self.position = JournaledValues(), 0
 
 
 def _open_own(path: str) -> int:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import FileStore
 from nc10d.store import wire as m
+from nc10d.store.journal_records import record
 
 FIXTURES = [HealthCheck.function_scoped_fixture]
 
@@ -120,19 +121,43 @@ def test_a_killed_user_does_not_keep_the_file(path: Path):
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=FIXTURES)
-@given(cut=st.integers(1, 40))
+@given(cut=st.integers(1, 60))
 def test_a_torn_record_is_cut_off(path: Path, cut: int):
     with contextlib.closing(FileStore(path, 1)) as store:
         store.set("k", "v")
-        torn = m.with_values(m.SET, b"torn", b"never finished")[:cut]
+        torn = record(m.with_values(m.SET, b"torn", b"never finished"))
         with path.open("ab") as file:
-            file.write(torn)
+            file.write(torn[:cut])
         twin = store.clone()
-        if cut < 29:
-            assert not twin.check(["torn"])
+        assert twin.check(["torn"]) == (cut >= len(torn))
         twin.add("n", 1)
         assert (store.get("k"), store.get("n")) == (b"v", b"1")
         twin.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=FIXTURES)
+@given(at=st.integers(0, 10_000), change=st.integers(1, 255))
+def test_a_changed_byte_is_an_error_and_cuts_nothing_off(path: Path, at: int, change: int):
+    with contextlib.closing(FileStore(path)) as store:
+        for key in "abc":
+            store.set(key, "value")
+    intact = path.read_bytes()
+    damaged = bytearray(intact)
+    damaged[at % len(intact)] ^= change
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=r"damaged|no file of this version"):
+        FileStore(path)
+    assert path.read_bytes() == damaged
+    path.write_bytes(intact)
+
+
+def test_a_record_of_an_unknown_kind_is_an_error(path: Path):
+    with contextlib.closing(FileStore(path)) as store:
+        store.set("k", "v")
+        with path.open("ab") as file:
+            file.write(record(m.with_key(m.GET, b"/k")))
+        with pytest.raises(StoreError, match="kind 3"):
+            store.get("k")
 
 
 def test_additions_of_processes_add_up(path: Path):
@@ -323,7 +348,7 @@ def test_every_call_fails_on_a_damaged_file(path: Path) -> None:
     with contextlib.closing(FileStore(path)) as store, contextlib.closing(FileStore(path)) as other:
         other.set("a", "1")
         intact = path.read_bytes()
-        path.write_bytes(intact + b"\xee" * 8)
+        path.write_bytes(intact + b"\xee" * 16)
         size = path.stat().st_size
         for _ in range(3):
             with pytest.raises(StoreError):
