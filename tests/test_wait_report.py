@@ -48,6 +48,56 @@ def test_lines_come_at_growing_intervals(
     assert re.fullmatch(expected, caplog.messages[0])
 
 
+Waits = list[WaitReport]
+
+
+def test_one_rank_of_a_host_speaks_for_those_that_wait_for_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(wait_report.time, "monotonic", lambda: now)
+
+    def waiting(meeting: str) -> Waits:
+        waiters = [f"rank {rank} of 17" for rank in range(16)]
+        return [WaitReport(waiter, Deadline(60.0, 60.0), meeting) for waiter in waiters]
+
+    def spoken(reports: Waits, until: int, missing: str = "rank 16 is missing") -> list[str]:
+        nonlocal now
+        before = len(caplog.messages)
+        for second in range(int(now), until):
+            now = float(second)
+            for report in reports:
+                report.look(lambda: missing)
+        return [text.removeprefix("nc10d: ")[:7].strip() for text in caplog.messages[before:]]
+
+    reports, others = waiting("a"), waiting("b")
+    assert spoken(reports, 12) == ["rank 0"] * 2, "at 3 and 6 seconds"
+    assert spoken(others, 13) == ["rank 0"], "another meeting has a speaker of its own"
+    del reports[0]  # its wait is over: the next speaks
+    assert spoken(reports, 60) == ["rank 1"] * 3
+
+
+def test_ranks_that_miss_others_all_speak(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait_report, "FIRST_SECONDS", 0.0)
+    reports = [WaitReport(f"rank {rank} of 4", Deadline(60.0, 60.0)) for rank in range(4)]
+    for report, missing in zip(reports, ["rank 7", "rank 7", "rank 8", "rank 8"], strict=True):
+        report.look(lambda text=missing: text)  # type: ignore[misc]
+    assert [text[-6:] for text in caplog.messages] == ["rank 7", "rank 8"]
+
+
+def test_a_rank_that_dies_leaves_its_role() -> None:
+    script = (
+        "import os, sys, nc10d.base.wait_report as w; w.FIRST_SECONDS = 0.0; w.os.getppid = int\n"
+        "w.WaitReport(sys.argv[1], w.Deadline(9.0, 9.0), 'a').look(lambda: '')\n"
+        "os._exit(1)"
+    )
+    for rank in "01":
+        done = subprocess.run([sys.executable, "-c", script, rank], capture_output=True, text=True)
+        assert f"nc10d: {rank} has waited" in done.stderr
+
+
 def test_a_program_without_logging_sees_lines_on_stderr() -> None:
     script = (
         "import nc10d.base.wait_report as w; w.FIRST_SECONDS = 1.0\n"

@@ -2,27 +2,43 @@
 
 The lines are warnings of the logger `nc10d`: Python shows them on stderr if a program has set up no
 logging. The first comes after three seconds, and each later one when twice the time has passed.
+
+Of the ranks of a host that wait for the same, one speaks: the first whose line is due takes the
+role, and has it until its wait ends. The role is a bound name, which the kernel frees at a death.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import socket
 import time
 from collections.abc import Callable
 
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
-from nc10d.base.text import in_seconds
+from nc10d.base.text import digest, in_seconds
 
 FIRST_SECONDS = 3.0
 
 
 class WaitReport:
-    """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`."""
+    """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`.
 
-    def __init__(self, waiter: str, deadline: Deadline) -> None:
+    `meeting` is equal on all ranks that wait for the same. Without it, those are ranks whose lines
+    name the same missing ranks.
+    """
+
+    def __init__(self, waiter: str, deadline: Deadline, meeting: str = "") -> None:
         self._waiter, self._begun, self._limit = waiter, time.monotonic(), deadline.limit
         self._next = self._begun + FIRST_SECONDS
+        self._meeting = meeting
+        self._role: socket.socket | None = None
+        self._role_name = ""
+
+    def __del__(self) -> None:
+        self._leave_role()
 
     def look(self, missing: Callable[[], str]) -> None:
         """Log a line with `missing()` if a line is due. The caller calls it during the wait."""
@@ -31,12 +47,36 @@ class WaitReport:
             return
         waited = now - self._begun
         self._next = now + waited
+        reason = missing()
+        if not self._speaks(self._meeting or reason):
+            return
         end = "without a timeout" if math.isinf(self._limit) else f"of {in_seconds(self._limit)}"
         call = called(f"{self._waiter} has waited {in_seconds(waited)} {end}", here())
         # Imported here: most programs never log a line.
         import logging
 
-        logging.getLogger("nc10d").warning("nc10d: %s: %s", call, missing())
+        logging.getLogger("nc10d").warning("nc10d: %s: %s", call, reason)
+
+    def _speaks(self, subject: str) -> bool:
+        """Return whether this rank speaks for those of its host that wait for the same."""
+        # Ranks of a job on a host have the same parent, as a rule; strangers must not be silenced.
+        name = digest(f"{os.getuid()} {os.getppid()} {subject}")
+        if self._role is not None and self._role_name == name:
+            return True
+        self._leave_role()
+        role = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            role.bind(f"\0nc10d-wait-{name}")
+        except OSError as error:
+            role.close()
+            return error.errno != errno.EADDRINUSE
+        self._role, self._role_name = role, name
+        return True
+
+    def _leave_role(self) -> None:
+        if self._role is not None:
+            self._role.close()
+            self._role = None
 
     def next_seconds(self) -> float:
         """Return the seconds until the next line is due."""
@@ -44,5 +84,6 @@ class WaitReport:
 
     def timed_out(self, missing: str) -> str:
         """Return the text of the time-out: the waiter, the time, the line, and `missing`."""
+        self._leave_role()
         call = called(f"{self._waiter} timed out after {in_seconds(self._limit)}", here())
         return f"{call}: {missing}"

@@ -59,7 +59,7 @@ def meet(
     call), ranks that disagree on the size, or two processes of one rank. HostLeft once
     `host_left`, which is asked now and then, returns True.
     """
-    report = WaitReport(f"rank {rank} of {size}", deadline)
+    report = WaitReport(f"rank {rank} of {size}", deadline, f"a world of {size}")
     while True:
         number = _open_meeting(store)
         visit = Visit(PrefixStore(str(number), store), rank, size, report)

@@ -28,7 +28,8 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     the tokens differ. With a `token`, the server must prove that it knows it.
     """
     pause, begun = _RETRY_FIRST, time.monotonic()
-    report = WaitReport(f"a client of store {host}:{port}", Deadline(deadline, deadline - begun))
+    waiter = f"a client of store {host}:{port}"
+    report = WaitReport(waiter, Deadline(deadline, deadline - begun), waiter)
     while True:
         try:
             # An attempt ends when a line is due; the next may last longer.

@@ -78,7 +78,7 @@ def exchange_infos(
     """
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
     store.set(keys[info.rank], as_text(info))
-    report = WaitReport(f"rank {info.rank} of {size}", deadline)
+    report = WaitReport(f"rank {info.rank} of {size}", deadline, keys[0])
     await_ranks(store, keys, report, _not_ready, deadline)
     texts = dict(zip(keys, store.multi_get(keys), strict=True))
     versions = [

@@ -231,7 +231,7 @@ def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
 
 
 def _report(spec: GroupSpec) -> WaitReport:
-    return WaitReport(member_text(spec.members, spec.rank), spec.deadline)
+    return WaitReport(member_text(spec.members, spec.rank), spec.deadline, spec.name)
 
 
 def _read_areas(keys: Sequence[str], texts: Sequence[bytes]) -> list[Area]:
