@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import shutil
 import signal
@@ -25,6 +27,7 @@ from nc10d.testing.reference import same_bits
 
 READ_FROM = DEFAULTS.read_from
 COUNT = READ_FROM // 4 + 5
+LARGE = 4 * READ_FROM  # bytes of a message that its receiver reads by the kernel
 
 
 def inputs(size: int, seed: int) -> list[Any]:
@@ -120,6 +123,32 @@ def test_a_rank_that_reads_a_dying_peers_memory_raises_peer_lost(seed: int) -> N
         run_ranks(outlives, 2, "processes", [seed, seed])
     notes = getattr(caught.value, "__notes__", [])
     assert not any("rank 0" in note for note in notes), notes
+
+
+def sends_what_is_gone(group: ProcessGroup) -> str:
+    """The array of rank 2 can't be read any more when rank 0 receives it."""
+    group.barrier()
+    if group.rank == 1:
+        with pytest.raises(nc10d.PeerLost) as caught:
+            group.barrier()
+        return str(caught.value)
+    memory = mmap.mmap(-1, LARGE)
+    x = np.frombuffer(memory, np.uint8)
+    if group.rank == 2:
+        libc = ctypes.CDLL(None, use_errno=True)
+        place, size = ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(LARGE)
+        assert libc.mprotect(place, size, 0) == 0, ctypes.get_errno()
+    with pytest.raises(nc10d.PeerLost) as caught:
+        group.send(x, 0, tag=9) if group.rank == 2 else group.recv(x, 2, tag=9)
+    assert (caught.value.rank, caught.value.op) == (2, "recv")
+    return str(caught.value)
+
+
+def test_a_message_that_cannot_be_read_names_sender_and_call() -> None:
+    texts = run_ranks(sends_what_is_gone, 3, "processes")
+    assert len(set(texts)) == 1
+    assert "the memory of rank 2 " in texts[0]
+    assert "by rank 0 in recv #1 of group 'world'" in texts[0]
 
 
 FIRST_OF_A_CONTAINER = """

@@ -184,9 +184,11 @@ class GroupErrors:
         end = f"its last operation: {self._last(rank)}"
         return self._lost(self.memory.group_ranks[rank], peer, death(peer), end, name, seq)
 
-    def unreachable(self, rank: int, info: RankInfo, reason: str) -> PeerLost:
+    def unreachable(
+        self, rank: int, info: RankInfo, reason: str, channel: Channel | None = None
+    ) -> PeerLost:
         """Return the error for a rank of another host whose connection has ended."""
-        name, seq, text = self.own_operation(())
+        name, seq, text = self.own_operation((), channel)
         end = f"rank {self.memory.group_rank} was last in {text}"
         return self._lost(rank, info, reason, end, name, seq)
 
@@ -200,20 +202,23 @@ class GroupErrors:
         fields = {"host": peer.host, "pid": peer.pid, "cause": cause, **self._common_fields()}
         return PeerLost(message, rank=rank, op=name, seq=seq, **fields)
 
-    def memory_unreadable(self, peer: int) -> PeerLost:
+    def memory_unreadable(self, channel: Channel) -> PeerLost:
         """Return the error for a peer whose memory the kernel no longer lets this rank access."""
-        # Nearly always the peer has just died.
+        # Nearly always the peer has just died. A link counts its two ends, not the group's ranks.
+        rank = self.links.peer_of(channel)
+        if rank is None:
+            rank = self.group_rank(channel.get(at.C_BLOCKED_ON))
+        peer = self.memory.group_ranks.index(rank)
         process = self.memory.peers[peer]
         # The pidfd knows of a death before the control thread has processed it.
         if ended(process):
             return self.died(peer, process)
-        name, seq, text = self.own_operation(())
-        rank = self.memory.group_ranks[peer]
+        name, seq, text = self.own_operation((), channel)
         message = (
             f"the memory of rank {rank} (pid {process.pid} on {process.host}) can't be reached "
             f"any more by rank {self.memory.group_rank} in {text} of group {self.name!r}: its "
-            "kernel refuses (has it changed its user, or a limit on ptrace? NC10D_CMA=0 does "
-            "without)"
+            "kernel refuses (has it unmapped the array, changed its user, or a limit on ptrace? "
+            "NC10D_CMA=0 does without the kernel)"
         )
         return PeerLost(message, rank=rank, host=process.host, pid=process.pid, op=name, seq=seq)
 

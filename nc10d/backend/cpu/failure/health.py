@@ -275,7 +275,7 @@ class Health:
         elif answer == at.LOST:
             self._socket_failed(channel)
         elif answer == at.UNREADABLE:
-            self.abort(self._text.memory_unreadable(channel.get(at.C_BLOCKED_ON)))
+            self.abort(self._text.memory_unreadable(channel))
         else:
             self.failure()
 
@@ -328,7 +328,7 @@ class Health:
             self.abort(self._text.peer_left(rank, (), channel))
             return
         reason = control.lost(rank) or self._remote.error(channel)
-        self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
+        self.abort(self._text.unreachable(rank, self._info_of(rank), reason, channel))
 
     def _fail(self, error: DistError) -> DistError:
         self.abort(error)
