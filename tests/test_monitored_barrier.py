@@ -94,7 +94,8 @@ def test_a_sub_group_counts_for_itself() -> None:
     with Ranks(SIZE) as ranks:
         error = ranks.run(_pair_apart)[3]
     assert error.rank == 0
-    assert "rank 0 of group 'world/1'" in str(error)
+    text = "rank 1 (global rank 3) after 0.4 s: rank 0 (global rank 1) of group 'world/1' did not"
+    assert text in str(error)
 
 
 def _pair_apart(group: Any) -> DistError | None:

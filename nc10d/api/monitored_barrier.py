@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.base.signal_errors import suppress_here
-from nc10d.base.text import in_seconds, ranks_text
+from nc10d.base.text import in_seconds, members_text
 from nc10d.errors import CollectiveTimeout
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import Barrier
@@ -53,8 +53,9 @@ def monitored_barrier(
         missing = [rank for rank, count in enumerate(counts) if count < arrivals]
     if missing:
         message = (
-            f"monitored_barrier timed out on rank {found.rank} after {in_seconds(limit)}: "
-            f"{ranks_text(missing)} of group {found.name!r} did not come"
+            f"monitored_barrier timed out on {members_text(found.ranks, [found.rank])} after "
+            f"{in_seconds(limit)}: {members_text(found.ranks, missing)} of group {found.name!r} did "
+            "not come"
         )
         found.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending

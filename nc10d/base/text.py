@@ -26,6 +26,16 @@ def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 
 
+def members_text(members: Sequence[int], ranks: Sequence[int]) -> str:
+    """Return ranks of a group as `ranks_text`, with their global ranks if those are others.
+
+    `members` are the global ranks of the group's ranks.
+    """
+    numbers = [members[rank] for rank in ranks]
+    same = numbers == list(ranks)
+    return ranks_text(ranks) if same else f"{ranks_text(ranks)} (global {ranks_text(numbers)})"
+
+
 def join_words(words: Sequence[str]) -> str:
     """Return words as a list in a sentence: "a, b and c"; empty for no words."""
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1] if words else ""

@@ -34,6 +34,7 @@ from nc10d.backend.cpu.waiter import Waiter
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import members_text
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import MessageInfo, Op
 from nc10d.store.arrival import KeyValueExchange
@@ -269,7 +270,7 @@ def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
     check_alive(parent.context, name, members)
     for rank, member in enumerate(members):
         if parent.health.has_closed(parent.members.index(member)):
-            text = formation.member_text(members, rank)
+            text = members_text(members, [rank])
             message = (
                 f"{text} cannot join the group {name!r}: it has left {parent.name!r}, from which "
                 "the group is made"

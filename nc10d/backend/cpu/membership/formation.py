@@ -33,7 +33,7 @@ from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.stored import read_json, whole
-from nc10d.base.text import join_words
+from nc10d.base.text import join_words, members_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError
 from nc10d.store.arrival import OUTCOME_KEY, KeyValueExchange, arrive, await_ranks, publish_outcome
@@ -161,7 +161,7 @@ def _map(spec: GroupSpec, areas: Sequence[Area], key: str) -> GroupMemory:
             spec, peer.mapping, slot_bytes
         )
         if not marked:
-            text = member_text(members, number)
+            text = members_text(members, [number])
             raise StoreError(
                 f"the store's {key!r} has an area of the group {spec.name!r} at {offset} for "
                 f"{text}, where that rank has none: something else than the ranks has written it"
@@ -198,7 +198,7 @@ def _lost(
     name: str, members: Sequence[int], rank: int, reason: str, pid: int, host: str
 ) -> PeerLost:
     message = (
-        f"{member_text(members, rank)} is lost while the group {name!r} forms: "
+        f"{members_text(members, [rank])} is lost while the group {name!r} forms: "
         f"{reason} (pid {pid} on {host})"
     )
     return PeerLost(message, rank=rank, host=host, pid=pid, group=name)
@@ -231,7 +231,7 @@ def _arrive(spec: GroupSpec, offset: int, slot_bytes: int) -> bytes:
 
 
 def _report(spec: GroupSpec) -> WaitReport:
-    return WaitReport(member_text(spec.members, spec.rank), spec.deadline, spec.name)
+    return WaitReport(members_text(spec.members, [spec.rank]), spec.deadline, spec.name)
 
 
 def _read_areas(keys: Sequence[str], texts: Sequence[bytes]) -> list[Area]:
@@ -257,14 +257,8 @@ def _areas_in(size: int, outcome: Any) -> list[Area] | None:
 
 
 def _absent(spec: GroupSpec, ranks: Sequence[int]) -> str:
-    absent = join_words([member_text(spec.members, rank) for rank in ranks])
+    absent = join_words([members_text(spec.members, [rank]) for rank in ranks])
     return f"{absent} did not join the group {spec.name!r}{spec.whereabouts()}"
-
-
-def member_text(members: Sequence[int], rank: int) -> str:
-    """Return the name of a member in error messages."""
-    same = members[rank] == rank
-    return f"rank {rank}" if same else f"rank {rank} (global rank {members[rank]})"
 
 
 def _encoded(error: BaseException, spec: GroupSpec) -> bytes:
