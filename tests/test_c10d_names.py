@@ -48,6 +48,15 @@ def test_names_of_backends_are_strings_in_lower_case() -> None:
         dist.Backend(3)  # type: ignore[arg-type]
 
 
+def test_nc10d_names_the_default_backends_as_for_torch() -> None:
+    assert BackendConfig("nc10d").devices == BackendConfig().devices
+    assert BackendConfig("cpu:nc10d,cuda:nc10d").devices == BackendConfig().devices
+    assert dist.Backend.NC10D == "nc10d"
+    assert dist.Backend.backend_capability["nc10d"] == ["cpu", "cuda"]
+    assert "nc10d" in dist.Backend.backend_list
+    assert dist.is_backend_available("nc10d")
+
+
 def test_a_registered_backend_has_a_name() -> None:
     from nc10d.backend.registry import unregister_backend
 
@@ -87,7 +96,7 @@ def test_a_backend_for_gpus_alone_is_refused_without_a_gpu(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
-    [(None, "gloo"), ("GLOO", "gloo"), ("cpu", "cpu"), ("cpu:gloo,cuda:nccl",) * 2],
+    [(None, "gloo"), ("GLOO", "gloo"), ("cpu",) * 2, ("cpu:gloo,cuda:nccl",) * 2, ("nc10d",) * 2],
 )
 def test_get_backend_answers_as_programs_compare_it(asked: str | None, answer: str) -> None:
     found = alone(lambda: (dist.get_backend(), dist.get_backend(dist.new_group())), backend=asked)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from nc10d.backend.availability import why_unavailable
-from nc10d.backend.config import UNNAMED, BackendConfig
+from nc10d.backend.config import TOGETHER, UNNAMED, BackendConfig
 from nc10d.backend.registry import backend_devices
 
-_NAMES = ("UNDEFINED", "GLOO", "NCCL", "UCC", "MPI", "XCCL", "FAKE", "CPU", "STAGED")
+_NAMES = ("UNDEFINED", "GLOO", "NCCL", "UCC", "MPI", "XCCL", "FAKE", "CPU", "STAGED", "NC10D")
 
 
 class _BackendNames(type):
@@ -25,12 +25,13 @@ class _BackendNames(type):
     @property
     def backend_list(cls) -> list[str]:
         """The names that `init_process_group` takes, registered ones among them."""
-        return sorted({*backend_devices(), "gloo"})
+        return sorted({*backend_devices(), *TOGETHER})
 
     @property
     def backend_capability(cls) -> dict[str, list[str]]:
         """The devices of each backend."""
-        return {"gloo": ["cpu", "cuda"]} | {name: [*d] for name, d in backend_devices().items()}
+        together = {name: [*devices] for name, devices in TOGETHER.items()}
+        return together | {name: [*d] for name, d in backend_devices().items()}
 
     @property
     def default_device_backend_map(cls) -> dict[str, str]:
@@ -60,13 +61,13 @@ Backend = BackendName  # under another name, since nc10d.backend.base.Backend is
 def is_backend_available(backend: str) -> bool:
     """Return whether each backend of a name, or of pairs ("cpu:gloo,cuda:nccl"), works here.
 
-    For "gloo" that is the backend of CPU arrays. False for an unknown name.
+    For "gloo" and "nc10d" that is the backend of CPU arrays. False for an unknown name.
     """
     try:
         config = BackendConfig(backend)
     except ValueError:
         return False
-    if config.asked == "gloo":
+    if config.asked in TOGETHER:
         return True
     return not any(map(why_unavailable, config.devices.values()))
 

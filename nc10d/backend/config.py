@@ -9,14 +9,20 @@ from typing import Any
 from nc10d.backend.base import Meeting
 from nc10d.backend.registry import find_backend, load_meeting
 
-DEFAULT = "cpu:cpu,cuda:nccl"
+DEFAULT = "nc10d"
 UNNAMED = "gloo"
 """The name of the default configuration. Programs ask a group for its backend to choose between
 "gloo", arrays in host memory, and "nccl", arrays on a GPU. Only the former work on every machine.
 """
 
-# c10d scripts that ask for gloo mean a backend for the CPU that also takes device arrays.
-_GLOO = {"cpu": "cpu", "cuda": "staged"}
+TOGETHER: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        # c10d scripts that ask for gloo mean a backend for the CPU that also takes device arrays.
+        "gloo": {"cpu": "cpu", "cuda": "staged"},
+        "nc10d": {"cpu": "cpu", "cuda": "nccl"},  # as in torch.distributed
+    }
+)
+"""Names that stand for a backend on each device."""
 
 FAILURE_DETECTOR = "failure_detector"
 """The place of a failure detector in a group without a backend for CPU arrays."""
@@ -89,7 +95,7 @@ class BackendConfig:
 
 def _parse(text: str) -> dict[str, str]:
     if ":" not in text:
-        return dict(_GLOO) if text == "gloo" else dict.fromkeys(find_backend(text).devices, text)
+        return dict(TOGETHER.get(text) or dict.fromkeys(find_backend(text).devices, text))
     devices: dict[str, str] = {}
     for pair in text.split(","):
         device, colon, name = (part.strip() for part in pair.partition(":"))
@@ -97,5 +103,6 @@ def _parse(text: str) -> dict[str, str]:
             raise ValueError(f'backend {text!r}: expected "device:backend" pairs, got {pair!r}')
         if device in devices:
             raise ValueError(f"backend {text!r}: device {device!r} is given twice")
-        devices[device] = _GLOO.get(device, "cpu") if name == "gloo" else find_backend(name).name
+        whole = TOGETHER.get(name)
+        devices[device] = whole.get(device, "cpu") if whole else find_backend(name).name
     return devices

@@ -258,11 +258,11 @@ def init_process_group(
     """Meet the other ranks and make the default group; blocks until all have come.
 
     `init_method` is "env://" (the default), "tcp://host:port" or "file:///path". A `store` with
-    `rank` and `world_size` replaces it. `backend` is a name, pairs like "cpu:cpu,cuda:nccl", or
-    None for these pairs. `timeout` (seconds or timedelta; 30 minutes) bounds this call as a whole
-    and, by default, every operation. `pg_options` are the backend's own options (of several
-    backends: a dict from name to options); `cpu` has none. With `device_id` this
-    call makes the backends of all devices, for that device.
+    `rank` and `world_size` replaces it. `backend` is a name or pairs like "cpu:cpu,cuda:nccl"; None
+    and "nc10d" stand for these pairs. `timeout` (seconds or timedelta; 30 minutes) bounds this call
+    as a whole and, by default, every operation. `pg_options` are the backend's own options (of
+    several backends: a dict from name to options); `cpu` has none. With `device_id` this call makes
+    the backends of all devices, for that device.
 
     Before anything is sent: ValueError for a second call and for arguments that don't fit
     together, TypeError for options that the backend does not know, UnsupportedPlatform for a
