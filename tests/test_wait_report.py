@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,12 +14,14 @@ import pytest
 import nc10d as dist
 from nc10d.base import wait_report
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, StoreTimeout
 from nc10d.group.process_group import prefix_store
 from nc10d.group.world import own_world
 from nc10d.init_methods.meeting import meet
 from nc10d.store import HashStore, TCPStore
+from nc10d.store.arrival import await_ranks
 from nc10d.testing import run_ranks
 
 HERE = r"at \S*test_wait_report\.py:\d+"
@@ -155,3 +158,31 @@ def test_a_rank_that_does_not_get_ready_is_named(caplog: pytest.LogCaptureFixtur
             dist.init_process_group("cpu", store=store, rank=0, world_size=2, timeout=1.5)
         met.result()
     assert told(caplog, "rank 0 of 2 has waited .*: rank 1 came, and did not get ready")
+
+
+class LateStore(HashStore):
+    """A store in which the last key comes when its wait is over, while it is looked for."""
+
+    def wait(self, keys, timeout=None):  # type: ignore[no-untyped-def]
+        raise StoreTimeout("not there")
+
+    def check(self, keys):  # type: ignore[no-untyped-def]
+        found = super().check(keys)
+        self.set("last", "")
+        return found
+
+
+def test_a_rank_that_comes_at_the_deadline_is_not_missing() -> None:
+    """Neither is any other: a list of late ranks is never empty."""
+    texts = []
+
+    def missing(ranks: Sequence[int]) -> str:
+        texts.append(f"{ranks_text(ranks)} did not come")
+        return texts[-1]
+
+    deadline = Deadline.after(0)
+    await_ranks(LateStore(), ["last"], WaitReport("rank 0 of 1", deadline), missing, deadline)
+    assert texts == []
+    assert missing([]) == "a rank did not come"
+    assert missing([3]) == "rank 3 did not come"
+    assert missing([3, 5]) == "ranks 3, 5 did not come"

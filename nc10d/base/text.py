@@ -21,7 +21,12 @@ def in_seconds(limit: float) -> str:
 
 
 def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
-    """Return "rank 3" or "ranks 1, 2 and 40 more": the first `most` ranks, and a count."""
+    """Return "rank 3" or "ranks 1, 2 and 40 more": the first `most` ranks, and a count.
+
+    "a rank" without ranks: those that were missing have come while the text was made.
+    """
+    if not ranks:
+        return "a rank"
     more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 

@@ -96,7 +96,9 @@ def await_ranks(
         report.look(lambda: missing(absent()))
         if deadline.expired():
             ranks = absent()
-            raise RendezvousError(report.timed_out(missing(ranks)), rank=next(iter(ranks), None))
+            if not ranks:  # the last has come since the wait
+                return
+            raise RendezvousError(report.timed_out(missing(ranks)), rank=ranks[0])
 
 
 def refused_text(store: Store) -> str:
