@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-UNPROVEN_SECONDS = 2.0
-"""The time in which a connection must prove that it knows the key."""
+UNPROVEN_SECONDS = 10.0
+"""The time in which a connection must prove that it knows the key.
+
+TCP tries six times in it, and lives through a network that is gone for five seconds.
+"""
 T = TypeVar("T")
 
 

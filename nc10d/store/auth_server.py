@@ -1,7 +1,7 @@
 """A store's server that serves only clients that know the job's token.
 
 A new connection is unproven. The server reads at most 116 bytes from it, and closes it unless the
-client proves within 2 seconds that it knows the token. A client that begins as one without a token
+client proves within 10 seconds that it knows the token. A client that begins as one without a token
 is told so. After the handshake, requests and replies travel in sealed frames.
 
 With `same_user`, a client that speaks torch's protocol is served too, without token and seals, if
@@ -14,7 +14,6 @@ import os
 import socket
 
 from nc10d.auth import handshake
-from nc10d.auth.admission import UNPROVEN_SECONDS
 from nc10d.store.peer_user import peer_uid
 from nc10d.store.server import Connection, Server
 from nc10d.store.wire import NEEDS_TOKEN, VALIDATE, Limits
@@ -37,8 +36,6 @@ class AuthConnection(Connection):
 
 class AuthServer(Server):
     """A Server whose clients must know `token`; the other arguments are Server's."""
-
-    _proof_seconds = UNPROVEN_SECONDS
 
     def __init__(
         self,

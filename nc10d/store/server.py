@@ -13,7 +13,7 @@ unsent, before the next. After TURN_SECONDS, or with too many unsent bytes, the 
 the server neither reads from it nor executes its other requests until the other clients have had
 their turn and it has read its replies.
 
-A connection must begin with VALIDATE within GREETING_SECONDS. Of those that have not, the oldest is
+A connection must begin with VALIDATE within UNPROVEN_SECONDS. Of those that have not, the oldest is
 closed when there are more than MOST_UNPROVEN. A request must not stand still for STALL_SECONDS
 before it is complete.
 """
@@ -30,13 +30,12 @@ import time
 from collections import deque
 from collections.abc import Generator
 
-from nc10d.auth.admission import Admission
+from nc10d.auth.admission import UNPROVEN_SECONDS, Admission
 from nc10d.store import wire as m
 from nc10d.store.table import Table
 from nc10d.store.wire import OWNER_LEFT, REFUSED, SET, BadFrame, Limits, Parser, Request
 
-GREETING_SECONDS, STALL_SECONDS = 10.0, 60.0
-TURN_SECONDS = 0.005
+STALL_SECONDS, TURN_SECONDS = 60.0, 0.005
 MOST_UNPROVEN = 1024
 
 _BACKLOG = 4096
@@ -104,7 +103,7 @@ class Server:
     server runs until an exception ends it.
     """
 
-    _proof_seconds = GREETING_SECONDS
+    _proof_seconds = UNPROVEN_SECONDS
 
     def __init__(
         self,

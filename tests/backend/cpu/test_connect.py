@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import hmac
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +139,7 @@ def test_strangers_are_turned_away_before_any_other_rank_has_come() -> None:
     close(*made)
 
 
+@pytest.mark.slow
 def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
@@ -153,6 +156,25 @@ def test_an_idle_stranger_is_cut_off_while_the_ranks_still_come() -> None:
         made = [first.result(), second.result()]
     exchange(made)
     close(*made)
+
+
+@pytest.mark.slow
+def test_a_network_that_is_gone_for_five_seconds_ends_no_handshake() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, store, 0, 2, 60.0)
+        where = endpoint(store, 0)
+        store.set("endpoint/world/1", json.dumps(["127.0.0.1", 1, "00" * 32]))
+        secret = bytes.fromhex(json.loads(store.get("endpoint/world/0"))[2])
+        key, made = hmac.digest(b"", secret, "sha256"), []
+        for purpose in range(2):
+            made.append(socket.create_connection(where, 60.0))
+            caller = HandshakeCaller(key, Introduction(1, 0, purpose, group_digest("world")))
+            made[-1].sendall(caller.hello)
+            threading.Event().wait(5.0 if purpose else 0.0)
+            made[-1].sendall(caller.feed(made[-1].recv(caller.wants, socket.MSG_WAITALL)))
+        exchange([first.result(), {0: made}])
+    close(first.result(), {0: made})
 
 
 def test_ranks_with_different_tokens_do_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
