@@ -54,8 +54,8 @@ def monitored_barrier(
     if missing:
         message = (
             f"monitored_barrier timed out on {members_text(found.ranks, [found.rank])} after "
-            f"{in_seconds(limit)}: {members_text(found.ranks, missing)} of group {found.name!r} did "
-            "not come"
+            f"{in_seconds(limit)}: {members_text(found.ranks, missing)} of group {found.name!r} "
+            "did not come"
         )
         found.abort(CollectiveTimeout(message, rank=missing[0], op="monitored_barrier"))
     work.wait()  # raises the finding; if all came at the last moment, the barriers are ending
