@@ -317,7 +317,9 @@ def _set_inherited_options(listener: socket.socket) -> None:
     """Set options that accepted sockets inherit: no delay; dead hosts are detected in a minute."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+    # At a loss of 10 % both ways, 15 probes in a row have no answer with 0.19 ** 15 = 2e-11, which
+    # is 2e-6 in 1,000 hours. Three have none every 73 minutes.
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 15)):
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -192,6 +192,17 @@ def test_the_server_listens_on_the_given_address(monkeypatch: pytest.MonkeyPatch
         assert bound.getsockname()[0] == "127.0.0.2"
 
 
+def test_loss_of_packets_ends_no_idle_clients_connection():
+    from nc10d.store.hosting import listen
+
+    with listen("127.0.0.1", 0) as listener:
+        options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+        idle, pause, probes = (listener.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+    no_answer = 1.0 - 0.9**2  # at a loss of 10 % both ways
+    assert no_answer**probes * (1000 * 3600 / idle) < 1e-4, "in 1,000 hours"
+    assert idle + probes * pause <= 60, "a dead host is found out in a minute"
+
+
 def answering(server: socket.socket, replies: bytes) -> None:
     """Shake hands as a server, send `replies`, and nothing more."""
     peer, _ = server.accept()
