@@ -25,13 +25,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.errors import DistError
-from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import get_default_group
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import meant_group, own_group
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.reducer_options import delayed_options, size_limits
@@ -46,8 +44,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
     `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
     the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
-    dimension. `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most
-    1 MiB. `bucket_cap_mb_list` has a size for each bucket instead, and the last repeats. With
+    dimension. The attribute `process_group` is this group, so the functions of its library take it.
+    `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most 1 MiB.
+    `bucket_cap_mb_list` has a size for each bucket instead, and the last repeats. With
     `find_unused_parameters`, each forward pass searches for parameters on which its output does not
     depend. With `static_graph`, the first pass determines them for all passes. With
     `gradient_as_bucket_view`, gradients are views of the buckets.
@@ -112,7 +111,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self.device = next(iter(trained.values())).device
         self.device_type = self.device.type
         self.parameters_to_ignore = set(self._contents.ignored)
-        self.process_group = own_group(process_group, device_mesh)
+        self._attach(meant_group(process_group, device_mesh))
         self.module = module
         self.dim = dim
         at_start = broadcast_buffers is not False or forward_sync_buffers is not None
@@ -139,7 +138,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self._buffer_hook: BufferHook | None = None
         self._connect()
         if init_sync:
-            same_everywhere(self.process_group, self._contents.states(buffers=at_start))
+            same_everywhere(self._group, self._contents.states(buffers=at_start))
 
     def _connect(self) -> tuple[Gradients, Logger]:
         """Return the Gradients and the Logger; the first call makes both, with all ranks."""
@@ -149,7 +148,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             gradients = Gradients(
                 trained if precision is None else precision.leaves,
                 sparse,
-                self.process_group,
+                self._group,
                 targets=trained,
                 dtypes=None if precision is None else precision.dtypes,
                 as_views=self.gradient_as_bucket_view,
@@ -281,7 +280,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             self._run_buffer_hook(after=False)
         elif self.will_sync_module_buffers():
             src = 0 if uneven is None else uneven.source()
-            same_everywhere(self.process_group, self._contents.buffers(), src)
+            same_everywhere(self._group, self._contents.buffers(), src)
         if uneven is not None and reducing:
             uneven.count()
 
@@ -294,7 +293,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self.require_forward_param_sync = reducing
         if reducing:
             means = self.reducer.shadow_pass()
-            if uneven.is_followed:
+            if uneven.is_followed or not isinstance(self._join_config, JoinConfig):
                 self._gradients.take_means(means)
 
     @in_python
@@ -362,8 +361,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         return self.device
 
     @property
-    def join_process_group(self) -> ProcessGroup:
-        """The module's group."""
+    def join_process_group(self) -> Any:
+        """The module's group, as it was given or meant."""
         return self.process_group
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
@@ -382,15 +381,15 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self._comm_hook = state, on_arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.process_group is not get_default_group():
+        if self._group is not own_group():
             raise RuntimeError("only what is trained by the default group can be copied or pickled")
-        omitted = {"process_group", "_contents"}
+        omitted = {"process_group", "_group", "_contents"}
         kept = {name: x for name, x in self.__dict__.items() if name not in omitted}
         return {**kept, "_parts": None, "_uneven": None, "_precision": None, "_comm_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__setstate__(self, state)
-        self.process_group = get_default_group()
+        self._attach(meant_group())
         self._contents = Contents(self.module)
 
 

@@ -17,14 +17,15 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nc10d.api.queries import is_initialized
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import get_default_group
+from nc10d.torch.backend.groups import has_default_group, own_group
 from nc10d.torch.compiling import in_python
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """torch.nn.SyncBatchNorm on a group of nc10d; `process_group` None: the default group.
+    """torch.nn.SyncBatchNorm on a group of nc10d, or of torch with the backend "nc10d".
+
+    `process_group` None is the default group, of nc10d's if it has one.
 
     Constructor, attributes and state are torch's. Without a group, with a single rank, and in
     evaluation it is BatchNorm. Parameters' gradients are this rank's part, as in torch:
@@ -33,7 +34,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls, module: torch.nn.Module, process_group: ProcessGroup | None = None
+        cls, module: torch.nn.Module, process_group: Any = None
     ) -> torch.nn.Module:
         """Replace each BatchNorm layer of `module`, which keeps its parameters and buffers."""
         converted = super().convert_sync_batchnorm(module, process_group)
@@ -42,13 +43,15 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
                 layer.__class__ = cls
         return converted
 
+    def _own_group(self) -> ProcessGroup | None:
+        given = self.process_group is not None
+        return own_group(self.process_group) if given or has_default_group() else None
+
     @in_python
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise `input`, of shape (batch, channels, ...)."""
-        group = self.process_group
-        if self.training and group is None and is_initialized():
-            group = get_default_group()
-        if not self.training or group is None or group.size() == 1:
+        group = self._own_group() if self.training else None
+        if group is None or group.size() == 1:
             return _BatchNorm.forward(self, input)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)

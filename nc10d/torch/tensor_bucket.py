@@ -33,8 +33,9 @@ _KINDS = "cpu", "cuda"
 TORCHS_FUTURE: type = torch._C.Future
 """The base of torch.futures.Future: the type of the Futures of torch.distributed's Works."""
 _TORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_OWN_HOOKS = "nc10d.reducer.hooks."
 _GROUPS = "process_group", "subgroup"
-"""Attributes of the states of torch's hooks."""
+"""Attributes of the states of these hooks."""
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
@@ -124,10 +125,11 @@ def on_tensors(hook: TensorHook) -> CommHook:
     # A backward pass has a grad mode of its own, a GPU's thread of autograd has no context
     # variables, and autocast would round a hook's matrix products.
     context, restored = copy_context(), _thread_state()
+    is_own = getattr(hook, "func", hook).__module__.startswith("nc10d.")
 
     def in_state(state: Any, bucket: GradBucket) -> Any:
         with restored(), _own_groups(state):
-            return hook(state, TensorBucket(bucket))
+            return hook(_own(state) if is_own else state, TensorBucket(bucket))
 
     @wraps(hook)
     def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
@@ -147,23 +149,32 @@ def on_tensors(hook: TensorHook) -> CommHook:
 
 @contextmanager
 def _own_groups(state: Any) -> Iterator[None]:
-    """Let the state of a hook of torch's have nc10d's groups, in place of torch's above them."""
+    """Let the state of a library's hook have nc10d's groups, in place of torch's above them."""
     # PowerSGD waits for a reduction in the callback of another. A Future of torch's ends on a
     # thread that such a wait stops; a Future of nc10d ends in the wait itself, on all ranks in the
     # same order.
     taken: list[tuple[str, Any]] = []
-    if type(state).__module__.startswith(_TORCHS_HOOKS):
+    module = type(state).__module__
+    if module.startswith((_TORCHS_HOOKS, _OWN_HOOKS)):
         for name in filter(partial(hasattr, state), _GROUPS):
             before = getattr(state, name)
-            calls = calls_of(before or torch.distributed.group.WORLD)
-            if calls is not None and not isinstance(before, Collectives):
+            given = before
+            if before is None and module.startswith(_TORCHS_HOOKS):
+                given = torch.distributed.group.WORLD
+            if (own := _own(given)) is not given:
                 taken.append((name, before))
-                setattr(state, name, calls.nc10d_group)
+                setattr(state, name, own)
     try:
         yield
     finally:
         for name, before in taken:
             setattr(state, name, before)
+
+
+def _own(state: Any) -> Any:
+    """Return nc10d's group below a torch group; anything else unchanged."""
+    calls = None if isinstance(state, Collectives) else calls_of(state)
+    return state if calls is None else calls.nc10d_group
 
 
 def _thread_state() -> Callable[[], AbstractContextManager[None]]:

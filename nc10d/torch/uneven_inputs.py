@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.api.join import Join, JoinHook
+from nc10d.api.join import Join, JoinConfig, JoinHook
 from nc10d.group.host_calls import on_host
 from nc10d.ops import MAX
 from nc10d.torch.wrapped_module import same_everywhere
@@ -31,7 +31,7 @@ class UnevenInputs(JoinHook):
         self._owner = weakref.ref(ddp)
         self._static = divide_by_initial_world_size
         self._has_sync_bn = ddp._contents.has_sync_bn()
-        self._notified: Work | None = None
+        self._notified: Any = None
 
     @property
     def _ddp(self) -> Any:
@@ -50,7 +50,7 @@ class UnevenInputs(JoinHook):
             )
         if self._notified is not None:
             self._notified.wait()
-        self._notified = Join.notify_join_context(self._ddp)
+        self._notified = notify(self._ddp)
         self._agree(state)
 
     def source(self) -> int:
@@ -64,7 +64,7 @@ class UnevenInputs(JoinHook):
 
     def _agree(self, state: int) -> None:
         """Start the exchange of all ranks' states."""
-        group = self._ddp.process_group
+        group = self._ddp._group
         self._states = np.zeros(1 + group.size(), np.int64)
         self._states[0] = state != JOINED
         self._states[1 + group.rank()] = state
@@ -82,8 +82,21 @@ class UnevenInputs(JoinHook):
         """Give every rank the parameters and buffers of the last rank that had a batch."""
         if self._notified is not None:
             self._notified.wait()
-        group = self._ddp.process_group
+        group = self._ddp._group
         last = np.array([group.rank() if is_last_joiner else -1], np.int64)
         on_host(group).all_reduce(last, MAX)
         self._ddp._authoritative_rank = int(last[0])
         same_everywhere(group, self._ddp._contents.states(buffers=True), int(last[0]))
+
+
+def notify(joinable: Any) -> Any:
+    """Tell the Join block around a joinable, nc10d's or torch's, that this rank has a batch.
+
+    Return the Work that tells how many ranks have one, or None; see `Join.notify_join_context`.
+    """
+    config = joinable._join_config
+    if config.enable and not isinstance(config, JoinConfig):
+        from torch.distributed.algorithms.join import Join as TorchJoin
+
+        return TorchJoin.notify_join_context(joinable)
+    return Join.notify_join_context(joinable)

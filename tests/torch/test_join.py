@@ -267,7 +267,8 @@ def test_a_group_of_torch_distributed_takes_part_in_joins_and_ddp():
             with dist.Join([summing]):
                 summing(3)
             model = DistributedDataParallel(model_of("plain"))
-            assert model.process_group is group_of(distributed.group.WORLD)
+            assert model.process_group is distributed.group.WORLD
+            assert model.reducer.group is group_of()
             model(data_of(0, 0)).sum().backward()
             with pytest.raises(TypeError, match="with the backend 'nc10d'"):
                 DistributedDataParallel(model_of("plain"), process_group=object())

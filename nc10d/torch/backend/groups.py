@@ -38,21 +38,38 @@ def group_of(group: Any = None) -> ProcessGroup:
     return found.nc10d_group
 
 
-def own_group(group: Any, mesh: Any = None) -> ProcessGroup:
-    """Return the group of nc10d that a module takes: given, below a torch group, or of a mesh.
+def meant_group(group: Any = None, mesh: Any = None) -> Any:
+    """Return the group, of nc10d or of torch, that a user gives or means; modules show this one.
 
-    Without either it is the default group: nc10d's if there is one, else the group below torch's.
-    ValueError for both, and for a mesh with several dimensions; TypeError for other groups.
+    Without a group and a mesh it is the default group: nc10d's if there is one, else torch's.
+    ValueError for both, and for a mesh with several dimensions.
     """
     if mesh is not None:
         if group is not None:
             raise ValueError("give either process_group or device_mesh")
         if mesh.ndim != 1:
             raise ValueError(f"device_mesh must have one dimension, it has {mesh.ndim}")
-        group = mesh.get_group()
-    elif group is None:
-        below = None if is_initialized() else calls_of(dist.group.WORLD)
-        return get_default_group() if below is None else below.nc10d_group
+        return mesh.get_group()
+    if group is None:
+        return dist.group.WORLD if _means_torchs() else get_default_group()
+    return group
+
+
+def _means_torchs() -> bool:
+    return not is_initialized() and calls_of(dist.group.WORLD) is not None
+
+
+def has_default_group() -> bool:
+    """Return whether there is a default group: nc10d's, or torch's with nc10d below."""
+    return is_initialized() or _means_torchs()
+
+
+def own_group(group: Any = None, mesh: Any = None) -> ProcessGroup:
+    """Return nc10d's group for the meant one: itself, or that below a torch group.
+
+    ValueError as `meant_group`; TypeError for other groups.
+    """
+    group = meant_group(group, mesh)
     if isinstance(group, Collectives):
         return cast(ProcessGroup, group)
     below = calls_of(group)

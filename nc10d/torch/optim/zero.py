@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from nc10d.api.join import Join, Joinable, JoinConfig, JoinHook
+from nc10d.api.join import Joinable, JoinConfig, JoinHook
 from nc10d.api.objects import gather_object
-from nc10d.group.world import get_default_group
 from nc10d.optim import Shares, partition
 from nc10d.reducer.left_pass import LeftPass
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import meant_group, own_group
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
 from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
 from nc10d.torch.optim.param_buckets import ParamBuckets
+from nc10d.torch.uneven_inputs import notify
 
 _KEPT = ("optim", "parameters_as_bucket_view", "_owners", "_loads")
 
@@ -96,8 +96,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         copy_options(self.optim.param_groups, self.param_groups)
 
     def _attach(self, process_group: Any) -> None:
+        self.process_group = meant_group(process_group)
         self._group = own_group(process_group)
-        self.process_group = self._group if process_group is None else process_group
         self.rank, self.world_size = self._group.rank, self._group.size()
         self.global_rank = self._group.global_rank(self.rank)
 
@@ -174,7 +174,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         if self.overlap_with_ddp:
             return None
-        _notify(self)
+        notify(self)
         if self._sent() != self._sending:
             self._connect()
         copy_options(self.param_groups, self.optim.param_groups)
@@ -288,11 +288,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     @property
     def join_process_group(self) -> Any:
-        """The group, as it was given."""
+        """The group, as it was given or meant."""
         return self.process_group
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._group is not get_default_group():
+        if self._group is not own_group():
             raise RuntimeError("only an optimizer on the default group can be copied or pickled")
         if self.overlap_with_ddp:
             raise RuntimeError("an optimizer with overlap_with_ddp steps in a hook: copy its state")
@@ -322,14 +322,3 @@ class _StepHook(JoinHook):
     def main_hook(self) -> None:
         """Step by the current gradients, with the other ranks."""
         self._zero.step()
-
-
-def _notify(zero: ZeroRedundancyOptimizer) -> None:
-    """Tell the Join block around a step, nc10d's or torch's, that this rank has a batch."""
-    config = zero._join_config
-    if config.enable and not isinstance(config, JoinConfig):
-        from torch.distributed.algorithms.join import Join as TorchJoin
-
-        TorchJoin.notify_join_context(zero)
-        return
-    Join.notify_join_context(zero)

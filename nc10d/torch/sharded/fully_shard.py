@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX, SUM
 from nc10d.torch import in_backward
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import meant_group, own_group
 from nc10d.torch.sharded.flat import Flat, check_shapes
 from nc10d.torch.sharded.passes import ShardedPasses
 from nc10d.torch.sharded.units import Members, Units, members_of
@@ -49,7 +48,9 @@ def fully_shard(
     divided already, for embeddings with sparse gradients or `max_norm`, and for parameters with an
     optimizer in the backward pass.
     """
-    return FullyShardedModule(module, units, own_group(process_group), (param_dtype, reduce_dtype))
+    return FullyShardedModule(
+        module, units, meant_group(process_group), (param_dtype, reduce_dtype)
+    )
 
 
 def _refuse_undividable(module: nn.Module) -> None:
@@ -80,11 +81,12 @@ class FullyShardedModule(nn.Module):
         self,
         module: nn.Module,
         units: Units | None,
-        group: ProcessGroup,
+        process_group: Any,
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
     ) -> None:
         super().__init__()
-        self.process_group, self._dtypes = group, dtypes
+        group = self._group = own_group(process_group)
+        self.process_group, self._dtypes = process_group, dtypes
         self.param_names = [name for name, _ in module.named_parameters()]
         if not self.param_names:
             raise ValueError(
@@ -118,7 +120,7 @@ class FullyShardedModule(nn.Module):
             for entry in entries:
                 for owner, name in entry.places:
                     del owner._parameters[name]
-            flat = Flat(entries, params, self.process_group, self._dtypes)
+            flat = Flat(entries, params, self._group, self._dtypes)
             unit.register_parameter(f"{SHARD}{index}", flat.shard)
             flats.append(flat)
         return flats
@@ -182,7 +184,7 @@ class FullyShardedModule(nn.Module):
         largest = norm_type == float("inf")
         for norm in (each.to(total) for each in norms):
             total = torch.maximum(total, norm) if largest else total + norm**norm_type
-        self.process_group.all_reduce(total, MAX if largest else SUM)
+        self._group.all_reduce(total, MAX if largest else SUM)
         norm = total[0] if largest else total[0] ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for x in found:

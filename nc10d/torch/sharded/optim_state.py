@@ -33,7 +33,7 @@ def full_optim_state_dict(
 
     All ranks call, and block. With `rank0_only`, ranks other than 0 get an empty dict.
     """
-    keeping = model.process_group.rank == 0 or not rank0_only
+    keeping = model._group.rank == 0 or not rank0_only
     state: State = {}
     for flat in model.flats():
         row = optim.state.get(flat.shard, {})
@@ -81,7 +81,7 @@ def shard_full_optim_state_dict(full_optim_state_dict: State, model: FullySharde
     Every rank calls with the whole state; sends nothing. ValueError if the parameters differ from
     the module's, or if those of a unit have different numbers of steps or other groups.
     """
-    return _share(full_optim_state_dict, model, model.process_group.rank)
+    return _share(full_optim_state_dict, model, model._group.rank)
 
 
 def scatter_full_optim_state_dict(
@@ -92,7 +92,7 @@ def scatter_full_optim_state_dict(
     All ranks call, and block. ValueError as `shard_full_optim_state_dict`, on rank 0; the others
     then raise a CodecError.
     """
-    group = model.process_group
+    group = model._group
     mine: list[Any] = [None]
     shares: list[Any] | None = None
     error: ValueError | None = None

@@ -45,7 +45,8 @@ class BufferHook(NamedTuple):
 class PrivateMethods:
     """The part of DistributedDataParallel with torch's private names."""
 
-    process_group: ProcessGroup
+    process_group: Any
+    _group: ProcessGroup
     static_graph: bool
     reducer: Any
     logger: Any
@@ -106,11 +107,16 @@ class PrivateMethods:
         state is the caller's, and so is the group in it.
         """
         if not any(new_process_group is outside for outside in _OUTSIDE):
-            self.process_group = own_group(new_process_group)
+            self._attach(new_process_group)
             self._reconnect()
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Do nothing: outputs are the module's own, and may be changed in place."""
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        """Whether the buckets are in the order of arrival; torch's hook_with_zero_step asks."""
+        return bool(self.reducer.rebuilt)
 
     def _check_reducer_finalized(self) -> None:
         """Raise a RuntimeError if an exception ended the last backward pass, until a forward."""
@@ -136,6 +142,10 @@ class PrivateMethods:
         self._gradients.close()
         if self._precision is not None:
             self._precision.close()
+
+    def _attach(self, group: Any) -> None:
+        """Take a group of nc10d or torch, as `own_group`."""
+        self._group, self.process_group = own_group(group), group
 
     def _reconnect(self) -> None:
         """Make a new Reducer with all ranks of the group."""

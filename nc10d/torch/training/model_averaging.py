@@ -18,14 +18,15 @@ import torch
 from nc10d.group.new_group import new_subgroups
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.hooks import local_sgd
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import meant_group, own_group
 
 
 class ModelAverager:
     """Averages parameters over a group (None: the default group) in some of its steps."""
 
     def __init__(self, process_group: Any = None) -> None:
-        self.process_group = own_group(process_group)
+        self.process_group = meant_group(process_group)
+        self._group = own_group(process_group)
         self.step = 0
 
     def average_parameters(self, params: Iterable[Any]) -> None:
@@ -57,7 +58,7 @@ class PeriodicModelAverager(ModelAverager):
 
     def _group_of(self, step: int) -> ProcessGroup | None:
         due = step >= self.warmup_steps and not (step - self.warmup_steps) % self.period
-        return self.process_group if due else None
+        return self._group if due else None
 
 
 class HierarchicalModelAverager(ModelAverager):
@@ -81,7 +82,7 @@ class HierarchicalModelAverager(ModelAverager):
             raise ValueError("period_group_size_dict must not be empty")
         periods, sizes = list(period_group_size_dict), list(period_group_size_dict.values())
         super().__init__(process_group)
-        whole = self.process_group
+        whole = self._group
         if periods[0] < 1 or periods != sorted(periods) or sizes != sorted(sizes):
             raise ValueError(
                 "period_group_size_dict must have growing periods from 1 on, and growing sizes: "
