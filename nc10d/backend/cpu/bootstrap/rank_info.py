@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nc10d.backend.cpu.memory import proc
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_json, whole
 from nc10d.base.text import ranks_text
@@ -64,8 +65,7 @@ def host_id() -> str:
     override = os.environ.get("NC10D_HOST_ID")
     if override:
         return override
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{proc.read('sys/kernel/random/boot_id').strip()}/{proc.namespace('net')}"
 
 
 def exchange_infos(

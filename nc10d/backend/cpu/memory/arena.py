@@ -22,12 +22,12 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nc10d.backend.cpu.memory import proc
 from nc10d.base.signal_errors import from_handler, raised_here
 
 PAGE, ALIGNED = 4096, 2 << 20
@@ -65,7 +65,7 @@ def span_of(ranks: int) -> tuple[int, str]:
         resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
     )
     if space != resource.RLIM_INFINITY:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+        used = int(proc.read("self/statm").split()[0]) * PAGE
         # Half is left for other memory of the program.
         text = f"the limit on address space, {space} bytes (ulimit -v) for {ranks} ranks' memory"
         found = min(found, (max(0, space - used) // (2 * ranks), text))

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nc10d.backend.cpu.memory import proc
 from nc10d.backend.cpu.memory.arena import ArenaMapping
 from nc10d.base.signal_errors import raised_here
 
 
 def process() -> str:
     """Return a name for this process that is unique on its host; pids repeat in containers."""
-    return f"{os.stat('/proc/self/ns/pid').st_ino}/{os.getpid()}"
+    return f"{proc.namespace('pid')}/{os.getpid()}"
 
 
 # A killed process loses its memory and sockets first; its pidfd becomes ready within this time.
