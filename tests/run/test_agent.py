@@ -301,6 +301,21 @@ def test_ctrl_c_leaves_nothing_after_a_second(start: Start, script: Script, befo
     assert soon(1.0, attempt)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_other_nodes_in_the_background_of_a_script(
+    start: Start, script: Script, free_port: int, number: signal.Signals
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's shell does
+    try:
+        launcher = start("--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", script(""))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert launcher.stderr is not None
+    assert "waiting for node 1" in launcher.stderr.readline()
+    launcher.send_signal(number)
+    assert launcher.wait(PATIENCE) in (130, -signal.SIGTERM)
+
+
 def test_ctrl_c_reaches_ranks_whose_output_has_no_reader(start: Start, script: Script) -> None:
     path = script("""
         import os, sys
