@@ -101,6 +101,54 @@ def test_a_rank_that_leaves_amid_an_error_tells_it() -> None:
     assert "rank 1 has left group 'world' (ValueError: bad shape (3, 4)), but" in text
 
 
+def refused(group: dist.ProcessGroup) -> None:
+    """Rank 0 alone gives an output that can't be written, or sends what is no array."""
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="must not be read-only"):
+        group.reduce(fixed, 0)
+    with pytest.raises(TypeError):
+        group.send([1.0, 1.0, 1.0], 1)
+
+
+def repeats(group: dist.ProcessGroup) -> str:
+    x = np.ones(3)
+    if group.rank == 0:
+        refused(group)
+    group.reduce(x, 0)
+    if group.rank == 0:
+        group.send(x, 1)
+    else:
+        group.recv(x, 0)
+    return str(x[0])
+
+
+def goes_on(group: dist.ProcessGroup) -> str:
+    if group.rank == 0:
+        refused(group)
+        return told(group.barrier, kind=CollectiveMismatch)
+    return told(lambda: group.reduce(np.ones(3), 0), kind=CollectiveMismatch)
+
+
+def ends(group: dist.ProcessGroup) -> str:
+    if group.rank:
+        return told(lambda: group.recv(np.ones(3), 0), kind=PeerLost)
+    try:
+        group.send([1.0], 1)  # type: ignore[arg-type]
+    except TypeError:
+        dist.destroy_process_group()
+    return ""
+
+
+def test_peers_learn_of_a_refused_call_by_what_its_rank_does_next() -> None:
+    assert run_ranks(repeats, 2) == ["2.0", "2.0"]
+    one, other = run_ranks(goes_on, 2)
+    assert one == other
+    assert "rank 0 called barrier()" in one
+    assert "rank 1 called reduce(" in one
+    assert "rank 0 has left group 'world' (TypeError: send: " in run_ranks(ends, 2)[1]
+
+
 def different_blocks(group: dist.ProcessGroup) -> str:
     x, y = np.ones(3), np.ones(2 + group.rank)
 
