@@ -279,10 +279,7 @@ def _refuse(fds: list[int], flags: int) -> None:
 
 
 def _silent(ranks: list[int]) -> str:
-    return (
-        f"{ranks_text(ranks)} came, and then did not answer on this host: stopped, busy or dead, "
-        "or the store has been changed"
-    )
+    return f"{ranks_text(ranks)} came, and then did not answer on this host: stopped, busy or dead"
 
 
 def _no_hello(report: WaitReport, ranks: list[int]) -> RendezvousError:
