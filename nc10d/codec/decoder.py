@@ -108,15 +108,16 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
 
 
 class _Frame:
-    """A container whose children are being read."""
+    """A container whose children are being read; `levels` is the nesting below it, so far."""
 
-    __slots__ = ("count", "hashed", "items", "tag")
+    __slots__ = ("count", "hashed", "items", "levels", "tag")
 
     def __init__(self, tag: Tag, count: int, inside_key: bool) -> None:
         self.tag = tag
         self.count = 2 * count if tag is Tag.DICT else count
         self.hashed = tags.hashed_children(tag, count, inside_key)
         self.items: list[Any] = []
+        self.levels = 0
 
 
 class _Decoder:
@@ -128,6 +129,7 @@ class _Decoder:
         self._payload = payload
         self._locate = locate
         self._numbered: list[Any] = []
+        self._levels: list[int] = []  # of the numbered values
         self._frames: list[_Frame] = []
 
     def walk(self) -> Any:
@@ -145,9 +147,11 @@ class _Decoder:
                     return value
                 frames[-1].items.append(value)
             while len(frames[-1].items) == frames[-1].count:
-                value = self.number(self._built(frames.pop()))
+                frame = frames.pop()
+                value = self.number(self._built(frame), frame.levels + 1)
                 if not frames:
                     return value
+                self._nest(frame.levels + 1)
                 frames[-1].items.append(value)
 
     def finish(self) -> None:
@@ -167,20 +171,29 @@ class _Decoder:
 
     def _open(self, tag: Tag, hashed: bool) -> None:
         count = 2 if tag is Tag.OBJECT else self.unpack(tags.COUNT)[0]
-        if len(self._frames) >= tags.MAX_DEPTH:
-            raise CodecError(f"the stream is nested deeper than {tags.MAX_DEPTH} levels")
         self._frames.append(_Frame(tag, count, hashed))
+        self._nest(0)
+
+    def _nest(self, levels: int) -> None:
+        """Count a value with so many levels as a child of the innermost container."""
+        if len(self._frames) + levels > tags.MAX_DEPTH:
+            raise CodecError(f"the stream is nested deeper than {tags.MAX_DEPTH} levels")
+        if self._frames:
+            self._frames[-1].levels = max(self._frames[-1].levels, levels)
 
     def _refer(self, hashed: bool) -> Any:
-        value = self._numbered[self.unpack(tags.COUNT)[0]]
+        number = self.unpack(tags.COUNT)[0]
+        value = self._numbered[number]
+        self._nest(self._levels[number])
         # A hash walks a shared structure once for each path to it: a short stream could have 2**60.
         if hashed and type(value) not in (str, bytes):
             raise CodecError("a key refers to a container")
         return value
 
-    def number(self, value: Any) -> Any:
+    def number(self, value: Any, levels: int = 0) -> Any:
         """Give a value the next number; return the value."""
         self._numbered.append(value)
+        self._levels.append(levels)
         return value
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:

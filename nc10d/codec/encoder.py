@@ -43,15 +43,18 @@ def walk(value: Any) -> EncodedMessage:
 
 
 class _Frame:
-    """A value whose children are being written; the first `hashed` of them are parts of keys."""
+    """A value whose children are being written; the first `hashed` of them are parts of keys.
 
-    __slots__ = ("children", "hashed", "taken", "value")
+    `levels` is the nesting below it, so far.
+    """
+
+    __slots__ = ("children", "hashed", "levels", "taken", "value")
 
     def __init__(self, value: Any, children: Iterator[Any], hashed: int) -> None:
         self.value = value
         self.children = children
         self.hashed = hashed
-        self.taken = 0
+        self.taken = self.levels = 0
 
 
 class _Encoder:
@@ -60,14 +63,16 @@ class _Encoder:
     def __init__(self) -> None:
         self.header = bytearray()
         self.chunks: list[Array] = []
-        # By id, the number of each written value, and the value itself, so that its id stays valid.
-        self._seen: dict[int, tuple[int, Any]] = {}
+        # By id, the number of each written value, the value itself, so that its id stays valid, and
+        # its levels.
+        self._seen: dict[int, tuple[int, Any, int]] = {}
+        self._frames: list[_Frame] = []
         self._count = 0
         self._open: set[int] = set()
 
     def walk(self, value: Any) -> None:
         """Write a value and everything that it contains."""
-        frames = [_Frame(None, iter((value,)), 0)]
+        frames = self._frames = [_Frame(None, iter((value,)), 0)]
         while frames:
             frame = frames[-1]
             for child in frame.children:
@@ -75,12 +80,17 @@ class _Encoder:
                 inner = self._put(child, frame.taken <= frame.hashed)
                 if inner is not None:
                     frames.append(inner)
+                    self._nest(0)
                     break
             else:
                 frames.pop()
-                self._close(frame.value)
-            if len(frames) > tags.MAX_DEPTH + 1:
-                raise CodecError(f"the object is nested deeper than {tags.MAX_DEPTH} levels")
+                self._close(frame)
+
+    def _nest(self, levels: int) -> None:
+        """Count a value with so many levels as a child of the innermost frame."""
+        if len(self._frames) - 1 + levels > tags.MAX_DEPTH:
+            raise CodecError(f"the object is nested deeper than {tags.MAX_DEPTH} levels")
+        self._frames[-1].levels = max(self._frames[-1].levels, levels)
 
     def _put(self, value: Any, hashed: bool) -> _Frame | None:
         """Write a value; for a container, write its head and return the frame of its children."""
@@ -110,6 +120,7 @@ class _Encoder:
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
         self.tagged(Tag.REF, tags.COUNT.pack(seen[0]))
+        self._nest(seen[2])
         return True
 
     def _packed(self, value: list[Any]) -> bool:
@@ -126,8 +137,8 @@ class _Encoder:
         self.chunks.append(chunk)
         return True
 
-    def _number(self, value: Any) -> None:
-        self._seen[id(value)] = (self._count, value)
+    def _number(self, value: Any, levels: int = 0) -> None:
+        self._seen[id(value)] = (self._count, value, levels)
         self._count += 1
 
     def _open_frame(self, value: Any, kind: type[Any], hashed: bool) -> _Frame:
@@ -145,9 +156,11 @@ class _Encoder:
         self._open.add(id(value))
         return _Frame(value, children, tags.hashed_children(tag, count, hashed))
 
-    def _close(self, value: Any) -> None:
-        self._open.discard(id(value))
-        self._number(value)
+    def _close(self, frame: _Frame) -> None:
+        self._open.discard(id(frame.value))
+        self._number(frame.value, frame.levels + 1)
+        if self._frames:
+            self._nest(frame.levels + 1)
 
     def tagged(self, tag: Tag, content: bytes) -> None:
         """Write a tag and its content."""

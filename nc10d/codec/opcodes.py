@@ -3,6 +3,11 @@
 `check` follows the unpickler's stack and memo. An item has a kind, a depth, and a weight: how many
 parts a hash of it visits. A row of `items` has the item at a place of the stack in its first three
 words, and in its last three that at a place of the memo.
+
+A list, dict or set weighs 1. Its third word is the place of its memo item plus 1, 0 without one; -1
+in a reference, which is never filled, as the pickler fills a container before it refers to it. So
+the depth in the memo is that of the container. A reference from within counts what is there by
+then: it closes a cycle.
 """
 
 from __future__ import annotations
@@ -142,11 +147,18 @@ def nc10d_first(items: Any, top: int, takes: int) -> int:
 
 
 @njit(nogil=True)
+def nc10d_is_container(kind: int) -> bool:
+    """Return whether a kind is that of a list, dict or set."""
+    return _LIST <= kind <= _SET
+
+
+@njit(nogil=True)
 def nc10d_weigh(items: Any, first: int, top: int, step: int) -> Any:
     """Return the weight of each `step`-th item from `first` on, at most _HEAVIEST."""
     weight: Any = np.int64(0)
     for i in range(first, top, step):
-        weight = min(weight + items[i, 2], _HEAVIEST)
+        one = 1 if nc10d_is_container(items[i, 0]) else items[i, 2]
+        weight = min(weight + one, _HEAVIEST)
     return weight
 
 
@@ -171,7 +183,12 @@ def nc10d_take(code: int, items: Any, top: int) -> Any:
     kind = _CONTAINER[code]
     if below < 0 or items[below, 0] != kind or (kind == _DICT and (top - first) % 2 != 0):
         return -1, 0
+    kept = items[below, 2]
+    if kept < 0:
+        return -1, 0
     items[below, 1] = max(items[below, 1], depth)
+    if kept > 0:
+        items[kept - 1, 4] = items[below, 1]
     step = 2 if kind == _DICT else 1
     return below + 1, 0 if kind == _LIST else nc10d_weigh(items, first, top, step)
 
@@ -205,7 +222,9 @@ def nc10d_plain(stream: Any, items: Any) -> bool:
         if effect == _REFUSE or width > size - at:
             return False
         if effect == _PUSH and not _READ[code]:
-            items[top, 0], items[top, 1], items[top, 2] = _KIND[code], 0, 1
+            kind = _KIND[code]
+            items[top, 0], items[top, 1] = kind, 0
+            items[top, 2] = 0 if nc10d_is_container(kind) else 1
             top, at = top + 1, at + width
             continue
         number = nc10d_number(stream, at, width if _READ[code] else 0)
@@ -232,6 +251,10 @@ def nc10d_plain(stream: Any, items: Any) -> bool:
             for i in range(3):
                 items[kept, 3 + i] = items[top - 1, i]
             kept += 1
+            if nc10d_is_container(items[top - 1, 0]):
+                if items[top - 1, 2] != 0:  # kept before
+                    return False
+                items[top - 1, 2], items[kept - 1, 5] = kept, -1
         elif effect in (_FIND, _CALL):
             wanted, needed = (_MODULE, _NAME) if effect == _FIND else (_FUNCTION, _TUPLE)
             top -= 1

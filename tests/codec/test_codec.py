@@ -29,6 +29,7 @@ from nc10d.codec import (
 )
 from nc10d.codec.decoder import Payload, aligned, rounded
 from nc10d.codec.encoder import walk
+from nc10d.codec.plain import encode_plain
 from nc10d.codec.tags import COUNT, INLINE, INT64, PACKED, Tag
 from nc10d.errors import CodecError
 from nc10d.testing import layouts
@@ -251,6 +252,35 @@ def test_depth_has_one_limit_on_both_sides(wrap: Callable[[Any], Any]) -> None:
     assert through(nested(wrap, MAX_DEPTH)) == nested(wrap, MAX_DEPTH)
     with pytest.raises(CodecError, match="deeper than"):
         walk(nested(wrap, MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_levels_of_an_object_that_occurs_twice_count_where_it_occurs_again(
+    wrap: Callable[[Any], Any],
+) -> None:
+    inner = nested(wrap, MAX_DEPTH // 2)
+    deepest = [inner, around(inner, MAX_DEPTH // 2 - 1)]
+    assert through(deepest) == deepest
+    deeper = [inner, around(inner, MAX_DEPTH // 2)]
+    assert encode_plain(deeper) is None
+    with pytest.raises(CodecError, match="deeper than"):
+        walk(deeper)
+
+
+def around(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_a_stream_with_deep_references_is_refused() -> None:
+    step = bytes([Tag.LIST]) + COUNT.pack(1)
+    stream, count = bytes([Tag.LIST]) + COUNT.pack(5) + bytes([Tag.NONE]), -1
+    for _ in range(4):  # lists of 100 levels, each around the one before
+        inner = bytes([Tag.NONE]) if count < 0 else bytes([Tag.REF]) + COUNT.pack(count)
+        stream, count = stream + step * 100 + inner, count + 100
+    with pytest.raises(CodecError, match="deeper than"):
+        decode(memoryview(stream), Payload(np.empty(0, np.uint8)))
 
 
 def test_the_deepest_key_is_supported() -> None:

@@ -371,6 +371,18 @@ def only_plain(stream: bytes) -> None:
             rest += [*value, *value.values()] if isinstance(value, dict) else ()
 
 
+def test_a_container_is_not_filled_by_references_to_it() -> None:
+    """Else a chain of lists could be as long as the stream, each of one level when it is kept."""
+    kept = (pickle.EMPTY_LIST + pickle.MEMOIZE) * 300
+    links = b"".join(
+        pickle.BINGET + bytes([i]) + pickle.BINGET + bytes([i + 1]) + pickle.APPEND
+        for i in range(200)
+    )
+    stream = pickle.MARK + kept + links + pickle.TUPLE + STOP
+    assert not is_plain(bytes_of(stream))
+    assert is_plain(bytes_of(pickle.MARK + kept + pickle.TUPLE + STOP))
+
+
 def test_a_stream_whose_bytes_do_not_lie_side_by_side_is_refused() -> None:
     memory = np.zeros(4, np.uint8)
     memory[::2] = bytes_of(b"N.")
