@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 import time
 from functools import partial
+from ipaddress import ip_address
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
 from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import NoAnswer, NotAStore, explain_unreached
+from nc10d.store.store_errors import LoopbackDown, NoAnswer, NotAStore, explain_unreached
 
 _UNIX_GRACE = 0.25
 _ATTEMPT_SECONDS = 1.0
@@ -25,7 +27,8 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
 
     A host name that is not known is retried for 5 seconds, or NC10D_DNS_TIMEOUT: the names of some
     clusters appear with their hosts. NotAStore is raised at once: another program has the port, or
-    the tokens differ. With a `token`, the server must prove that it knows it.
+    the tokens differ; so is LoopbackDown, which no server can mend. With a `token`, the server must
+    prove that it knows it.
     """
     pause, begun = _RETRY_FIRST, time.monotonic()
     waiter = f"a client of store {host}:{port}"
@@ -35,7 +38,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
             # An attempt ends when a line is due; the next may last longer.
             attempt = time.monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
             return connect_once(host, port, min(deadline, attempt), token)
-        except NotAStore:
+        except (NotAStore, LoopbackDown):
             raise
         except raised_here(OSError) as error:
             report.look(partial(explain_unreached, error))
@@ -82,13 +85,13 @@ def connect_once(
 def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
     """Connect to the first address of `host` that answers; OSError of the first if none does.
 
+    LoopbackDown if all are loopback addresses, and the kernel has no way to one of them.
     socket.create_connection does not tell a signal handler's OSError from an address's.
     """
     longest = max(dns_seconds(), DEFAULT_SECONDS)  # for a single question
     first: OSError | None = None
-    for family, kind, protocol, _, address in resolve(
-        host, port, longest if limit is None else min(limit, longest)
-    ):
+    found = resolve(host, port, longest if limit is None else min(limit, longest))
+    for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         try:
             sock.settimeout(limit)
@@ -98,6 +101,10 @@ def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
             if from_handler(error) or not isinstance(error, OSError):
                 raise
             first = first or error
+            if error.errno == errno.ENETUNREACH and all(
+                ip_address(x[4][0]).is_loopback for x in found
+            ):
+                raise LoopbackDown(error.strerror) from error
         else:
             return sock
     assert first is not None, "a host that is known has an address"

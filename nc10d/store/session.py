@@ -22,7 +22,13 @@ from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTime
 from nc10d.store import wire as m
 from nc10d.store.client_connect import connect, connect_once
 from nc10d.store.connection import StoreConnection
-from nc10d.store.store_errors import NotAStore, explain_lost, explain_unreached, keys_text
+from nc10d.store.store_errors import (
+    LoopbackDown,
+    NotAStore,
+    explain_lost,
+    explain_unreached,
+    keys_text,
+)
 
 T = TypeVar("T")
 monotonic = time.monotonic
@@ -57,12 +63,13 @@ class StoreSession:
     def connect(self, deadline: float) -> None:
         """Connect to a server that may not be up yet; StoreTimeout if it is not by `deadline`.
 
-        StoreError at once if the program that answers is not a store.
+        StoreError at once if the program that answers is not a store, or the loopback interface
+        is down.
         """
         begun = time.monotonic()
         try:
             self._connection = connect(self.host, self.port, deadline, self._token)
-        except NotAStore as error:
+        except (NotAStore, LoopbackDown) as error:
             why = explain_unreached(error)
             raise DistNetworkError(f"cannot connect to {self.name}: {why}") from error
         except raised_here(OSError) as error:

@@ -24,6 +24,10 @@ class NotAStore(OSError):
     """Another program than a store answered."""
 
 
+class LoopbackDown(OSError):
+    """No loopback address of this machine can be reached, whether a server listens or not."""
+
+
 class Refused(NotAStore):
     """The store serves clients with another token, or without."""
 
@@ -52,6 +56,7 @@ _UNREACHED: tuple[tuple[type[OSError], str], ...] = (
     (Refused, f"{{error}}; {_SAME_TOKEN}, or {_HOST_OR_PORT}"),
     (NotAStore, f"{{error}}; {_HOST_OR_PORT}, or end what listens there"),
     (NoRoom, "{error} (Limits.clients, or --max-clients of python -m nc10d.store)"),
+    (LoopbackDown, "{error}: the loopback interface of this machine is down (ip link set lo up)"),
     (
         NoAnswer,
         "something accepts connections there and says nothing: the server is frozen or overloaded, "

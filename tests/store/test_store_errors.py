@@ -277,3 +277,24 @@ def test_a_server_that_ends_within_an_add_is_not_blamed_on_the_value() -> None:
             store.add("k", 1)
         assert not isinstance(caught.value, NotANumberError)
         assert time.monotonic() - started < 5
+
+
+CLIENT = """
+import sys, nc10d
+try:
+    nc10d.TCPStore(sys.argv[1], 29500, is_master=False, timeout=500)
+except nc10d.DistNetworkError as error:
+    print(not isinstance(error, TimeoutError), error)
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_loopback_interface_that_is_down_is_told_at_once(host):
+    command = ["unshare", "--net"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make a network namespace")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", CLIENT, host], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.startswith("True cannot connect to store"), done.stderr
+    assert "the loopback interface of this machine is down" in done.stdout
