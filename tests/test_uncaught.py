@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -147,3 +149,47 @@ def test_a_hook_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     uncaught.install()
     assert sys.excepthook is uncaught._print
+
+
+WAITING = """
+import os, select, threading
+import numpy as np
+import nc10d as dist
+
+dist.init_process_group()
+pids = [0, 0]
+dist.all_gather_object(pids, os.getpid())
+if dist.get_rank():  # outlives rank 0
+    poller = select.poll()
+    poller.register(os.pidfd_open(pids[0]), select.POLLIN)
+    poller.poll()
+else:
+    entered = threading.Event()
+
+    def wait():
+        work = dist.irecv(np.ones(3), 1)
+        entered.set()
+        work.wait()
+        1 / 0
+
+    threading.Thread(target=wait, daemon=True).start()
+    entered.wait()
+"""
+
+
+def test_a_daemon_thread_that_waits_as_the_program_ends_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    command = [sys.executable, "-m", "nc10d.run", "--nproc-per-node", "2", "waiting.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_errors_of_threads_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    uncaught.install()
+    for daemon in (True, False):
+        thread = threading.Thread(target=a_wrong_call, daemon=daemon)
+        with pytest.MonkeyPatch.context() as patch:  # pytest has a hook of its own
+            patch.setattr(threading, "excepthook", uncaught._print_of_thread)
+            thread.start()
+            thread.join()
+        assert "there is no default process group" in capsys.readouterr().err

@@ -5,14 +5,18 @@ and would fill a screen for each rank. So `sys.excepthook` leaves them out of an
 has raised itself, and with them a cause that the error repeats. An error that comes out of a line
 without `raise` is a bug of nc10d, and keeps all frames. NC10D_DEBUG=DETAIL keeps them, and so does
 a hook of the program's own.
+
+A daemon thread may wait in a call when the program ends. Closing the groups at exit ends the call
+with an error, which nobody waits for: it is not printed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
-from traceback import TracebackException
+from traceback import TracebackException, walk_tb
 from types import TracebackType
 
 from nc10d.base.debug_level import DebugLevel, get_debug_level
@@ -25,9 +29,23 @@ _FOR_USERS = (DistError, ValueError, TypeError)
 
 
 def install() -> None:
-    """Print uncaught errors shortened, unless the program has a hook of its own; idempotent."""
+    """Print uncaught errors shortened, and none that the program's end makes in daemon threads.
+
+    A hook of the program's own stays; idempotent.
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _print_of_thread
+
+
+def _print_of_thread(args: threading.ExceptHookArgs) -> None:
+    ended = not threading.main_thread().is_alive()
+    if ended and args.thread is not None and args.thread.daemon:
+        frames = [frame for frame, _ in walk_tb(args.exc_traceback)]
+        if frames and _is_own(frames[-1].f_code.co_filename):
+            return
+    threading.__excepthook__(args)
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
