@@ -168,13 +168,12 @@ def _made(stack: contextlib.ExitStack, net: FaultyNetwork, host: int) -> int:
 
 def _device(namespace: str) -> int:
     enter(namespace)
+    device = -1
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UnsupportedPlatform(f"a host whose packets are forwarded: {error}") from error
-    try:
         fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH22x", DEVICE.encode(), _BARE_PACKETS))
     except OSError as error:
-        os.close(device)
-        raise UnsupportedPlatform(f"a host whose packets are forwarded: {error}") from error
+        if device >= 0:
+            os.close(device)
+        raise UnsupportedPlatform(f"hosts whose packets a test forwards: {error}") from error
     return device
