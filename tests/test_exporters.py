@@ -143,7 +143,7 @@ def two() -> Iterator[Ranks]:
 
 
 def call(group: Any, role: str, mode: str, x: Any, out: Any) -> None:
-    """Read or write `x`, whose elements all ranks have alike; `out` takes what is read."""
+    """Read or write `x`, whose elements all ranks have alike; `out` takes the elements read."""
     peer, how = 1 - group.rank, {"async_op": mode == "async"}
     works = []
     if role == "all_reduce":

@@ -66,7 +66,7 @@ def in_place(group: ProcessGroup, x: Any) -> list[Any]:
 
 
 def as_in_order(group: ProcessGroup, x: Any) -> list[Any]:
-    """In a block the second call reads what the first has written."""
+    """In a block the second call reads the result of the first."""
     with dist.coalescing_manager():
         dist.all_reduce(x)
         dist.all_reduce(x)

@@ -36,7 +36,7 @@ def two() -> Iterator[Ranks]:
         yield ranks
 
 
-# Each call moves an object of each rank, or of rank 1; it returns what this rank receives.
+# Each call moves an object of each rank, or of rank 1; it returns the objects that came.
 
 
 def broadcast(group: Any, obj: Any, places: list[Any]) -> Any:

@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_amid_an_error_tells_it() -> None:
 
 
 def refused(group: dist.ProcessGroup) -> None:
-    """Rank 0 alone gives an output that can't be written, or sends what is no array."""
+    """Rank 0 alone gives an output that can't be written, or sends an object that is no array."""
     fixed = np.ones(3)
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="must not be read-only"):

@@ -60,7 +60,7 @@ class FaultyNetwork(Network):
         """The (sender, receiver) pairs whose packets are lost."""
 
     def silence(self, sender: int, receiver: int) -> None:
-        """Lose all that one host sends to another, including what is under way."""
+        """Lose all that one host sends to another, packets under way included."""
         self.silenced = self.silenced | {(sender, receiver)}
 
     def cut(self, host: int) -> None:

@@ -127,7 +127,7 @@ def plans(size: int) -> st.SearchStrategy[Plan]:
 
 
 def play(group: Any, mine: Plan, theirs: Plan, odd: frozenset[int], later: bool) -> list[str]:
-    """Make a call of a new group, which differs on the `odd` ranks; return what went wrong."""
+    """Make a call of a new group, which differs on the `odd` ranks; return all faults."""
     own = nc10d.new_group()
     assert isinstance(own, nc10d.ProcessGroup)
     plan = theirs if group.rank in odd else mine
