@@ -34,13 +34,13 @@ def test_an_error_names_the_reduction_that_was_meant(op, name):
         check_reducible(x, op)
     with pytest.raises(TypeError, match=rf"use ReduceOp\.{name}$"):
         dist.supports_complex(op)
-    if not isinstance(op, str):  # names are what the functional calls take
+    if not isinstance(op, str):  # the functional calls take names
         with pytest.raises(ValueError, match=rf"unknown reduction .*: use ReduceOp\.{name}$"):
             reduction(op)
 
 
 @pytest.mark.parametrize("op", NO_OPS, ids=range(len(NO_OPS)))
-def test_what_is_no_reduction_gets_no_advice(op):
+def test_other_values_get_no_advice(op):
     assert advice_for(op) == ""
 
 

@@ -79,7 +79,7 @@ def docstrings(shown: Any) -> Iterator[str]:
         yield inspect.getdoc(value) or ""
 
 
-def test_a_docstring_of_the_reference_points_to_what_the_reference_has() -> None:
+def test_a_docstring_of_the_reference_points_into_the_reference() -> None:
     pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     names = {*re.findall(r"^::: (nc10d[\w.]*\w)", pages, re.M)}
     if not TORCH:

@@ -101,7 +101,7 @@ def test_a_group_gathers_into_a_list_and_into_a_list_of_one():
     assert run_ranks(gathered, 2, "threads") == [[0.0, 1.0]] * 2
 
 
-def test_what_a_group_cannot_take_is_refused():
+def test_two_tensors_and_functions_are_refused():
     def refused(group):
         x = torch.ones(2)
         with pytest.raises(ValueError, match="a single tensor in a call, not 2"):

@@ -1,4 +1,4 @@
-"""An arena's address space is what machine and limits permit; an error names the limit."""
+"""Machine and limits bound an arena's address space; an error names the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared calls: a repeated call skips the checks, and does exactly what the first call did."""
+"""Prepared calls: a repeated call skips the checks, and does exactly as the first call did."""
 
 from __future__ import annotations
 
