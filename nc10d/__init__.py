@@ -6,13 +6,14 @@
     dist.all_reduce(x)
 
 This module only maps each public name to its module, and the first use of a name imports that
-module. `import nc10d` alone imports no other module of the package.
+module. `import nc10d` alone imports but the one module of the package that imports the others.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+import nc10d.base.run_to_end as _runs
 
 if TYPE_CHECKING:
     from nc10d import cuda as cuda
@@ -249,14 +250,14 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name == "group":
         # c10d's `group.WORLD`: the package nc10d.group has that attribute once there is a world.
-        importlib.import_module("nc10d.group.world")
-        return importlib.import_module("nc10d.group")
+        _runs.import_to_end("nc10d.group.world")
+        return _runs.import_to_end("nc10d.group")
     if name in _SUBMODULES:
-        return importlib.import_module(f"nc10d.{name}")
+        return _runs.import_to_end(f"nc10d.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nc10d' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"nc10d.{home}"), name)
+    value = getattr(_runs.import_to_end(f"nc10d.{home}"), name)
     globals()[name] = value
     return value
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,10 @@ MOST_MODULES = 15
 """Most modules in a folder, so that a reader can keep them in mind."""
 LARGE = {"backend/cpu/native", "store"}
 """Folders that may have more: the compiled engine, and a protocol with all of its stores."""
+
+ENTRIES = {"nc10d", "nc10d.base.torch_entry"}
+"""The modules that lead to the layers above: the public names, and torch's way to nc10d.torch."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 Place = tuple[int, int]
 
@@ -60,6 +65,8 @@ def imports(tree: ast.AST, module: str = "") -> Iterator[str]:
                 for alias in node.names:
                     inner = f"{base}.{alias.name}"
                     yield inner if inner in MODULES else base
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_to_end":
+            yield from (at.value for at in node.args if isinstance(at, ast.Constant))
 
 
 @cache
@@ -68,7 +75,7 @@ def graph() -> dict[str, set[str]]:
     return {
         module: {name for name in imports(ast.parse(path.read_text()), module) if name != module}
         for module, path in MODULES.items()
-        if module != "nc10d"  # the public names, looked up when first used
+        if module not in ENTRIES
     }
 
 
@@ -156,9 +163,10 @@ def test_the_law_can_fail() -> None:
     places = {"low": (0, 0), "left": (1, 0), "right": (1, 1)}
     assert wrong({"right": {"left", "low"}}, places) == []
     assert wrong({"left": {"right"}, "low": {"left"}}, places) == ["left -> right", "low -> left"]
-    inside = "def f():\n    from nc10d.group import dispatch\n"
+    inside = "def f():\n    from nc10d.group import dispatch\n    import_to_end('nc10d.cuda')\n"
     typed = "if TYPE_CHECKING:\n    import nc10d.work\n"
-    assert sorted(imports(ast.parse(inside + typed))) == ["nc10d.group.dispatch", "nc10d.work"]
+    found = ["nc10d.cuda", "nc10d.group.dispatch", "nc10d.work"]
+    assert sorted(imports(ast.parse(inside + typed))) == found
     assert cycle({"a": ["b"], "b": ["a"]}) == ["a", "b"]
 
 
@@ -189,6 +197,22 @@ def test_the_package_needs_nothing_that_is_not_installed() -> None:
 @pytest.mark.parametrize("line", ["import torch", "import torch.nn as nn", "from torch import nn"])
 def test_every_way_to_import_torch_is_seen(line: str) -> None:
     assert packages(ast.parse(f"def f():\n    {line}")) == {"torch"}
+
+
+def test_a_call_imports_by_import_to_end() -> None:
+    """Of programs and tests, and what torch.compile traces, imports may be cut by an error."""
+    free = {"testing", "run", "bench", "warmup", "nc10d.store.server_process"}
+    free |= {"nc10d.torch.compiling.rewriting"}
+    for module, path in MODULES.items():
+        if {module, *module.split(".")[1:2]} & free:
+            continue
+        functions = (
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)
+        )
+        inside = {name for function in functions for name in packages(function)}
+        inside -= sys.stdlib_module_names
+        # `import_to_end` itself is imported by a statement.
+        assert inside <= ({"nc10d"} if module in ENTRIES else set()), module
 
 
 def test_compiled_code_reaches_only_the_sources_that_name_its_cache() -> None:

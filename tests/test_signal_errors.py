@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from interrupts import raise_at
 import nc10d as dist
 from nc10d.base.call_site import text_at
 from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.run_to_end import run_to_end
 from nc10d.base.signal_errors import (
     Condition,
     Event,
@@ -422,3 +424,111 @@ def test_the_start_of_a_thread_passes_on_what_a_handler_raises_at_any_point() ->
             assert ran.wait(LONG), "it runs"
         point += 1
     assert point > 10
+
+
+def test_a_call_comes_to_its_end_and_a_handlers_error_comes_out_at_any_point() -> None:
+    point, reached = 0, True
+    while reached:
+        begun, ended = threading.Event(), threading.Event()
+
+        def call(begun: threading.Event = begun, ended: threading.Event = ended) -> None:
+            begun.set()
+            time.sleep(0.001)
+            ended.set()
+
+        reached = raise_at(point, RuntimeError(f"at point {point}"), partial(run_to_end, call))
+        assert not begun.is_set() or ended.wait(LONG)
+        point += 1
+    assert point > 10
+    assert begun.is_set()
+
+
+def test_a_call_to_its_end_gives_its_result_and_raises_its_error() -> None:
+    def fail() -> None:
+        raise ValueError("of the call")
+
+    assert run_to_end(threading.get_ident) != threading.get_ident()
+    with pytest.raises(ValueError, match="of the call") as caught:
+        run_to_end(fail)
+    assert caught.traceback[-1].name == "fail"
+
+
+def test_a_module_that_is_imported_may_call_what_imports_it(tmp_path: Path) -> None:
+    """The main thread holds the lock of a module that it imports; another would wait for it."""
+    (tmp_path / "outer.py").write_text(
+        "from nc10d.base.run_to_end import import_to_end\nfound = import_to_end('inner')\n"
+    )
+    (tmp_path / "inner.py").write_text("import outer\n")
+    done = python("import outer; print(outer.found.outer is outer)", tmp_path)
+    assert done.stdout == "True\n", done.stderr
+
+
+FIRST_CALLS = """
+import os, signal, sys
+import nc10d as dist
+name, kind, left = sys.argv[1], type("Mine", (eval(sys.argv[2]),), {}), [1]
+def ring(*_): raise kind("of the user")
+def hook(event, arguments):
+    if event == "import" and arguments[0] == name and left:
+        left.clear()
+        os.kill(os.getpid(), signal.SIGALRM)
+def calls():
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=60)
+    dist.all_gather_object([None], 1)
+signal.signal(signal.SIGALRM, ring)
+sys.addaudithook(hook)
+try: calls()
+except kind: print("out", end=" ")
+if dist.is_initialized(): dist.destroy_process_group()
+calls()
+print("again")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("numpy.exceptions", OSError),  # NumPy can't be imported again after an error there
+        ("yaml", ImportError),  # Numba goes on without it
+        ("numba.cpython.randomimpl", AttributeError),  # imported while a function is loaded
+    ],
+)
+def test_a_handlers_error_amid_the_imports_of_first_calls_comes_out_and_breaks_none(
+    tmp_path: Path, name: str, kind: type[BaseException]
+) -> None:
+    done = python(FIRST_CALLS, tmp_path, name, kind.__name__)
+    assert done.stdout == "out again\n", done.stderr
+
+
+LEFT = """
+import os, signal, sys, time
+from nc10d.base.run_to_end import run_to_end
+def ring(*_): raise KeyError
+def call():
+    os.kill(os.getpid(), signal.SIGALRM)
+    time.sleep(1)
+    print("ended", flush=True)
+signal.signal(signal.SIGALRM, ring)
+try: run_to_end(call)
+except KeyError: print("out", flush=True)
+"""
+
+
+@pytest.mark.parametrize("then", ["", "os.fork() or os._exit(0); print('parent')"])
+def test_a_fork_and_the_end_of_python_wait_for_the_end_of_a_call(tmp_path: Path, then: str) -> None:
+    done = python(LEFT + then, tmp_path)
+    assert done.stdout.split() == ["out", "ended"] + ["parent"] * bool(then), done.stderr
+
+
+def python(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new interpreter, which finds modules in `folder`."""
+    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG * 4,
+    )

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from nc10d.base.run_to_end import import_to_end
 from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate
 from nc10d.codec.encoder import walk
@@ -290,8 +291,7 @@ def _locate(call: str, location: Any) -> Locate:
         raise ValueError(f"{message}, got {location!r}")
     if _kind(location) == "cpu":
         return None
-    from nc10d import cuda
-
+    cuda = import_to_end("nc10d.cuda")
     if not (cuda.available() and 0 <= (number := cuda.ordinal(location)) < cuda.device_count()):
         raise ValueError(f"{call}: map_location is {location!r}, and there is no such device here")
     return partial(_moved, f"cuda:{number}")
@@ -299,8 +299,7 @@ def _locate(call: str, location: Any) -> Locate:
 
 def _moved(device: str, array: Any) -> Any:
     """Copy an array to a device: NumPy's become nc10d.cuda's, others stay in their library."""
-    from nc10d import cuda
-
+    cuda = import_to_end("nc10d.cuda")
     carrier = codec_of(type(array))
     if carrier is None or carrier.move is None:
         return cuda.to_device(array, device)

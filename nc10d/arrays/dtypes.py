@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from nc10d.base.run_to_end import import_to_end
 from nc10d.ops import RedOp, ReduceOp
 
 
@@ -78,9 +79,7 @@ class DType(enum.Enum):
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype; imports ml_dtypes for the types that NumPy lacks."""
         if self in _FROM_ML_DTYPES:
-            import ml_dtypes
-
-            extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.label))
+            extended: np.dtype[Any] = np.dtype(getattr(import_to_end("ml_dtypes"), self.label))
             return extended
         return np.dtype(self.label)
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from nc10d.backend.config import BackendConfig
+from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 
 def _require_device() -> None:
-    from nc10d.cuda.driver import device_count  # imported late: most jobs have no use for it
-
+    driver = import_to_end("nc10d.cuda.driver")  # imported late: most jobs have no use for it
     try:
-        count = device_count()
+        count = driver.device_count()
     except (CudaError, UnsupportedPlatform) as error:
         raise UnsupportedPlatform(f"it needs a GPU, and none can be used ({error})") from error
     if not count:
@@ -26,10 +26,9 @@ def _require_device() -> None:
 
 
 def _require_nccl() -> None:
-    from nc10d.backend.nccl.bindings.library import library
-
+    nccl = import_to_end("nc10d.backend.nccl.bindings.library")
     _require_device()
-    library()
+    nccl.library()
 
 
 def _require_mpi() -> None:
@@ -38,9 +37,7 @@ def _require_mpi() -> None:
 
 
 def _require_ucc() -> None:
-    from nc10d.backend.ucc.library import library  # imported late: most jobs have no use for it
-
-    library()
+    import_to_end("nc10d.backend.ucc.library").library()
 
 
 _REQUIRE: MappingProxyType[str, Callable[[], None]] = MappingProxyType(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from nc10d.backend.base import Factory, Meeting
+from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import UnsupportedPlatform
 
 
@@ -105,8 +106,11 @@ def _load(entry: BackendEntry, target: object) -> object:
     if not isinstance(target, str):
         return target
     module, _, attribute = target.partition(":")
+    # A user's module may expect the main thread, as MPI does where mpi4py initialises it.
+    ours = module.startswith("nc10d.") and not module.startswith("nc10d.backend.mpi.")
+    load = import_to_end if ours else importlib.import_module
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(load(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise

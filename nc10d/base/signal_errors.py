@@ -4,6 +4,7 @@ A handler runs in the middle of any call and may raise any exception, a TimeoutE
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
 Other threads must be able to go on after it: Condition, Event and Thread replace Python's own.
+What such an error would break, an import or a compilation, runs by `run_to_end`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.run_to_end import SLICE
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
@@ -30,8 +32,8 @@ def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
 
 def from_handler(error: BaseException | None) -> bool:
     """Return whether a signal's handler raised `error`, which this frame is handling."""
-    if threading.get_ident() != threading.main_thread().ident:
-        return False  # handlers run in the main thread alone
+    if not _in_main_thread():
+        return False  # handlers run there alone
     # Python calls a handler with the interrupted frame, which no other function gets from its
     # caller.
     trace = None if error is None else error.__traceback__
@@ -40,6 +42,10 @@ def from_handler(error: BaseException | None) -> bool:
         if _has_argument(trace.tb_frame, interrupted):
             return True
     return False
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _has_argument(frame: FrameType, argument: object) -> bool:
@@ -75,8 +81,9 @@ class _Awaited:
         try:
             # A change that `ready` does not see comes after it, and so releases this lock.
             self._waiting.append(asleep)
+            longest = SLICE if _in_main_thread() else threading.TIMEOUT_MAX
             while (found := ready()) is None and not deadline.expired():
-                asleep.acquire(timeout=deadline.slice(threading.TIMEOUT_MAX))
+                asleep.acquire(timeout=deadline.slice(longest))
             return found
         finally:
             self._waiting.remove(asleep)

@@ -6,9 +6,10 @@ imports nothing: the modules of nc10d are imported when the first group is made.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any
+
+from nc10d.base.run_to_end import import_to_end
 
 NAME = "nc10d"
 _DEVICES = ("cpu", "cuda")
@@ -26,4 +27,4 @@ def register() -> None:
 
 def _create(*arguments: Any) -> Any:
     """Make a group; see nc10d.torch.backend.creation.create."""
-    return importlib.import_module("nc10d.torch.backend.creation").create(*arguments)
+    return import_to_end("nc10d.torch.backend.creation").create(*arguments)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.text import digest, in_seconds
 
 FIRST_SECONDS = 3.0
@@ -53,8 +54,7 @@ class WaitReport:
         end = "without a timeout" if math.isinf(self._limit) else f"of {in_seconds(self._limit)}"
         call = called(f"{self._waiter} has waited {in_seconds(waited)} {end}", here())
         # Imported here: most programs never log a line.
-        import logging
-
+        logging = import_to_end("logging")
         logging.getLogger("nc10d").warning("nc10d: %s: %s", call, reason)
 
     def _speaks(self, subject: str) -> bool:

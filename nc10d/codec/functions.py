@@ -18,6 +18,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from nc10d.base.run_to_end import import_to_end
+from nc10d.base.signal_errors import raised_here
+
 
 def dumps(value: Any, with_main: bool = False) -> bytes:
     """Pickle a value; functions that cannot be imported elsewhere go by value.
@@ -89,8 +92,8 @@ class _Pickler(pickle.Pickler):
 
 def _class_by_value(kind: type) -> Any:
     try:
-        import cloudpickle
-    except ImportError:
+        cloudpickle = import_to_end("cloudpickle")
+    except raised_here(ImportError):
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(
             f"class {name} cannot be sent to another process: put it in a module, or install "

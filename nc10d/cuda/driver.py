@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from nc10d.base.run_to_end import import_to_end
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
@@ -29,8 +31,8 @@ def driver() -> Any:
         # cuda.bindings opens libcuda.so.1: the loader returns the library already loaded so.
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     try:
-        from cuda.bindings import driver
-    except ImportError as error:
+        driver = import_to_end("cuda.bindings.driver")
+    except raised_here(ImportError) as error:
         raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
     try:
         (code,) = driver.cuInit(0)

@@ -1,5 +1,5 @@
 """Diagnosis of failed jobs: `python -m nc10d.debug DIR` reads the dumps of all ranks."""
 
-from nc10d.base import moved
+from nc10d.run import moved
 
 moved.install()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from nc10d.base.run_to_end import import_to_end
+
 
 def __getattr__(name: str) -> Any:
     if name in ("WORLD", "ProcessGroup"):
-        from nc10d.group.process_group import ProcessGroup, default_group
-
-        return ProcessGroup if name == "ProcessGroup" else default_group()
+        module = import_to_end("nc10d.group.process_group")
+        return module.ProcessGroup if name == "ProcessGroup" else module.default_group()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

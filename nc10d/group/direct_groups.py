@@ -10,7 +10,6 @@ same order by all ranks. `close()` or destroy_process_group(group) ends it.
 
 from __future__ import annotations
 
-import importlib
 import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.run_to_end import import_to_end
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import DEFAULT_TIMEOUT, _check_meeting, close_at_exit, current_world, meet_in
 
@@ -32,7 +32,7 @@ class _OptionsType:
         self._module, _, self._name = target.partition(":")
 
     def __get__(self, instance: object, owner: type) -> Any:
-        return getattr(importlib.import_module(self._module), self._name)
+        return getattr(import_to_end(self._module), self._name)
 
 
 class DirectGroup(ProcessGroup):

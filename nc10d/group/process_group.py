@@ -20,6 +20,7 @@ from nc10d.base import debug_level
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.text import digest
 from nc10d.errors import CollectiveMismatch, UnsupportedPlatform
 from nc10d.group.call_agreement import GroupCalls
@@ -324,9 +325,8 @@ class ProcessGroup(_Dispatcher, Members):
 
 def prefix_store(prefix: str, store: Store) -> Store:
     """Return `store` with `prefix` before every key."""
-    from nc10d.store import PrefixStore  # imported late: only jobs with several groups need it
-
-    return PrefixStore(prefix, store)
+    found: Store = import_to_end("nc10d.store.prefix").PrefixStore(prefix, store)
+    return found
 
 
 def _place_of(name: str, group: ProcessGroup) -> str | None:

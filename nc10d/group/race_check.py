@@ -33,6 +33,7 @@ from nc10d.arrays.buffer import Buffer, as_buffer, device_type, overlap
 from nc10d.arrays.interop import map_arrays
 from nc10d.base.deadline import NEVER, Deadline, Timeout
 from nc10d.base.promise import FAILED, NoCallbacks
+from nc10d.base.run_to_end import import_to_end
 from nc10d.ops import OP_NAMES, Op
 from nc10d.work import Work
 
@@ -200,9 +201,8 @@ def _device_checked(
 
 
 def _device_memory() -> Any:
-    from nc10d.cuda import memory  # imported late: jobs without a device do without the driver
-
-    return memory
+    # Imported late: jobs without a device do without the driver.
+    return import_to_end("nc10d.cuda.memory")
 
 
 def _device_checksum(x: Any) -> int:

@@ -25,6 +25,7 @@ from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import suppress_here
 from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
@@ -156,9 +157,7 @@ nc10d.group.process_group.default_group = lambda: current_world().default
 
 def _dump_if_asked(group: ProcessGroup, device: str) -> None:
     if os.environ.get("NC10D_DUMP_DIR") or os.environ.get("NC10D_DUMP_SIGNAL"):
-        from nc10d.group.flight_recorder import dump_automatically
-
-        dump_automatically(group, device)
+        import_to_end("nc10d.group.flight_recorder").dump_automatically(group, device)
 
 
 nc10d.group.process_group.on_late_backend = _dump_if_asked
@@ -323,9 +322,9 @@ def _meet(
     if method is None and meet is not None:
         return meet(rank, size, deadline)
     # Imported late: a job with a given store needs no sockets.
-    from nc10d.init_methods.methods import meet_by
-
-    return meet_by(method or "env://", rank, size, deadline, limit)
+    methods = import_to_end("nc10d.init_methods.methods")
+    found: tuple[Store, int, int] = methods.meet_by(method or "env://", rank, size, deadline, limit)
+    return found
 
 
 def meet_in(
@@ -338,13 +337,12 @@ def meet_in(
     limit: float,
 ) -> Store:
     """Meet the other ranks in a store that may serve several inits; return the keys of this one."""
-    from nc10d.init_methods.meeting import meet
-
     meetings = prefix_store(f"meeting/{name}", store)
     if set(config.devices.values()) == {"fake"}:  # it never waits for other ranks
         number = meetings.add(f"fake/{rank}", 1)
     else:
-        number = meet(meetings, rank, size, deadline, limit)
+        meeting = import_to_end("nc10d.init_methods.meeting")
+        number = meeting.meet(meetings, rank, size, deadline, limit)
     return prefix_store(f"{name}/{number}", store)
 
 

@@ -23,13 +23,12 @@ import logging
 import os
 import pickle
 import platform
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import CellType, FrameType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import llvmlite
@@ -38,10 +37,12 @@ import numpy as np
 from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
+from nc10d.base.run_to_end import run_to_end
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
@@ -107,11 +108,18 @@ def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], An
 
 
 def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of `make`, which runs once per `name`, in the first thread that asks."""
+    """Return the result of `make`, which runs once per `name`, for the first thread that asks."""
     found = made.get(name)
     if found is None:
-        with compiling:
-            found = made.get(name) or made.setdefault(name, make())
+
+        def find_or_make() -> Any:
+            with compiling:
+                return made.get(name) or made.setdefault(name, make())
+
+        # A signal's handler may ask amid a compilation of the user's, whose lock the main thread
+        # holds then.
+        held = global_compiler_lock.is_locked()
+        found = find_or_make() if held else run_to_end(find_or_make)
     return found
 
 
@@ -170,10 +178,8 @@ def entry_points(module: str) -> Callable[[str], EntryPoint]:
         if declared is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         names = vars(sys.modules[module])
-        with compiling:
-            if name not in names:  # another thread may have been faster
-                names[name] = entry_point(compiled(*declared)(names[f"_{name}"]))
-        entry: EntryPoint = names[name]
+        make = compiled(*declared)
+        entry: EntryPoint = made_once(names, name, lambda: entry_point(make(names[f"_{name}"])))
         return entry
 
     return find
@@ -192,7 +198,7 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
     with compiling:
-        # The same function again: Ctrl-C has come before its caller had it.
+        # The same function again: an error has come before its caller had it.
         known = _compiled.setdefault(cache.name, cache.function)
         assert known == cache.function, f"two functions are compiled as {cache.name}"
         _load_or_compile(cache, run)
@@ -200,7 +206,7 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
 
 def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
     if cache.path.exists():  # loading needs no lock: files are replaced whole
-        _undisturbed(run)
+        run()
         return
     with contextlib.ExitStack() as held:
         try:
@@ -209,41 +215,11 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         except raised_here(BlockingIOError) as error:
             raise Elsewhere(cache.name) from error
         if cache.path.exists():  # another process has made it meanwhile
-            _undisturbed(run)
+            run()
             return
         if not cache.quick:
             _announce(cache.path.parent)
         run()
-
-
-def _undisturbed(run: Callable[[], object]) -> None:
-    """Call `run`, and put Ctrl-C off for some milliseconds.
-
-    llvmlite can't free an object that is half made.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        run()
-        return
-    came: list[int] = []
-    over = False
-
-    def put_off(number: int, frame: FrameType | None) -> None:
-        if over:  # another signal's error has kept the handler from being set again
-            handler(number, frame)
-        else:
-            came.append(number)
-
-    try:
-        signal.signal(signal.SIGINT, put_off)
-        run()
-    finally:
-        over = True
-        try:
-            signal.signal(signal.SIGINT, handler)
-        finally:
-            if came:
-                signal.raise_signal(signal.SIGINT)
 
 
 @functools.cache

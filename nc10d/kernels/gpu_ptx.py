@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
+from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import UnsupportedPlatform
 from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive, replace
 from nc10d.kernels.gpu_pack import THREADS, Target, cast_body, copy_body, supports
@@ -73,10 +74,8 @@ def _version(package: str) -> str:
 
 def _tools() -> tuple[Any, Target]:
     # Numba's own numba.cuda is outdated; the package numba_cuda replaces it.
-    from numba import cuda
-    from numba.cuda.extending import intrinsic
-
-    return cuda.compile_ptx, Target(intrinsic, GLOBAL, _coordinate)
+    intrinsic = import_to_end("numba.cuda.extending").intrinsic
+    return import_to_end("numba.cuda").compile_ptx, Target(intrinsic, GLOBAL, _coordinate)
 
 
 def _coordinate(b: Builder, _place: Value, index: int) -> Value:

@@ -10,8 +10,9 @@ The first use of a name of this package imports its module.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from nc10d.base.run_to_end import import_to_end
 
 if TYPE_CHECKING:
     from nc10d.reducer.gradients import SparseGradient as SparseGradient
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'nc10d.reducer' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"nc10d.reducer.{home}"), name)
+    value = globals()[name] = getattr(import_to_end(f"nc10d.reducer.{home}"), name)
     return value
 
 

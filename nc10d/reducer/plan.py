@@ -18,6 +18,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.base.run_to_end import import_to_end
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The cap of the first bucket: small, so that communication begins early (c10d's value)."""
@@ -65,9 +66,7 @@ def _device(x: Any, buffer: Buffer) -> str:
     """Return the name of a device, with its ordinal if it is a GPU: "cpu", "cuda:1"."""
     if buffer.device != "cuda":
         return buffer.device
-    from nc10d.cuda.memory import device_of
-
-    return f"cuda:{device_of(x)}"
+    return f"cuda:{import_to_end('nc10d.cuda.memory').device_of(x)}"
 
 
 def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:

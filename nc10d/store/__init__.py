@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nc10d.base.run_to_end import import_to_end
+
 if TYPE_CHECKING:
     from nc10d.store.base import Store
     from nc10d.store.file import FileStore
@@ -30,9 +32,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(import_to_end(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

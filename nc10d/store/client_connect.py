@@ -11,6 +11,7 @@ from ipaddress import ip_address
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
@@ -126,9 +127,9 @@ def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> S
     try:
         if token is None:
             return StoreConnection(sock, deadline)
-        from nc10d.store.sealed_connection import SealedConnection
-
-        return SealedConnection(sock, deadline, token)
+        sealed = import_to_end("nc10d.store.sealed_connection")
+        found: StoreConnection = sealed.SealedConnection(sock, deadline, token)
+        return found
     except raised_here(TimeoutError) as error:
         sock.close()
         raise NoAnswer from error

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
 from nc10d.base.resolve import resolve
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import Thread, from_handler, raised_here, suppress_here
 from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
@@ -334,6 +335,6 @@ def server_for(
     """Return a server; with a token it serves only clients that know it (or `same_user`)."""
     if token is None:
         return Server(listener, owner, limits)
-    from nc10d.store.auth_server import AuthServer
-
-    return AuthServer(listener, owner, limits, token, same_user)
+    auth = import_to_end("nc10d.store.auth_server")
+    found: Server = auth.AuthServer(listener, owner, limits, token, same_user)
+    return found

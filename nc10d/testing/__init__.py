@@ -28,7 +28,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nc10d.base import moved
+from nc10d.run import moved
 
 if TYPE_CHECKING:
     from nc10d.testing import conformance as conformance

@@ -15,13 +15,13 @@ default group of both, `group_of` gives the group of nc10d below a torch group, 
 the torch group on one of nc10d's.
 """
 
-import importlib
 from typing import Any
 
 import torch
 
 from nc10d.api import join
 from nc10d.base import torch_entry
+from nc10d.base.run_to_end import import_to_end
 from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.backend.groups import calls_of, group_of
@@ -80,7 +80,7 @@ torch_entry.register()
 
 def __getattr__(name: str) -> Any:
     if name in ("functional", "nn"):  # on first use: it defines operators, which takes a while
-        return importlib.import_module(f"nc10d.torch.{name}")
+        return import_to_end(f"nc10d.torch.{name}")
     if name in ("nccl_pool", "register_pool"):  # they load NCCL's backend
-        return getattr(importlib.import_module("nc10d.torch.training.nccl_pool"), name)
+        return getattr(import_to_end("nc10d.torch.training.nccl_pool"), name)
     raise AttributeError(f"module 'nc10d.torch' has no attribute {name!r}")

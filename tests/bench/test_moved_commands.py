@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.__main__ import TABLES
-from nc10d.base.moved import MOVED
+from nc10d.run.moved import MOVED
 
 
 @pytest.mark.parametrize("module", MOVED)

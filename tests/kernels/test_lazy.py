@@ -8,9 +8,11 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 from nc10d.kernels import cache, cache_dir
@@ -46,27 +48,49 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
     assert HERE.one_more is HERE.one_more
 
 
-def test_ctrl_c_waits_until_a_loaded_object_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half-built llvmlite object would print an error on stderr when it is freed."""
-    load, done = cache._OneFile.load_overload, []
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError, ImportError])
+def test_a_handlers_error_comes_out_at_once_and_the_function_is_loaded_to_its_end(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, go_on, done = cache._OneFile.load_overload, threading.Event(), threading.Event()
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise kind("of the user")
 
     def interrupted(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGALRM)
+        assert go_on.wait(60)
         found = load(*arguments)
-        done.append(found)
+        done.set()
         return found
 
     assert HERE.two_more(4) == 6  # writes the cache file
     del HERE.two_more
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        patch.setattr(cache._OneFile, "load_overload", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _ = HERE.two_more
-    assert len(done) == 1
-    assert done[0] is not None
-    assert signal.getsignal(signal.SIGINT) is before
-    assert HERE.two_more(4) == 6
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache._OneFile, "load_overload", interrupted)
+            with pytest.raises(kind, match="of the user"):
+                _ = HERE.two_more
+            assert not done.is_set()
+            go_on.set()
+            assert HERE.two_more(4) == 6
+            assert done.is_set()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_asks_amid_a_compilation_of_the_users_does_not_wait_for_it() -> None:
+    with global_compiler_lock:
+        assert HERE.seven(4) == 11
+
+
+@cache.on_demand("int64(int64)")
+def _seven(number: int) -> int:
+    return number + 7
+
+
+seven: cache.EntryPoint
 
 
 @cache.on_demand("int64(int64)")

@@ -23,6 +23,7 @@ from numba import cfunc, types
 from nc10d.backend.nccl.bindings.library import library
 from nc10d.backend.nccl.bindings.native import call1, call2
 from nc10d.backend.nccl.registered_memory import GroupOfBackends, registered_bytes
+from nc10d.base.run_to_end import import_to_end
 from nc10d.cuda.driver import call
 
 
@@ -32,8 +33,7 @@ def cupy_allocator(group: GroupOfBackends) -> Callable[[int], Any]:
     The returned function serves the group's device only, and waits for no other rank. TypeError for
     a group whose device arrays do not go by NCCL; ImportError without CuPy.
     """
-    import cupy
-
+    cupy = import_to_end("cupy")
     allocate, device = registered_bytes(group)
 
     def memory_of(nbytes: int) -> Any:
@@ -50,11 +50,10 @@ def numba_memory_manager(group: GroupOfBackends) -> type[Any]:
     Numba takes it before its first use of the device. TypeError for a group whose device arrays do
     not go by NCCL; ImportError without Numba's CUDA target.
     """
-    from numba import cuda
-
+    cuda = import_to_end("numba.cuda")
     allocate, device = registered_bytes(group)
 
-    class NcclMemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    class NcclMemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc, name-defined]
         """Numba's plug-in for device memory (EMM, interface 1)."""
 
         interface_version = 1

@@ -27,6 +27,7 @@ from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
 from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.driver import device_at
 from nc10d.cuda.streams import stream_of
@@ -87,11 +88,10 @@ class StagedOptions:
 
 def make(setup: BackendSetup) -> StagedBackend:
     """Make the backend of a group; blocks until all of its ranks have arrived."""
-    from nc10d.store import PrefixStore  # the group's own `cpu` backend meets in the same store
-
     options = _checked(setup.options)
     factory = load_factory(find_backend(options.inner))
-    store = PrefixStore("staged", setup.store)
+    # The group's own `cpu` backend meets in the same store.
+    store = import_to_end("nc10d.store.prefix").PrefixStore("staged", setup.store)
     place = setup.group_name, setup.rank, setup.size
     inner = BackendSetup(*place, store, setup.deadline, options.options)
     return StagedBackend(setup.group_name, factory(inner))

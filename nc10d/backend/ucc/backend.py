@@ -19,6 +19,7 @@ from nc10d.backend.ucc.ucc_collectives import check_devices
 from nc10d.backend.ucc.ucc_group import UccGroup
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
+from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import MessageInfo, Op, Recv, Send
 from nc10d.store.base import Store
@@ -183,10 +184,9 @@ def _await_streams(ops: Sequence[Op]) -> None:
     """Block until the work on the streams of device arrays is done: UCC knows no streams."""
     devices = [x for op in ops for x in arrays_of(op) if device_type(x) != "cpu"]
     if devices:
-        from nc10d.cuda.driver import call, on_device  # imported late: most jobs have no device
-        from nc10d.cuda.memory import device_of
-        from nc10d.cuda.streams import stream_of
-
-        for device, stream in {(device_of(x), stream_of(x)) for x in devices}:
-            with on_device(device):
-                call("cuStreamSynchronize", stream)
+        # Imported late: most jobs have no device.
+        memory, streams = import_to_end("nc10d.cuda.memory"), import_to_end("nc10d.cuda.streams")
+        driver = import_to_end("nc10d.cuda.driver")
+        for device, stream in {(memory.device_of(x), streams.stream_of(x)) for x in devices}:
+            with driver.on_device(device):
+                driver.call("cuStreamSynchronize", stream)

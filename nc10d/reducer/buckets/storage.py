@@ -12,6 +12,7 @@ import numpy as np
 from nc10d import cuda
 from nc10d.api import registered
 from nc10d.arrays.buffer import device_type
+from nc10d.base.run_to_end import import_to_end
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
@@ -76,9 +77,8 @@ def _bucket_class(device: str) -> type[Bucket]:
     """Return the class of dense buckets on a device."""
     if not device.startswith("cuda"):
         return Bucket
-    from nc10d.reducer.buckets.device_bucket import DeviceBucket
-
-    return DeviceBucket
+    found: type[Bucket] = import_to_end("nc10d.reducer.buckets.device_bucket").DeviceBucket
+    return found
 
 
 def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:

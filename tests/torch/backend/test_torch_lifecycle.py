@@ -143,4 +143,5 @@ def test_torch_finds_the_backend_without_an_import(tmp_path):
     process = python("-c", ENTRY, path=[tmp_path])
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
-    assert output.split() == ["nc10d", "nc10d.base", "nc10d.base.torch_entry"]
+    own = ["nc10d", "nc10d.base", "nc10d.base.run_to_end", "nc10d.base.torch_entry"]
+    assert output.split() == own

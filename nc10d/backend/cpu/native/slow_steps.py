@@ -17,11 +17,11 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_inline_slot, nc10d_post
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place, nc10d_sizes_differ
-from nc10d.kernels.cache import compiled_callback, compiling
+from nc10d.kernels.cache import address_of, compiled_callback
 
 ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
 """The address of `_advance_slow_step`, 0 until it is compiled."""
-_alive: list[Any] = []
+_made: dict[str, Any] = {}
 
 
 @njit(nogil=True)
@@ -166,7 +166,6 @@ def _advance_slow_step(channel: int) -> int:
 
 def prepare() -> None:
     """Compile `_advance_slow_step` once; blocks for seconds if it is not on disk yet."""
-    with compiling:
-        if not _alive:
-            _alive.append(compiled_callback("int64(int64)")(_advance_slow_step))
-            ADDRESS[0] = _alive[0].address
+    ADDRESS[0] = address_of(
+        _made, "slow", lambda: compiled_callback("int64(int64)")(_advance_slow_step)
+    )

@@ -14,6 +14,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.links import Header, Inbox, Links, UnexpectedMessage, sender_site
+from nc10d.base.run_to_end import import_to_end
 
 # Where a link's words have the address of its sender's counter: of two ranks, the sender is 0.
 _SENT = at.C_TABLES // 8 + at.TABLE_COUNTERS * 2
@@ -53,9 +54,7 @@ def arrived(channel: Channel) -> bool:
     """Return whether a link's next message has arrived, or has begun to."""
     if is_remote(channel):
         # Imported late: it compiles functions that a job on a single host does without.
-        from nc10d.backend.cpu.native import sockets
-
-        sockets.peek(channel.address)
+        import_to_end("nc10d.backend.cpu.native.sockets").peek(channel.address)
     sent = int(channel.words[_SENT])
     return bool(entry_points.load_word(sent) >= channel.get(at.C_TICKS) + 1)
 

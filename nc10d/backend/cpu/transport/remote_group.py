@@ -18,6 +18,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.addresses import own_address
 from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, close_all, connect
 from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import suppress_here
 from nc10d.store.base import Store
 
@@ -107,9 +108,8 @@ class RemoteHosts:
         with self._lock:
             if self._poller is None:
                 # Imported late: it compiles functions that a job on a single host does without.
-                from nc10d.backend.cpu.transport.poller import Poller
-
-                self._poller = Poller(self._rank_block)
+                poller = import_to_end("nc10d.backend.cpu.transport.poller")
+                self._poller = poller.Poller(self._rank_block)
             return self._poller
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
