@@ -212,7 +212,7 @@ def test_on_a_signal_a_waiting_rank_reports_its_peer(tmp_path: Path) -> None:
     with Job(SIGNALLED.format(folder=str(tmp_path)), 2) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"
-        assert ranks[0].asleep()
+        assert ranks[0].asleep("shared futex")
         ranks[0].kill(signal.SIGUSR2)
         path = tmp_path / "world-rank0.json"
         while not path.exists():
