@@ -15,12 +15,12 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nc10d.base.deadline import monotonic
 from nc10d.kernels.cache_dir import distrust, make_folder
 from nc10d.run.signals import run_interruptible
 
@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.to is not None:
         os.environ["NC10D_CACHE_DIR"] = str(options.to)  # for the helpers
-    started = time.perf_counter()
+    started = monotonic()
     with _helpers(options.jobs) as (helpers, lines), _progress() as show:
         count = _follow(lines, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
     if options.to is not None:
         _let_all_read(options.to)
     if not failed:
-        print(f"{count} functions ready in {time.perf_counter() - started:.1f} s", flush=True)
+        print(f"{count} functions ready in {monotonic() - started:.1f} s", flush=True)
     return failed
 
 

@@ -11,11 +11,10 @@ import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
-from nc10d.base.deadline import NEVER, Deadline, Timeout, seconds
+from nc10d.base.deadline import NEVER, Deadline, Timeout, monotonic, seconds
 from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise
 from nc10d.base.signal_errors import Event
 from nc10d.base.text import in_seconds
@@ -43,7 +42,7 @@ class Work(Promise):
         self._finished = None
         self._ended = 0.0
         self.ops = ops
-        self._started = perf_counter()
+        self._started = monotonic()
 
     @classmethod
     def from_future(cls, future: Future[Any]) -> Work:

@@ -199,6 +199,28 @@ def test_every_way_to_import_torch_is_seen(line: str) -> None:
     assert packages(ast.parse(f"def f():\n    {line}")) == {"torch"}
 
 
+def test_one_module_reads_the_clocks() -> None:
+    """Others would see a clock that a library for tests has stopped."""
+    names = [
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "time",
+        "time_ns",
+        "clock_gettime",
+    ]
+    clocks = re.compile(rf"\btime\.({'|'.join(names)})\b")
+    readers = set[str]()
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            used = isinstance(node, ast.Attribute) and clocks.fullmatch(ast.unparse(node))
+            named = isinstance(node, ast.ImportFrom) and node.module == "time"
+            if used or (named and {alias.name for alias in node.names} & names):
+                readers.add(module)
+    assert readers == {"nc10d.base.deadline"}
+
+
 def test_a_call_imports_by_import_to_end() -> None:
     """Of programs and tests, and what torch.compile traces, imports may be cut by an error."""
     free = {"testing", "run", "bench", "warmup", "nc10d.store.server_process"}

@@ -40,7 +40,7 @@ def test_lines_come_at_growing_intervals(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(wait_report.time, "monotonic", lambda: now)
+    monkeypatch.setattr(wait_report, "monotonic", lambda: now)
     report, at = WaitReport("rank 1 of 2", Deadline(1800.0, 1800.0)), []
     for second in range(1801):
         now, before = float(second), len(caplog.messages)

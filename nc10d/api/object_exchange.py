@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any, cast
 
 import numpy as np
 
+from nc10d.base.deadline import monotonic
 from nc10d.base.run_to_end import import_to_end
 from nc10d.codec import EncodedMessage, Envelope, MessageKind, encode_pickled
 from nc10d.codec.decoder import Bytes, Locate

@@ -2,6 +2,8 @@
 
 The public API takes timeouts (seconds or timedelta, relative). Every layer below takes a Deadline
 (absolute, on the monotonic clock), so that a call with several waits still ends on time.
+
+The package reads clocks by the functions of this module alone.
 """
 
 from __future__ import annotations
@@ -10,9 +12,19 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from numbers import Real
 
 Timeout = float | int | timedelta | None
+
+
+# Libraries of test suites stop Python's time.monotonic() and its kin, and peers do not wait for it.
+monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+"""Return the monotonic clock, in seconds."""
+monotonic_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
+"""Return the monotonic clock, in ns."""
+time_of_day_ns = partial(time.clock_gettime_ns, time.CLOCK_REALTIME)
+"""Return the time of day, in ns since 1970 (UTC)."""
 
 
 def seconds(timeout: Timeout) -> float:
@@ -30,7 +42,7 @@ def seconds(timeout: Timeout) -> float:
 
 @dataclass(slots=True)  # not frozen: each call would pay for it
 class Deadline:
-    """An absolute time, in seconds of time.monotonic(); math.inf means never. Immutable.
+    """An absolute time, in seconds of `monotonic`; math.inf means never. Immutable.
 
     `limit` is the timeout from which it was made, for error texts; math.inf if unknown.
     """
@@ -42,15 +54,15 @@ class Deadline:
     def after(cls, timeout: Timeout) -> Deadline:
         """Return the deadline `timeout` from now."""
         limit = timeout if type(timeout) is float and timeout >= 0 else seconds(timeout)
-        return cls(time.monotonic() + limit, limit)
+        return cls(monotonic() + limit, limit)
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""
-        return max(0.0, self.at - time.monotonic())
+        return max(0.0, self.at - monotonic())
 
     def expired(self) -> bool:
         """Return whether the deadline has passed."""
-        return time.monotonic() >= self.at
+        return monotonic() >= self.at
 
     def slice(self, longest: float) -> float:
         """Return the seconds left, at most `longest`: for waits in slices."""

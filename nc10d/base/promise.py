@@ -22,10 +22,9 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from threading import get_ident
-from time import perf_counter
 from typing import Any
 
-from nc10d.base.deadline import NEVER, Deadline, Timeout
+from nc10d.base.deadline import NEVER, Deadline, Timeout, monotonic
 from nc10d.base.signal_errors import Event, raised_here
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
@@ -108,7 +107,7 @@ class Promise:
             first = self._state == PENDING
             if first:
                 self._exception, self._result = exception, result
-                self._ended = perf_counter()
+                self._ended = monotonic()
                 self._state = DONE if exception is None else FAILED
             if self._callbacks and get_ident() not in _waiting_threads:
                 due[:0], self._callbacks = self._callbacks[::-1], []
@@ -123,7 +122,7 @@ class Promise:
         """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
         with _transition:
             if self._state == PENDING:
-                self._result, self._ended = result, perf_counter()
+                self._result, self._ended = result, monotonic()
                 self._state = DONE
 
     def _attach(self, callback: Callable[[Any], object]) -> None:

@@ -13,11 +13,10 @@ import errno
 import math
 import os
 import socket
-import time
 from collections.abc import Callable
 
 from nc10d.base.call_site import called, here
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.run_to_end import import_to_end
 from nc10d.base.text import digest, in_seconds
 
@@ -32,7 +31,7 @@ class WaitReport:
     """
 
     def __init__(self, waiter: str, deadline: Deadline, meeting: str = "") -> None:
-        self._waiter, self._begun, self._limit = waiter, time.monotonic(), deadline.limit
+        self._waiter, self._begun, self._limit = waiter, monotonic(), deadline.limit
         self._next = self._begun + FIRST_SECONDS
         self._meeting = meeting
         self._role: socket.socket | None = None
@@ -43,7 +42,7 @@ class WaitReport:
 
     def look(self, missing: Callable[[], str]) -> None:
         """Log a line with `missing()` if a line is due. The caller calls it during the wait."""
-        now = time.monotonic()
+        now = monotonic()
         if now < self._next:
             return
         waited = now - self._begun
@@ -80,7 +79,7 @@ class WaitReport:
 
     def next_seconds(self) -> float:
         """Return the seconds until the next line is due."""
-        return max(0.0, self._next - time.monotonic())
+        return max(0.0, self._next - monotonic())
 
     def timed_out(self, missing: str) -> str:
         """Return the text of the time-out: the waiter, the time, the line, and `missing`."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.dtypes import DType
+from nc10d.base.deadline import monotonic
 from nc10d.base.stored import read_json
 from nc10d.bench.workloads import COLLECTIVES, Call
 from nc10d.group.process_group import ProcessGroup
@@ -95,10 +95,10 @@ def measure(group: ProcessGroup, job: BenchJob) -> Row:
 def _mean(group: ProcessGroup, call: Call, iterations: int) -> float:
     """Return the mean seconds of `iterations` calls, which all ranks begin together."""
     group.barrier()
-    start = time.perf_counter()
+    start = monotonic()
     for _ in range(iterations):
         call()
-    return (time.perf_counter() - start) / iterations
+    return (monotonic() - start) / iterations
 
 
 def _exchange(

@@ -12,11 +12,11 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from nc10d.base.deadline import monotonic
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import compiled_openings as compiled
 from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, SCATTER, START, WRITES
@@ -84,7 +84,7 @@ class Openings:
         self.rows = 0
         """The number of the table's rows that the hooks of a scatter have written."""
         self.since = 0.0
-        """When the call began, by time.monotonic(), or when its hooks had stopped."""
+        """When the call began, by monotonic(), or when its hooks had stopped."""
         self._written = 0
         """The result of PlainWriter.write if the hook `before` has written the object, else 0."""
 

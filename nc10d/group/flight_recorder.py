@@ -19,7 +19,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -27,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nc10d.base.deadline import monotonic_ns, time_of_day_ns
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.errors import DistError
 
@@ -198,8 +198,8 @@ class FlightRecorder:
             ranks=self._ranks,
             host=socket.gethostname(),
             pid=os.getpid(),
-            written=time.time(),
-            clock=time.monotonic_ns(),
+            written=time_of_day_ns() / 1e9,
+            clock=monotonic_ns(),
             why=why if error is None else f"{type(error).__name__}: {error}",
             failed=None if error is None else error.rank,
             waits_for=backend.waits_for(),

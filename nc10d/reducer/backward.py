@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
-from time import perf_counter_ns
 from typing import Any
 
+from nc10d.base.deadline import monotonic_ns
 from nc10d.reducer.buckets.storage import Storage
 from nc10d.reducer.schedule import Schedule
 
@@ -23,7 +23,7 @@ class BackwardPass:
 
     # Without `marks` the counts are still unknown: all buckets wait for the end, and the pass
     # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
-    # in their order. `began` is the start on the clock of perf_counter_ns, `times` the last mark of
+    # in their order. `began` is the start on the clock of monotonic_ns, `times` the last mark of
     # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
     # With `skip_unused`, buckets whose gradients are all unused are skipped, `skipped` in number.
     # `reduced(index)` is called in plan order for each bucket, as soon as the pass sees its means.
@@ -49,7 +49,7 @@ class BackwardPass:
         self._delayed: list[int] = []
         self._failure: BaseException | None = None
         self._unused: list[int] = []
-        self.began = perf_counter_ns()
+        self.began = monotonic_ns()
         self.first_launch = 0
         self.arrived: list[int] = []
         self.times = [0] * len(storage.gradients)
@@ -74,7 +74,7 @@ class BackwardPass:
     def ready(self, param: int) -> None:
         """Mark a gradient as ready; may launch buckets."""
         self.arrived.append(param)
-        self.times[param] = perf_counter_ns() - self.began
+        self.times[param] = monotonic_ns() - self.began
         if self._marks is not None:
             ready = self._schedule.mark(param)
             if ready:
@@ -163,7 +163,7 @@ class BackwardPass:
         if self._failure is not None:
             return  # other ranks launch the failed bucket first: a launch here would not match
         for index in indices:
-            self.first_launch = self.first_launch or perf_counter_ns()
+            self.first_launch = self.first_launch or monotonic_ns()
             try:
                 unused = self._skips and self._is_unused(index)
                 self._launch(index, unused)

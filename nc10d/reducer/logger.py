@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from nc10d.base.deadline import monotonic_ns, time_of_day_ns
 from nc10d.reducer.plan import ReducePlan
 from nc10d.reducer.reducer import Reducer
 
@@ -37,7 +37,7 @@ class Logger:
         self._sums: Counter[str] = Counter()
         self._last: Fields = {}
         self._errors: Fields = {}
-        self._epoch = time.time_ns() - time.perf_counter_ns()
+        self._epoch = time_of_day_ns() - monotonic_ns()
         self._initial = reducer.plan
         reducer.set_logger(self)
 

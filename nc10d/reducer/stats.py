@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
 
+from nc10d.base.deadline import monotonic_ns
 from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX, Array
@@ -90,7 +90,7 @@ class PassStats:
 
     def prepare_for_forward(self) -> None:
         """Record the start of a forward pass, for the times of the next pass only."""
-        self._forward_start = perf_counter_ns()
+        self._forward_start = monotonic_ns()
         self._record(Moment.FORWARD_START)
 
     @property
@@ -127,7 +127,7 @@ class PassStats:
 
     def _ended(self, began: int, ready: Sequence[int], first_launch: int) -> None:
         """Record the times of a pass that ends now, and notify the logger; see PassTimes."""
-        self.times = PassTimes(self._forward_start, began, ready, first_launch, perf_counter_ns())
+        self.times = PassTimes(self._forward_start, began, ready, first_launch, monotonic_ns())
         self._forward_start = 0
         self.passes += 1
         logger = self._logger and self._logger()

@@ -1,6 +1,6 @@
 """The moments of a pass and the durations of its parts, by the names of c10d's timers.
 
-On the host moments are those of time.perf_counter_ns. A host enqueues a device's computations long
+On the host moments are those of monotonic_ns. A host enqueues a device's computations long
 before they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
 """
 

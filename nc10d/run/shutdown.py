@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from nc10d.base.deadline import monotonic
 
 INTERRUPT_GRACE = 0.5
 """Seconds between Ctrl-C's SIGINT and SIGKILL: every process must be gone within one second."""
@@ -62,7 +63,7 @@ KILL_NOW: Timetable = (ShutdownStep(0.0, signal.SIGKILL, SignalTarget.GROUP),)
 class ShutdownClock:
     """Yields the steps of the current timetable as they become due."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._steps: list[tuple[float, ShutdownStep]] = []
 

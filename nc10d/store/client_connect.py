@@ -9,7 +9,7 @@ import time
 from functools import partial
 from ipaddress import ip_address
 
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
 from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import from_handler, raised_here
@@ -31,13 +31,13 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     the tokens differ; so is LoopbackDown, which no server can mend. With a `token`, the server must
     prove that it knows it.
     """
-    pause, begun = _RETRY_FIRST, time.monotonic()
+    pause, begun = _RETRY_FIRST, monotonic()
     waiter = f"a client of store {host}:{port}"
     report = WaitReport(waiter, Deadline(deadline, deadline - begun), waiter)
     while True:
         try:
             # An attempt ends when a line is due; the next may last longer.
-            attempt = time.monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
+            attempt = monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
             return connect_once(host, port, min(deadline, attempt), token)
         except (NotAStore, LoopbackDown):
             raise
@@ -46,7 +46,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
             until = deadline
             if isinstance(error, socket.gaierror):
                 until = min(deadline, begun + dns_seconds())
-            left = until - time.monotonic()
+            left = until - monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
             if left <= pause:
@@ -73,7 +73,7 @@ def connect_once(
     # The Unix socket fails if the server is in another network namespace, or has no descriptor
     # left for a second connection. Then the TCP connection is kept.
     try:
-        faster = _connect_unix(name, min(deadline, time.monotonic() + _UNIX_GRACE), token)
+        faster = _connect_unix(name, min(deadline, monotonic() + _UNIX_GRACE), token)
     except raised_here(OSError):
         return connection
     except BaseException:
@@ -140,7 +140,7 @@ def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> S
 
 def _seconds_left(deadline: float) -> float | None:
     """Return the seconds left, as a socket's timeout (None: for ever); TimeoutError at 0."""
-    left = deadline - time.monotonic()
+    left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError("the time was over before the connection was made")
     return None if math.isinf(left) else left

@@ -11,8 +11,8 @@ import math
 import os
 import select
 import socket
-import time
 
+from nc10d.base.deadline import monotonic
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.store import wire as m
 from nc10d.store.store_errors import Disconnected, NotAStore, refusal
@@ -98,7 +98,7 @@ class StoreConnection:
         except raised_here(BlockingIOError):
             sent = 0
         if sent != len(data):
-            self.deadline, self.waits = time.monotonic() + limit, False
+            self.deadline, self.waits = monotonic() + limit, False
             self._send_rest(memoryview(data)[sent:])
 
     def _send_rest(self, rest: memoryview) -> None:
@@ -182,12 +182,12 @@ class StoreConnection:
         """Block until the socket is ready; TimeoutError at the deadline. Signals may raise."""
         self._poll.modify(self.sock, event)
         while not self._poll.poll(self._slice()):
-            if time.monotonic() >= self.deadline:
+            if monotonic() >= self.deadline:
                 raise TimeoutError
 
     def _slice(self) -> int:
         """Return the milliseconds left, rounded up so that a wait never ends early."""
-        left = min(self.deadline - time.monotonic(), _LONGEST_POLL)
+        left = min(self.deadline - monotonic(), _LONGEST_POLL)
         return max(0, math.ceil(left * 1000))
 
     def cancel_wait(self, grace: float) -> bool:
@@ -196,7 +196,7 @@ class StoreConnection:
         If not, the wait had just ended: the call's reply is to be taken, and then that to the
         cancellation. TimeoutError if the server does not answer within `grace` seconds.
         """
-        self.deadline = time.monotonic() + grace
+        self.deadline = monotonic() + grace
         self.send(m.simple(m.CANCEL_WAIT))
         if self.take(1) == m.WAIT_CANCELED:
             return True

@@ -26,11 +26,11 @@ import os
 import select
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Generator
 
 from nc10d.auth.admission import UNPROVEN_SECONDS, Admission
+from nc10d.base.deadline import monotonic
 from nc10d.store import wire as m
 from nc10d.store.table import Table
 from nc10d.store.wire import OWNER_LEFT, REFUSED, SET, BadFrame, Limits, Parser, Request
@@ -155,7 +155,7 @@ class Server:
         waiting = [due for due in (self._unproven, self._stalled) if due]
         if not waiting:
             return 0.0 if self._ready else None
-        now = time.monotonic()
+        now = monotonic()
         for due in waiting:
             for connection in due.overdue(now):
                 self._drop(connection)
@@ -205,7 +205,7 @@ class Server:
         connection = self._connection(sock)
         self._connections[sock.fileno()] = connection
         self._poll.register(sock, IN)
-        oldest = self._unproven.admit(connection, time.monotonic())
+        oldest = self._unproven.admit(connection, monotonic())
         if len(self._connections) - len(self._unproven) >= self._limits.clients:
             self._refuse(connection, m.IS_FULL)
         elif oldest is not None:
@@ -278,13 +278,13 @@ class Server:
 
     def _execute(self, connection: Connection, requests: Generator[Request, None, None]) -> None:
         """Execute requests until the client's turn is over."""
-        until, over = time.monotonic() + TURN_SECONDS, False
+        until, over = monotonic() + TURN_SECONDS, False
         try:
             for request in requests:
                 self._apply(request, connection)
                 if connection.sock.fileno() < 0:
                     return
-                over = connection.unsent_bytes > _MOST_UNSENT or time.monotonic() >= until
+                over = connection.unsent_bytes > _MOST_UNSENT or monotonic() >= until
                 if over:
                     break
         except BadFrame:
@@ -326,7 +326,7 @@ class Server:
         """Give an unfinished request time for its next bytes."""
         self._stalled.remove(connection)
         if connection.parser.held and not connection.pending and connection.sock.fileno() >= 0:
-            self._stalled.admit(connection, time.monotonic())
+            self._stalled.admit(connection, monotonic())
 
     def _send(self, connection: Connection, data: bytes | memoryview | None) -> None:
         """Send as much as the kernel accepts, keep the rest; None closes the connection."""

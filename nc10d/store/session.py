@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from nc10d.base.deadline import Timeout, seconds
+from nc10d.base.deadline import Timeout, monotonic, seconds
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.text import in_seconds
 from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTimeout
@@ -31,7 +30,6 @@ from nc10d.store.store_errors import (
 )
 
 T = TypeVar("T")
-monotonic = time.monotonic
 _CANCEL_GRACE = 0.05
 
 
@@ -66,14 +64,14 @@ class StoreSession:
         StoreError at once if the program that answers is not a store, or the loopback interface
         is down.
         """
-        begun = time.monotonic()
+        begun = monotonic()
         try:
             self._connection = connect(self.host, self.port, deadline, self._token)
         except (NotAStore, LoopbackDown) as error:
             why = explain_unreached(error)
             raise DistNetworkError(f"cannot connect to {self.name}: {why}") from error
         except raised_here(OSError) as error:
-            tried = f"the client socket has timed out after {in_seconds(time.monotonic() - begun)}"
+            tried = f"the client socket has timed out after {in_seconds(monotonic() - begun)}"
             why = explain_unreached(error)
             raise ConnectTimeout(f"{tried}: cannot connect to {self.name}: {why}") from error
         self.is_nc10d = self._connection.is_nc10d
@@ -192,9 +190,9 @@ class StoreSession:
         connection = self._connection
         if connection is not None and connection.is_nc10d:
             return self.call(wait + packet, take_both or _take_stop_then(take), keys, None, True)
-        end = time.monotonic() + self.seconds
+        end = monotonic() + self.seconds
         self.call(wait, StoreConnection.take_stop, keys, None, True)
-        return self.call(packet, take, keys, max(_CANCEL_GRACE, end - time.monotonic()))
+        return self.call(packet, take, keys, max(_CANCEL_GRACE, end - monotonic()))
 
     def _take_turn(self, deadline: float, limit: float, keys: Sequence[str]) -> None:
         if self._holder == threading.get_ident():
@@ -203,7 +201,7 @@ class StoreSession:
         try:
             if self._lock.acquire(False):
                 return
-            left = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+            left = min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX)
             if not self._lock.acquire(timeout=left):
                 raise self._timeout_error(limit, keys, "no turn beside another thread's call")
         except BaseException:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from nc10d.auth.token import check_token, job_token
-from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.deadline import Deadline, Timeout, monotonic, seconds
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
@@ -116,7 +116,7 @@ class TCPStore(Store):
             raise
 
     def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
-        deadline = time.monotonic() + self._seconds
+        deadline = monotonic() + self._seconds
         self._session.connect(deadline)
         if self._hosting is not None:
             self._hosting.reap()
@@ -136,7 +136,7 @@ class TCPStore(Store):
         report = WaitReport(f"store {self.address}", Deadline(deadline, self._seconds))
         while (count := self._arrivals(0)) < world_size:
             report.look(partial("{} of {} clients have come".format, count, world_size))
-            if time.monotonic() >= deadline:
+            if monotonic() >= deadline:
                 # The words that torch's callers look for.
                 text = f"Timed out after {self._seconds:g} seconds waiting for clients"
                 joined = f"{count}/{world_size} clients joined{refused_text(self)}"

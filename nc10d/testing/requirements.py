@@ -6,13 +6,13 @@ the backend does not meet it. None needs more than NumPy and two seconds.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nc10d.api.queries import coalescing_manager
+from nc10d.base.deadline import monotonic
 from nc10d.errors import Aborted, DistError
 from nc10d.group.new_group import new_group
 from nc10d.group.process_group import ProcessGroup
@@ -241,13 +241,13 @@ def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
         if number % group.size == group.rank:
             np.sort(np.random.default_rng(number).random(20_000))  # some time, and no sleep
         times = np.zeros((group.size, 2))
-        come = time.monotonic()
+        come = monotonic()
         if number % 2:
             group.barrier()
         else:
             _wait_all([group.barrier(async_op=True)])
         # The system's clock is the same for all ranks of a host.
-        group.all_gather_into_tensor(times, np.array([come, time.monotonic()]))
+        group.all_gather_into_tensor(times, np.array([come, monotonic()]))
         assert times[:, 0].max() <= times[:, 1].min(), f"barrier {number}: {times}"
 
 

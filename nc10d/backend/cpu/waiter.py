@@ -21,7 +21,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.receive_queues import QueuedReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
 from nc10d.backend.cpu.works import CpuWork, Part
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
@@ -74,7 +74,7 @@ class Waiter:
     def drive(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program, after the engine's `answer`, to its end; blocks, raises the failure."""
         # `run` has spent a slice of the timeout already.
-        deadline = Deadline(time.monotonic() + max(0.0, timeout - SLICE), timeout)
+        deadline = Deadline(monotonic() + max(0.0, timeout - SLICE), timeout)
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
                 if self._check_deadlock(channel, timeout):

@@ -203,7 +203,7 @@ class PreparedWork(_OfCall, CpuWork):
         timeout: float,
         sender: int | None = None,
     ) -> None:
-        """`started` is a time of perf_counter(), which is that of monotonic() on Linux."""
+        """`started` is a time of `monotonic`."""
         # Written out instead of super().__init__(): each frame costs a small call a tenth.
         self._state = PENDING
         self._exception = self._result = self._callbacks = self._finished = None

@@ -9,7 +9,6 @@ of launch on every rank. Messages run concurrently.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.launches import PolledWork, side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base import error_wire
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost
@@ -196,7 +195,7 @@ class MpiGroup:
             text = f"{task.work._describe()}: rank {rank} of group {self.name!r} has left"
             self.fail(PeerLost(text, rank=rank, **self._about(task)))
             return
-        now = time.monotonic()
+        now = monotonic()
         overdue = next((task for task in in_flight if task.deadline.at <= now), None)
         if overdue is not None:
             rank = self.comm.rank

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter
 from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
@@ -13,7 +12,7 @@ from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import PENDING
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
@@ -31,7 +30,7 @@ class NcclWork(DeviceWork):
 
     # It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
     # submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
-    # `due` is the time.monotonic() by which it must have ended.
+    # `due` is the monotonic() by which it must have ended.
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
@@ -50,8 +49,7 @@ class NcclWork(DeviceWork):
         self._finished = None
         self._ended = 0.0
         self.ops = ops
-        # This clock is time.monotonic() on Linux: a single call serves both.
-        self._started = now = perf_counter()
+        self._started = now = monotonic()
         self._owner = owner
         self._seconds: float | None = None
         self.due = now + timeout

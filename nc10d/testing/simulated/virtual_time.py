@@ -11,8 +11,8 @@ event. If there is no event either, no task can go on: each waiting task raises 
 | waiting | it waits for a change, or until a time |
 | ended | its function has returned or raised |
 
-While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter` and
-`signal_errors.Event` are virtual for them, and real for other threads.
+While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter`, the clocks of
+base/deadline.py and `signal_errors.Event` are virtual for them, and real for other threads.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import bdb
 import contextlib
 import heapq
 import itertools
+import sys
 import threading
 import time
 import traceback
@@ -28,6 +29,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from nc10d.base import deadline
 from nc10d.base.call_site import frames_of_threads
 from nc10d.base.signal_errors import Event
 
@@ -36,7 +38,9 @@ Label = Hashable
 Choose = Callable[[Sequence[Label]], int]
 """Picks the place of a label in a list of at least two."""
 CLOCKS = "monotonic", "time", "perf_counter"
+OWN_CLOCKS = "monotonic", "monotonic_ns", "time_of_day_ns"
 REAL = {name: getattr(time, name) for name in ("sleep", *CLOCKS)}
+REAL |= {name: getattr(deadline, name) for name in OWN_CLOCKS}
 AnyEvent = threading.Event | Event
 STACK_BYTES = 512 << 10
 """The stack of a task's thread: a thousand of them fit into a small machine's memory."""
@@ -307,8 +311,10 @@ class Scheduler:
             def read() -> float:
                 task = self.current()
                 if task is None:
-                    return float(REAL[name]())
-                return self.now + (task.skew if name == "time" else 0.0)
+                    real: float = REAL[name]()
+                    return real
+                now = self.now + (task.skew if name.startswith("time") else 0.0)
+                return int(now * 1e9) if name.endswith("_ns") else now
 
             return read
 
@@ -337,6 +343,11 @@ class Scheduler:
 
         fakes: list[tuple[Any, str, Any]] = [(time, name, clock(name)) for name in CLOCKS]
         fakes.append((time, "sleep", sleep))
+        for module, loaded in list(sys.modules.items()):
+            if module.startswith("nc10d.") and loaded is not sys.modules[__name__]:
+                fakes += [
+                    (loaded, name, clock(name)) for name in OWN_CLOCKS if name in vars(loaded)
+                ]
         for kind in (threading.Event, Event):
             fakes += [(kind, "wait", wait_of(kind.wait)), (kind, "set", set_of(kind.set))]
         with contextlib.ExitStack() as stack:

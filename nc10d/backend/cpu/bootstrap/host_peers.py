@@ -36,7 +36,7 @@ from nc10d.backend.cpu.bootstrap.rank_info import (
 from nc10d.backend.cpu.engine.cpu_policy import own_thresholds, quota
 from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -218,7 +218,7 @@ def _accepted(
                         came = _next_connection(listener)
                         if came is not None:
                             selector.register(came, selectors.EVENT_READ)
-                            oldest = unproven.admit(came, time.monotonic())
+                            oldest = unproven.admit(came, monotonic())
                             if oldest is not None:
                                 release(oldest).close()
                     elif isinstance(link, socket.socket) and link in unproven:
@@ -226,7 +226,7 @@ def _accepted(
                         if peer is not None:
                             waiting.discard(peer.number)
                             yield peer, link
-                for late in unproven.overdue(time.monotonic()):
+                for late in unproven.overdue(monotonic()):
                     release(late).close()
         finally:
             for late in unproven.overdue(math.inf):

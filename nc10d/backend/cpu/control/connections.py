@@ -17,12 +17,12 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nc10d.backend.cpu.control.silence import DEFAULT_SECONDS, LOOKS, SilenceWatch
+from nc10d.base.deadline import monotonic
 from nc10d.base.signal_errors import raised_here, suppress_here
 
 _LENGTH = struct.Struct("<I")
@@ -222,7 +222,7 @@ class ControlConnections:
         """End silent connections; return the seconds until the next call, None if never."""
         if not self._between_hosts:
             return None
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._next_look:
             self._next_look = now + self._seconds / LOOKS
             for connection in self._by_fd.values():

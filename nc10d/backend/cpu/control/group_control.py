@@ -30,13 +30,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 from nc10d.backend.cpu.control.consensus import Consensus
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.signal_errors import Condition
 from nc10d.errors import StoreTimeout
 
@@ -109,7 +108,7 @@ class GroupControl:
         """Join the consensus on a topic; `value` counts unless another has come. Never blocks."""
         with self._lock:
             self._consensus(topic).propose(value)
-            self._progress_at[topic] = time.monotonic()
+            self._progress_at[topic] = monotonic()
         self._announce(topic)
         self._control.wake()
 
@@ -140,7 +139,7 @@ class GroupControl:
         return _SLICE if pending else None
 
     def _dismiss_silent(self, topic: str, consensus: Consensus) -> None:
-        silent = time.monotonic() - self._progress_at[topic]
+        silent = monotonic() - self._progress_at[topic]
         unlikely = self._unlikely(topic, consensus) if silent > SOON else set()
         for rank in consensus.awaited():
             if silent > PATIENCE:
@@ -148,7 +147,7 @@ class GroupControl:
             elif rank not in unlikely and not self._ended(rank):
                 continue
             consensus.dismiss(rank)
-            self._progress_at[topic] = time.monotonic()
+            self._progress_at[topic] = monotonic()
 
     def _unlikely(self, topic: str, consensus: Consensus) -> Ranks:
         """Return the ranks that are not expected to answer: SOON is enough for them."""
@@ -197,7 +196,7 @@ class GroupControl:
             topic = message["topic"]
             with self._lock:
                 self._consensus(topic).receive(rank, message["step"], message["value"])
-                self._progress_at[topic] = time.monotonic()
+                self._progress_at[topic] = monotonic()
             self._announce(topic)
         self.notify()
 

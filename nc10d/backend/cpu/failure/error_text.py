@@ -7,7 +7,6 @@ raise the same error.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from nc10d.backend.cpu.transport.links import Links, sender_site
 from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.call_site import called
+from nc10d.base.deadline import monotonic_ns
 from nc10d.base.text import in_seconds, join_words
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
 from nc10d.ops import OP_NAMES, Op, Recv, Send
@@ -81,7 +81,7 @@ class GroupErrors:
         # `waited` counts from the beginning of this rank's collective; None outside of collectives.
         # Outside of collectives the time on record belongs to the last collective.
         begun = self.memory.begun(self.memory.rank) if self.channel.busy() else 0
-        waited = (time.monotonic_ns() - begun) / 1e9 if begun else None
+        waited = (monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.last_numbers()}
 
     def last_numbers(self) -> dict[int, int]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from nc10d.backend.cpu.native.submitting import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CpuWork, PartWaiter, PreparedWork, completed_call
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.kernels.cache import EntryPoint
 from nc10d.ops import AllGather, AllToAll, Gather, Op, Recv, ReduceScatter, Scatter, Send
 from nc10d.work import Work
@@ -143,7 +142,7 @@ class Prepared:
             waiter.health.engine_failed(channel, answer)
         channel.reap()
         part = channel, submission
-        return PreparedWork(waiter, self, x, y, part, perf_counter(), timeout, self.sender)
+        return PreparedWork(waiter, self, x, y, part, monotonic(), timeout, self.sender)
 
     start = submit
     """Start the call, and return its Work, as `submit`."""

@@ -9,7 +9,6 @@ its staging buffer.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +19,7 @@ from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
 from nc10d.backend.cpu.memory.peer_access import peer_access_block
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.base.deadline import monotonic_ns
 
 Words = npt.NDArray[np.int64]
 
@@ -213,7 +213,7 @@ class GroupMemory:
         note = self._bytes(self.rank, _note_offset(self.size), at.RECORD_BYTES)
         text = call.encode(errors="replace")[: at.TEXT_BYTES - 1].ljust(at.TEXT_BYTES, b"\0")
         note[at.RECORD_TEXT :][: at.TEXT_BYTES] = np.frombuffer(text, np.uint8)
-        note[:16].view(np.int64)[:] = max(1, int(note[:8].view(np.int64)[0])), time.monotonic_ns()
+        note[:16].view(np.int64)[:] = max(1, int(note[:8].view(np.int64)[0])), monotonic_ns()
 
     def read_cause(self, rank: int) -> str:
         """Return the failure cause that a rank has reported; "" for none."""

@@ -19,13 +19,13 @@ import errno
 import os
 import selectors
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nc10d.auth.admission import Admission
 from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCaller, Introduction
 from nc10d.backend.cpu.transport.addresses import tcp_socket
+from nc10d.base.deadline import monotonic
 from nc10d.base.signal_errors import raised_here
 
 MOST_STRANGERS = 256
@@ -97,7 +97,7 @@ class Acceptor:
                 self._accept()
             elif key.data.wire.fileno() >= 0:  # another event of this round may have closed it
                 self._continue(key.data)
-        for handshake in self._strangers.overdue(time.monotonic()):
+        for handshake in self._strangers.overdue(monotonic()):
             self._cut_off(handshake)
 
     def close(self, *, keep: bool) -> dict[tuple[int, int], socket.socket]:
@@ -125,7 +125,7 @@ class Acceptor:
         wire.setblocking(False)
         handshake = PendingHandshake(wire, HandshakeAnswerer(self._key, self._expects))
         self._selector.register(wire, selectors.EVENT_READ, handshake)
-        oldest = self._strangers.admit(handshake, time.monotonic())
+        oldest = self._strangers.admit(handshake, monotonic())
         if oldest is not None:
             self._cut_off(oldest)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable
-from time import monotonic_ns
 
 from nc10d.arrays.call_info import beyond_text
 from nc10d.backend.cpu.engine.call_log import CallLog, LogEntry
@@ -21,6 +20,7 @@ from nc10d.backend.nccl.comm.comm_streams import NcclGroup
 from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called
+from nc10d.base.deadline import monotonic_ns
 from nc10d.errors import CollectiveMismatch
 
 COLLECTIVE, MESSAGE = 0, 1
