@@ -281,7 +281,7 @@ def test_survivors_asleep_and_spinning_learn_of_a_death() -> None:
         with Job(LOST, 4) as ranks:
             for rank in ranks:
                 assert rank.line() == "ready"
-            assert ranks[0].asleep()
+            assert ranks[0].asleep("shared futex")
             killed = last = time.monotonic()
             ranks[1].kill()
             ranks[1].ended()
@@ -393,7 +393,7 @@ def test_a_signal_handler_may_abort_and_destroy_the_group_that_its_thread_waits_
     with Job(HANDLED) as ranks:
         for rank in ranks:
             assert rank.line() == "ready"
-        assert ranks[0].asleep()
+        assert ranks[0].asleep("shared futex")
         ranks[0].kill(signal.SIGTERM)
         assert "terminated" in ranks[0].line(10.0)
         ranks[1].tell("go")
