@@ -9,6 +9,7 @@ What such an error would break, an import or a compilation, runs by `run_to_end`
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -19,10 +20,13 @@ from typing import Any, TypeVar
 
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.run_to_end import SLICE
+from nc10d.errors import UnsupportedPlatform
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
 Lock = AbstractContextManager[Any]
+thread_ident = ctypes.PYFUNCTYPE(ctypes.c_ulong)(("PyThread_get_thread_ident", ctypes.pythonapi))
+"""Return the system's ident of this thread; that of `threading` may be replaced by a greenlet's."""
 
 
 def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
@@ -183,7 +187,12 @@ class Thread(threading.Thread):
         self._runs: dict[None, bool] = {}
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; UnsupportedPlatform if a greenlet would run in its place."""
+        if threading.get_ident() != thread_ident():
+            raise UnsupportedPlatform(
+                "nc10d runs threads that block, and greenlets have replaced Python's: with gevent, "
+                "call monkey.patch_all(thread=False)"
+            )
         raised: BaseException | None = None
         try:
             super().start()

@@ -194,3 +194,24 @@ def test_a_look_at_all_threads_keeps_no_callers_locals_alive() -> None:
         assert caller()() is None
     finally:
         gc.enable()
+
+
+GREENLETS = """
+import _thread, threading
+from types import SimpleNamespace
+threading.get_ident = lambda: _thread.get_ident() + 8
+from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
+from nc10d.base.signal_errors import Thread
+context = SimpleNamespace(notifies=lambda: False)
+print(DeadlockDetector._alone(SimpleNamespace(_context=context, _owner=0)))
+try: Thread(target=print).start()
+except BaseException as error: print(type(error).__name__, "patch_all(thread=False)" in str(error))
+threading.get_ident = _thread.get_ident
+"""
+
+
+def test_where_greenlets_replace_threads_a_rank_waits_and_starts_none() -> None:
+    """gevent gives each greenlet an ident that Python's table of frames does not have."""
+    command = [sys.executable, "-c", GREENLETS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "UnsupportedPlatform", "True"], done.stderr

@@ -22,7 +22,6 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Iterator
-from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -39,6 +38,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import signal_errors
 from nc10d.base.call_site import bystanders, called, frames_of_threads, here
+from nc10d.base.signal_errors import thread_ident
 from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "notify", "control", "poller", "store", "cache", "watch", "rank")
@@ -89,7 +89,7 @@ class DeadlockDetector:
         # A notice that changes at every look is not worth a message to other hosts each time.
         stable = self._published in (None, notice)
         if notice != self._published:
-            self._owner, self._waits_in = get_ident(), (group.health, channel)
+            self._owner, self._waits_in = thread_ident(), (group.health, channel)
             self._slot.publish(notice)
             self._published = notice
         return self._look(stable)
@@ -104,7 +104,7 @@ class DeadlockDetector:
             others = {info.rank for info in self._context.infos} - {self._context.number}
             needs = tuple(Need(_TASKS, finished, -1, other, _TASKS) for other in sorted(others))
             text = called(f"rank {self._context.number} {RETURNED}", site)
-            self._owner = get_ident()
+            self._owner = thread_ident()
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def resume(self, finished: int) -> None:
@@ -117,7 +117,7 @@ class DeadlockDetector:
 
     def clear(self) -> None:
         """Withdraw this thread's notice, if there is any: its wait has ended."""
-        if self._owner == get_ident():
+        if self._owner == thread_ident():
             self._owner, self._published, self._waits_in = 0, None, None
             self._slot.publish(None)
 
@@ -165,16 +165,16 @@ class DeadlockDetector:
 
     def _alone(self) -> bool:
         """Return whether no other thread of this process could make a call during this wait."""
-        if self._context.notifies() or self._owner not in (0, get_ident()):
+        if self._context.notifies() or self._owner not in (0, thread_ident()):
             return False
         threads = threading.enumerate()
         own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
-        own.add(get_ident())
+        own.add(thread_ident())
         frames = frames_of_threads()
         bystanders.intersection_update(frames)  # an ident may be used again
         # This thread's frame has this one as its caller. The cycle through the dict would keep the
         # locals of all callers, also the user's, until a garbage collection.
-        del frames[get_ident()]
+        del frames[thread_ident()]
         own |= bystanders
         return all(ident in own or idles(frame) for ident, frame in frames.items())
 

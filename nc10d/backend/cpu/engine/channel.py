@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native.submitting import CENTURIES
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import thread_ident
 
 Words = npt.NDArray[np.int64]
 _HEAD, _TAIL = at.C_HEAD // 8, at.C_TAIL // 8
@@ -287,7 +287,7 @@ class Channel:
 
     def held(self) -> bool:
         """Return whether this thread is in the middle of a program that it runs itself."""
-        return self.get(at.C_LOCK) == get_ident() and not self.broken
+        return self.get(at.C_LOCK) == thread_ident() and not self.broken
 
     def give_up(self) -> None:
         """Leave the program that this thread has begun with `run`, if any, unfinished."""
