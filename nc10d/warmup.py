@@ -70,7 +70,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    problem = options.to and (make_folder(options.to) or distrust(options.to))
+    problem = options.to and (make_folder(options.to) or distrust(options.to.resolve()))
     if problem:
         parser.error(f"--to: {problem}")
     if options.jobs < 1:

@@ -80,11 +80,13 @@ def _roots() -> tuple[Path, ...]:
     wanted = [Path(asked) if asked else Path(home) / "nc10d"]
     with suppress_here(FileNotFoundError):  # no folder for temporary files
         wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
-    problems = [make_folder(folder) or distrust(folder) for folder in wanted]
+    made = [make_folder(folder) for folder in wanted]
+    # Resolved once: the path that is looked at is the one that is used, and it has no links.
+    real = [folder.resolve() for folder in wanted]
+    problems = [why or distrust(folder) for why, folder in zip(made, real, strict=True)]
     if asked and problems[0]:
         warnings.warn(f"NC10D_CACHE_DIR is not used: {problems[0]}", RuntimeWarning, stacklevel=2)
-    # Resolved, so that no link can lead elsewhere afterwards.
-    return tuple(x.resolve() for x, why in zip(wanted, problems, strict=True) if why is None)
+    return tuple(folder for folder, why in zip(real, problems, strict=True) if why is None)
 
 
 @functools.cache
@@ -109,10 +111,13 @@ def make_folder(folder: Path) -> str | None:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return why another user could have written to `folder`, or None."""
-    real = folder.resolve()
+    """Return why another user could write to `folder` or swap it, or None; a link is refused.
+
+    `folder` is absolute and resolved. Its parts are looked at from / on, so that nobody else can
+    swap a part after it was looked at.
+    """
     try:
-        path = [*reversed(real.parents), real]
+        path = [*reversed(folder.parents), folder]
         return weakness([(str(part), part.lstat()) for part in path], os.geteuid())
     except raised_here(OSError) as error:
         return f"{folder}: {error.strerror}"

@@ -119,6 +119,34 @@ def test_where_nothing_can_be_written_the_folder_is_missing(monkeypatch):
     assert not cache_dir.code_folder((), ()).exists()
 
 
+def test_the_folder_that_was_looked_at_is_used_although_a_link_is_swapped(monkeypatch, tmp_path):
+    mine, theirs, link = (tmp_path / name for name in ("mine", "theirs", "link"))
+    for folder in (mine, theirs):
+        folder.mkdir(mode=0o700)
+    link.symlink_to(mine)
+    monkeypatch.setenv("NC10D_CACHE_DIR", str(link / "cache"))
+    look = cache_dir.weakness
+
+    def swap(*arguments):
+        """Look, as another user whose folder holds the link swaps the link."""
+        found = look(*arguments)
+        link.unlink()
+        link.symlink_to(theirs)
+        return found
+
+    monkeypatch.setattr(cache_dir, "weakness", swap)
+    assert cache_dir.code_folder((), ()).parent == mine / "cache"
+
+
+def test_a_link_in_the_place_of_the_folder_of_code_is_not_followed(monkeypatch, tmp_path):
+    monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path))
+    code = cache_dir.code_folder((), ())
+    (tmp_path / "other").mkdir(mode=0o700)
+    code.rmdir()
+    code.symlink_to(tmp_path / "other")
+    assert cache_dir.code_folder((), ()).parent != tmp_path
+
+
 ROOT, ME, OTHER = 0, 1000, 1001
 parts = st.tuples(
     st.sampled_from([ROOT, ME, OTHER]),
