@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
+from nc10d.auth.admission import UNPROVEN_SECONDS
 from nc10d.auth.handshake import HELLO, MAGIC
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import wire as m
@@ -242,7 +243,7 @@ def unknown_client(sim: Simulation) -> None:
         data = (hello + request, forged, b"")[way - 1]
         if data:
             end.send(data)
-        until = sim.now + 4.0
+        until = sim.now + 2 * UNPROVEN_SECONDS
         while not end.readable() and sim.now < until:
             sim.wait(end.changed, until)
         while end.readable():

@@ -10,7 +10,7 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from nc10d.auth.admission import Admission
+from nc10d.auth.admission import UNPROVEN_SECONDS, Admission
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.errors import StoreError
 from nc10d.store import wire as m
@@ -143,7 +143,7 @@ class Site:
 
         server_end.on_event = later
         if self.token is not None:
-            self.sim.after(2.1, self.server.close_late_clients)
+            self.sim.after(UNPROVEN_SECONDS + 0.1, self.server.close_late_clients)
         return client_end
 
     def die(self) -> None:
