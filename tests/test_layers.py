@@ -200,7 +200,7 @@ def test_every_way_to_import_torch_is_seen(line: str) -> None:
 
 
 def test_one_module_reads_the_clocks() -> None:
-    """Others would see a clock that a library for tests has stopped."""
+    """Other readers see a clock that a library for tests has stopped."""
     names = [
         "monotonic",
         "monotonic_ns",
@@ -222,7 +222,7 @@ def test_one_module_reads_the_clocks() -> None:
 
 
 def test_a_call_imports_by_import_to_end() -> None:
-    """Of programs and tests, and what torch.compile traces, imports may be cut by an error."""
+    """Imports of programs, of tests, and in functions that torch.compile traces may be cut."""
     free = {"testing", "run", "bench", "warmup", "nc10d.store.server_process"}
     free |= {"nc10d.torch.compiling.rewriting"}
     for module, path in MODULES.items():

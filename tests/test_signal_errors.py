@@ -79,7 +79,7 @@ Blocking = Callable[[], object]
 
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> Iterator[None]:
-    """Import what a first group imports: Python's own import drops an OSError amid a search.
+    """Import the modules of a first group: an import of the test drops an OSError amid a search.
 
     At the end, no thread is left of all the calls that an error has come out of.
     """
@@ -202,7 +202,7 @@ GROUP_CALLS: dict[str, Callable[[], object]] = {
 @settings(max_examples=8, deadline=None)
 @given(kind=st.sampled_from(KINDS), after=st.floats(0.001, 0.1))
 @pytest.mark.parametrize("name", GROUP_CALLS)
-def test_what_a_handler_raises_comes_out_of_calls_that_make_groups(
+def test_a_handlers_error_comes_out_of_calls_that_make_groups(
     name: str, kind: type[BaseException], after: float
 ) -> None:
     with beside_another_rank():
@@ -453,7 +453,7 @@ def test_a_call_to_its_end_gives_its_result_and_raises_its_error() -> None:
     assert caught.traceback[-1].name == "fail"
 
 
-def test_a_module_that_is_imported_may_call_what_imports_it(tmp_path: Path) -> None:
+def test_a_module_may_call_the_import_of_another_that_imports_it(tmp_path: Path) -> None:
     """The main thread holds the lock of a module that it imports; another would wait for it."""
     (tmp_path / "outer.py").write_text(
         "from nc10d.base.run_to_end import import_to_end\nfound = import_to_end('inner')\n"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.api.join import Join, JoinConfig, JoinHook
+from nc10d.base.run_to_end import import_to_end
 from nc10d.group.host_calls import on_host
 from nc10d.ops import MAX
 from nc10d.torch.wrapped_module import same_everywhere
@@ -96,7 +97,6 @@ def notify(joinable: Any) -> Any:
     """
     config = joinable._join_config
     if config.enable and not isinstance(config, JoinConfig):
-        from torch.distributed.algorithms.join import Join as TorchJoin
-
-        return TorchJoin.notify_join_context(joinable)
+        torch_join = import_to_end("torch.distributed.algorithms.join")
+        return torch_join.Join.notify_join_context(joinable)
     return Join.notify_join_context(joinable)

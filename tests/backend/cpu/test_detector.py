@@ -70,7 +70,7 @@ def test_a_notice_is_read_although_the_last_change_was_interrupted(
 
 
 class Context(SimpleNamespace):
-    """What a detector needs of a context."""
+    """The parts of a context that a detector needs."""
 
 
 def test_a_rank_passes_the_report_of_a_cycle_on_once_and_before_it_fails(arena: Arena) -> None:
