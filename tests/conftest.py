@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-for folder in ("backend", "backend/cpu", "emulators", "store"):
+for folder in ("backend", "backend/cpu", "emulators", "store", "torch"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # Tests start scripts that import benchmarks and simulation, which are not installed.

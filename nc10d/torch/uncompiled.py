@@ -8,8 +8,9 @@ second, and fails if two threads do it at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import FunctionType
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from torch._C._dynamo import eval_frame
@@ -27,5 +28,39 @@ def in_python(function: F) -> F:
     function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
     # The code of a decorator of another library is not only ours: contextlib's, for example.
     if function.__globals__["__name__"].startswith("nc10d."):
-        eval_frame.set_code_exec_strategy(function.__code__, _SKIPPED)
+        _skip(function.__code__)
     return function
+
+
+def all_in_python(values: Iterable[Any]) -> None:
+    """Mark nc10d's functions among `values`, and those that classes of nc10d and bases define."""
+    for value in values:
+        for function in _functions_of(value):
+            in_python(function)
+
+
+def modules_in_python(*names: str) -> None:
+    """Mark what loaded modules and packages of nc10d define."""
+    for name in [*sys.modules]:
+        if name.startswith(names):
+            found = vars(sys.modules[name]).values()
+            all_in_python(x for x in found if getattr(x, "__module__", None) == name)
+
+
+def _skip(code: CodeType) -> None:
+    """Have the compiler pass over the frames of a code, and of the functions that it makes."""
+    eval_frame.set_code_exec_strategy(code, _SKIPPED)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            _skip(inner)
+
+
+def _functions_of(value: Any) -> Iterable[FunctionType]:
+    # Properties are left out: a graph may read those of a group.
+    if isinstance(value, type):
+        for base in value.__mro__:
+            if base.__module__.startswith("nc10d."):
+                for member in vars(base).values():
+                    yield from _functions_of(getattr(member, "__func__", member))
+    elif isinstance(value, FunctionType) and value.__module__.startswith("nc10d."):
+        yield value

@@ -31,6 +31,7 @@ from nc10d.torch.backend.python_group import PythonGroup
 from nc10d.torch.backend.side_by_side import Adopted
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.stores import as_own_store
+from nc10d.torch.uncompiled import modules_in_python
 
 assert nc10d.torch, "tensors are arrays from here on"
 
@@ -108,3 +109,7 @@ def _meet(
     keys = meet_in(as_own_store(setup.store), name, config, rank, size, deadline, limit)
     ranks = members or range(size)
     return ProcessGroup(name, ranks, rank, keys, limit, config, options=options)
+
+
+# torch calls this package, and stores, also below compiled frames.
+modules_in_python("nc10d.torch.backend", "nc10d.torch.stores", "nc10d.base.torch_entry")

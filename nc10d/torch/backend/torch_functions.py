@@ -53,7 +53,7 @@ def install() -> None:
 
 def _marked(wrapper: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrapper of torch's function, by whose name and mark `install` finds it again."""
-    found: Any = functools.wraps(theirs)(wrapper)
+    found: Any = in_python(functools.wraps(theirs)(wrapper))
     found.nc10d = True
     return cast(Callable[..., Any], found)
 
@@ -94,7 +94,6 @@ def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
 def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's function `send` or `recv`, which lets the group know that it will wait."""
 
-    @in_python
     def wrapper(*arguments: Any, **options: Any) -> Any:
         before, blocking.here = blocking.here, True
         try:
