@@ -56,11 +56,13 @@ def _skip(code: CodeType) -> None:
 
 
 def _functions_of(value: Any) -> Iterable[FunctionType]:
-    # Properties are left out: a graph may read those of a group.
+    # A property is passed over as a frame alone: a graph may read those of a group.
     if isinstance(value, type):
         for base in value.__mro__:
             if base.__module__.startswith("nc10d."):
                 for member in vars(base).values():
+                    if isinstance(member, property) and isinstance(member.fget, FunctionType):
+                        _skip(member.fget.__code__)
                     yield from _functions_of(getattr(member, "__func__", member))
     elif isinstance(value, FunctionType) and value.__module__.startswith("nc10d."):
         yield value

@@ -260,6 +260,12 @@ def call(name, outs, *rest):
     return outs
 
 
+def rooted(kind, root):
+    options = kind()
+    options.rootRank = root
+    return options
+
+
 def own_messages(x, receive="recv"):
     group, y = dist.group.WORLD, torch.zeros_like(x)
     got = group.recv([y], peer(), 3) if receive == "recv" else group.recv_anysource([y], 3)
@@ -270,7 +276,7 @@ def own_messages(x, receive="recv"):
 
 def own_gather(x):
     outs = at(0, [two(x)], [])
-    dist.group.WORLD.gather(outs, [x], 0).wait()
+    dist.group.WORLD.gather(outs, [x], rooted(dist.GatherOptions, 0)).wait()
     return outs
 
 
@@ -297,7 +303,7 @@ METHODS = {
     "alltoall": lambda x: call("alltoall", two(x), pair(x)),
     "alltoall_base": lambda x: call("alltoall_base", blank(x, 4), x, [], []),
     "barrier": lambda x: dist.group.WORLD.barrier().wait(),
-    "broadcast": lambda x: call("broadcast", [x], 1),
+    "broadcast": lambda x: call("broadcast", [x], rooted(dist.BroadcastOptions, 1)),
     "gather": own_gather,
     "get_backend": lambda x: dist.group.WORLD.get_backend(torch.device("cpu")).size(),
     "monitored_barrier": lambda x: dist.group.WORLD.monitored_barrier(LIMIT),
@@ -305,7 +311,7 @@ METHODS = {
     "rank": lambda x: dist.group.WORLD.rank(),
     "recv": own_messages,
     "recv_anysource": lambda x: own_messages(x, "recv_anysource"),
-    "reduce": lambda x: at(1, call("reduce", [x], 1)),
+    "reduce": lambda x: at(1, call("reduce", [x], rooted(dist.ReduceOptions, 1))),
     "reduce_scatter": lambda x: call("reduce_scatter", [blank(x, 4)], [pair(x)]),
     "reduce_scatter_single": lambda x: call("reduce_scatter_single", blank(x, 2), x),
     "reduce_scatter_single_coalesced": lambda x: call(
@@ -314,7 +320,9 @@ METHODS = {
     "reduce_scatter_tensor_coalesced": lambda x: call(
         "reduce_scatter_tensor_coalesced", [blank(x, 2)], [x]
     ),
-    "scatter": lambda x: call("scatter", [blank(x, 4)], at(1, [pair(x)], []), 1),
+    "scatter": lambda x: call(
+        "scatter", [blank(x, 4)], at(1, [pair(x)], []), rooted(dist.ScatterOptions, 1)
+    ),
     "send": own_messages,
     "set_timeout": lambda x: dist.group.WORLD.set_timeout(LIMIT),
     "shutdown": lambda x: own_group(x, "shutdown"),
@@ -328,7 +336,7 @@ def methods(x):
     return {name: METHODS[name](x.clone()) for name in METHODS if hasattr(dist.ProcessGroup, name)}
 
 
-BELOW = [call, own_messages, own_gather, own_group, two, pair, blank, at, peer, methods]
+BELOW = [call, rooted, own_messages, own_gather, own_group, two, pair, blank, at, peer, methods]
 """The functions that call the methods: torch's compiler refuses a group's method on any backend."""
 
 UNCALLED = {
