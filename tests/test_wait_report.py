@@ -58,7 +58,7 @@ def test_one_rank_of_a_host_speaks_for_those_that_wait_for_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(wait_report.time, "monotonic", lambda: now)
+    monkeypatch.setattr(wait_report, "monotonic", lambda: now)
 
     def waiting(meeting: str) -> Waits:
         waiters = [f"rank {rank} of 17" for rank in range(16)]

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.run_to_end import import_to_end
+from nc10d.base.signal_errors import raised_here
 from nc10d.base.text import digest, in_seconds
 
 FIRST_SECONDS = 3.0
@@ -63,13 +64,13 @@ class WaitReport:
         if self._role is not None and self._role_name == name:
             return True
         self._leave_role()
-        role = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
+            role = self._role = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             role.bind(f"\0nc10d-wait-{name}")
-        except OSError as error:
-            role.close()
+        except raised_here(OSError) as error:  # also where no descriptor is left
+            self._leave_role()
             return error.errno != errno.EADDRINUSE
-        self._role, self._role_name = role, name
+        self._role_name = name
         return True
 
     def _leave_role(self) -> None:
