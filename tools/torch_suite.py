@@ -192,11 +192,11 @@ def skip_for_devices(cases: type[unittest.TestCase]) -> None:
 
 def skipped_tests(own_ddp: bool) -> dict[str, str]:
     """Return the tests that are not run with nc10d, and why."""
-    from nc10d.torch.backend.python_backend import SUPPORTED
+    from nc10d.torch.backend.torch_versions import CALLED_CUSTOM
 
     if own_ddp:
         return SKIPPED | SKIPPED_WITH_DDP
-    return SKIPPED | (SKIPPED_SINCE_2_14 if SUPPORTED else {})
+    return SKIPPED | (SKIPPED_SINCE_2_14 if CALLED_CUSTOM else {})
 
 
 def load(cases: type[unittest.TestCase], words: Sequence[str]) -> unittest.TestSuite:

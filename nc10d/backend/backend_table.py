@@ -55,6 +55,13 @@ class BackendTable:
         self.failure = self.failure or reason
         self.ready.clear()
 
+    def known_failure(self) -> BaseException | None:
+        """Return the first failure, also one that a detector of dead ranks alone has seen."""
+        if self.failure is not None:
+            return self.failure
+        found = (detector.failure() for detector in _detectors(self.ready.values()))
+        return next((error for error in found if error is not None), None)
+
     def abort(self, reason: DistError) -> None:
         """Fail all backends, here and on every peer, with `reason`; blocks as Backend.abort."""
         self.fail(reason)

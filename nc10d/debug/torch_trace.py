@@ -35,9 +35,12 @@ def write(dumps: Sequence[Dump], folder: Path) -> list[Path]:
     return paths
 
 
-def record(dumps: Sequence[Dump]) -> dict[str, Any]:
-    """Return a rank's dumps, of all its groups, in the format of torch's recorder."""
-    entries = [_entry(dump, entry) for dump in dumps for entry in dump.entries]
+def record(dumps: Sequence[Dump], library: str = "gloo") -> dict[str, Any]:
+    """Return a rank's dumps, of all its groups, in the format of torch's recorder.
+
+    `library` is the first part of the calls' names.
+    """
+    entries = [_entry(dump, entry, library) for dump in dumps for entry in dump.entries]
     for number, entry in enumerate(entries):
         entry["record_id"] = number
     return {
@@ -68,7 +71,7 @@ def _completed(dump: Dump) -> int:
     return max(ended, default=calls[0].seq - 1)
 
 
-def _entry(dump: Dump, entry: Entry) -> dict[str, Any]:
+def _entry(dump: Dump, entry: Entry, library: str) -> dict[str, Any]:
     inputs, outputs, dtype = _sizes(dump, entry)
     begun = int(dump.day(entry.begun)) if entry.begun else 0
     return {
@@ -78,7 +81,7 @@ def _entry(dump: Dump, entry: Entry) -> dict[str, Any]:
         "collective_seq_id": 0 if entry.message else entry.seq,
         "p2p_seq_id": entry.seq if entry.message else 0,
         "op_id": entry.seq,
-        "profiling_name": f"gloo:{_name(dump, entry)}",
+        "profiling_name": f"{library}:{_name(dump, entry)}",
         "time_created_ns": begun,
         "input_sizes": inputs,
         "output_sizes": outputs,

@@ -37,7 +37,7 @@ class _Operator(NamedTuple):
 
 
 _GATHER = _Operator("_allgather_base_", 2)
-_OPERATORS = {
+OPERATORS = {
     "allreduce": _Operator("allreduce_", 1),
     "allreduce_coalesced": _Operator("allreduce_coalesced_", 1),
     "broadcast": _Operator("broadcast_", 1),
@@ -103,7 +103,7 @@ _calls = _Calls()
 
 def through_operators(cls: type[TorchCalls]) -> type[TorchCalls]:
     """Let a class's methods call torch's operators where a mode or a tensor has to see the call."""
-    for name, operator in _OPERATORS.items():
+    for name, operator in OPERATORS.items():
         setattr(cls, name, _method(name, operator, getattr(cls, name)))
     return cls
 

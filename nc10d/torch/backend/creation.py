@@ -8,6 +8,7 @@ live in a World of their own, and end with torch's groups or at exit.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +25,13 @@ from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
-from nc10d.torch.backend import c10d_operators, torch_functions
+from nc10d.torch.backend import c10d_operators, flight_traces, torch_functions
 from nc10d.torch.backend.groups import calls_of
-from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.python_backend import PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
 from nc10d.torch.backend.side_by_side import Adopted
 from nc10d.torch.backend.torch_errors import torch_error
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.stores import as_own_store
 from nc10d.torch.uncompiled import modules_in_python
 
@@ -37,6 +39,8 @@ assert nc10d.torch, "tensors are arrays from here on"
 
 torch_world = World()
 """The groups below torch's groups of this process."""
+_LONGEST = 30
+"""Characters of a name in which the ranks of a group can be read."""
 _made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
@@ -53,8 +57,10 @@ def create(setup: Any, options: Any) -> Any:
         raise torch_error(error) from error
     torch_functions.install()
     world = current_world() if adopted else torch_world
-    if SUPPORTED:
-        return PythonBackend(group, world)
+    if PYTHON_BACKENDS:
+        backend = PythonBackend(group, world)
+        flight_traces.dump_on_failure(backend)
+        return backend
     c10d_operators.install_gather()
     return PythonGroup(group, world)
 
@@ -73,7 +79,7 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
     if parent is None:
         group = _meet(setup, config, options, members, limit, deadline)
     else:
-        name = _unused_name(parent, setup.group_id)
+        name = _unused_name(parent, members)
         group = parent.child(name, members, limit, config, options)
     torch_world.add(group, deadline)
     close_at_exit(torch_world)
@@ -86,11 +92,16 @@ def _parent() -> ProcessGroup | None:
     return None if calls is None else calls.nc10d_group
 
 
-def _unused_name(parent: ProcessGroup, name: str) -> str:
-    """Return a name for a group that torch calls `name`, which may have been another's before.
+def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
+    """Return a name for a group of `members` that is the same on all of them.
 
-    All members have made equally many groups of that name.
+    torch's own name holds the number of groups that a rank has made. It differs between ranks after
+    a call that only members of a group make. The members have made equally many groups of their
+    ranks.
     """
+    name = "ranks-" + "-".join(map(str, members))
+    if len(name) > _LONGEST:
+        name = f"{name[:_LONGEST]}-{hashlib.sha1(name.encode()).hexdigest()[:12]}"
     made = _made.setdefault(parent, Counter())
     made[name] += 1
     return name if made[name] == 1 else f"{name}#{made[name]}"

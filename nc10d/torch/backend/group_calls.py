@@ -26,8 +26,7 @@ from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, current_world
 from nc10d.torch.backend.launching import UNSET, TorchLauncher
-from nc10d.torch.backend.reductions import BY_NUMBER, reduction
-from nc10d.torch.backend.sparse import sparse_all_reduce
+from nc10d.torch.backend.reductions import BY_NUMBER, reduction, sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
 from nc10d.torch.backend.works import TorchWork, ended_work
 from nc10d.torch.stores import as_timedelta, release
@@ -46,6 +45,7 @@ class TorchCalls(TorchLauncher):
     def _open(self, group: ProcessGroup, world: World) -> None:
         super()._open(group, world)
         self._blocks = _Blocks()
+        self.splits = 0  # how often torch's split_group has split the group
 
     @property
     def options(self) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from sys import getrefcount
 from typing import Any
@@ -20,9 +21,14 @@ from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.ops import OP_NAMES, Op
-from nc10d.torch.backend import profiling
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
-from nc10d.torch.backend.works import FutureOrder, TorchWork, ended_work
+from nc10d.torch.backend.works import (
+    FutureOrder,
+    ProfiledWork,
+    TorchWork,
+    beginning_event,
+    ended_work,
+)
 from nc10d.torch.tensors import WrapperTensorError
 from nc10d.work import Work, collect_all
 
@@ -40,6 +46,10 @@ class _Blocking(threading.local):
 blocking = _Blocking()
 """`here` is True from the start of torch.distributed.send or recv on this thread to its call of the
 group."""
+
+
+class _Noted(threading.local):
+    works: list[TorchWork] | None = None
 
 
 def as_torchs(
@@ -71,6 +81,17 @@ class TorchLauncher:
         self._works: deque[TorchWork] = deque()
         self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
         self._ended = TorchWork(ended_work(), [], self._order)
+        self._over: TorchWork | None = None  # what a blocking collective returns
+        self._noted = _Noted()
+
+    @contextlib.contextmanager
+    def noting_works(self) -> Iterator[list[TorchWork]]:
+        """Collect the Works of the operations that are launched here on this thread."""
+        outer, self._noted.works = self._noted.works, []
+        try:
+            yield self._noted.works
+        finally:
+            self._noted.works = outer
 
     def _backend_name(self) -> str:
         """Return the name by which torch knows the backend."""
@@ -96,7 +117,7 @@ class TorchLauncher:
             work = group._call(kind, extra, x, y, opts.asyncOp, limit)
         except DistError as error:
             raise torch_error(error) from error
-        return None if work is None else self._kept(work, outputs)
+        return self._over if work is None else self._kept(work, outputs)
 
     def _together(
         self,
@@ -125,7 +146,7 @@ class TorchLauncher:
             return self._traced(name, inputs, launch, opts.asyncOp, outputs)
         with raising_torch_errors():
             work = launch(opts.asyncOp)
-        return None if work is None else self._kept(work, outputs)
+        return self._over if work is None else self._kept(work, outputs)
 
     def _traced(
         self,
@@ -137,11 +158,11 @@ class TorchLauncher:
     ) -> TorchWork | None:
         """Launch asynchronously, as an event of torch's profiler."""
         name = f"{self._backend_name()}:{name}"
-        with raising_torch_errors(), profiling.beginning(name, inputs) as event:
+        with raising_torch_errors(), beginning_event(name, inputs) as event:
             work = launch()
         assert work is not None, "no block is open"
         kept = self._kept(work, outputs, event)
-        return kept if async_op or not kept.wait() else None
+        return kept if async_op or not kept.wait() else self._over
 
     def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
         """Start a message; the Work has ended if torch's blocking call waits for it."""
@@ -174,9 +195,11 @@ class TorchLauncher:
         if event is None:
             kept = TorchWork(work, outputs, self._order)
         else:
-            kept = profiling.ProfiledWork(work, outputs, self._order, event)
+            kept = ProfiledWork(work, outputs, self._order, event)
         self._drop_ended()
         self._works.append(kept)
+        if self._noted.works is not None:
+            self._noted.works.append(kept)
         return kept
 
     def _joined(self, works: Sequence[TorchWork | None]) -> TorchWork | None:

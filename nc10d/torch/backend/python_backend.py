@@ -1,33 +1,30 @@
-"""The backend of torch 2.14: a Backend in Python, which torch registers in a group for devices."""
+"""The backend of torch 2.14 and newer: a Backend in Python, which torch registers for devices."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.torch_entry import NAME
-from nc10d.errors import DistError
+from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
-from nc10d.torch.backend.works import TorchWork
 
 c10d: Any = torch._C._distributed_c10d
 
-SUPPORTED = hasattr(c10d.Backend, "register_abort_hook")
-"""Whether this torch takes a Backend that is written in Python."""
+_ERRORS = {PeerLost: c10d.ErrorType.REMOTE_ERROR, CollectiveTimeout: c10d.ErrorType.TIMEOUT}
 
 # torch's C++ code may keep the C++ part alone, whose methods are the base's.
-_alive: set[PythonBackend] = set()
+_alive: dict[PythonBackend, None] = {}
 
 
-class _Messages(threading.local):
-    started: list[TorchWork] | None = None
+def living() -> list[PythonBackend]:
+    """Return the backends of the groups that have not been shut down, in the order of making."""
+    return [*_alive]
 
 
 class PythonBackend(TorchCalls, c10d.Backend):
@@ -37,14 +34,15 @@ class PythonBackend(TorchCalls, c10d.Backend):
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None
-        self.hooked = False  # whether a torch group above has pre or post hooks
-        self._messages = _Messages()
-        _alive.add(self)
+        # Whether torch's methods of the group above make all calls: for hooks, or for backends of
+        # other devices.
+        self.seen_by_torch = False
+        _alive[self] = None
 
     def shutdown(self) -> None:
         """Close the group; operations in flight fail."""
         super().shutdown()
-        _alive.discard(self)
+        _alive.pop(self, None)
 
     def name(self) -> str:
         """Return "nc10d"."""
@@ -52,39 +50,16 @@ class PythonBackend(TorchCalls, c10d.Backend):
 
     getBackendName = _backend_name = name
 
-    # torch's C++ code calls these three where hooks, modes or a tensor have to see a message.
+    def hook(self) -> None:
+        """Let every call pass through torch's methods, which call hooks."""
+        self.seen_by_torch = True
+        self._over = self._ended  # for a hook, no Work would mean that the operation has not ended
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
-        """Start to send a tensor to a rank."""
-        return self._noted(super().send(tensors, dst, tag))
-
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
-        """Start to receive a tensor from a rank."""
-        return self._noted(super().recv(tensors, src, tag))
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
-        """Start to receive a tensor from any rank."""
-        return self._noted(super().recv_anysource(tensors, tag))
-
-    def _noted(self, work: TorchWork) -> TorchWork:
-        if self._messages.started is not None:
-            self._messages.started.append(work)
-        return work
-
-    @contextlib.contextmanager
-    def noting_messages(self) -> Iterator[list[TorchWork]]:
-        """Collect the Works of the messages that torch's C++ code starts here on this thread."""
-        outer, self._messages.started = self._messages.started, []
-        try:
-            yield self._messages.started
-        finally:
-            self._messages.started = outer
-
-    # torch reads these as attributes, and its C++ code calls them.
-    supports_coalescing = CallableInt(True)
-    supports_splitting = CallableInt(False)
-    supports_shrinking = supports_time_estimate = CallableInt(False)
-    supports_reconfigure = supports_window = CallableInt(False)
+    def observe_failure(self, observer: Callable[[DistError], None]) -> None:
+        """Have `observer` called when the group fails, before any call raises the error."""
+        records = self.nc10d_group.backend("cpu").call_records
+        assert records is not None, "the CPU's backend keeps records"
+        records.observe_failure(observer)
 
     def registerAbortHook(self, number: int, hook: Callable[[], None]) -> None:
         """Have `hook` called when the group fails, before any call raises the error."""
@@ -95,9 +70,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
                 for each in [*hooks.values()]:
                     each()
 
-            records = self.nc10d_group.backend("cpu").call_records
-            assert records is not None, "the CPU's backend keeps records"
-            records.observe_failure(call_hooks)
+            self.observe_failure(call_hooks)
         self._abort_hooks[number] = hook
 
     def unregisterAbortHook(self, number: int) -> None:
@@ -106,6 +79,23 @@ class PythonBackend(TorchCalls, c10d.Backend):
 
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
+    def get_error(self) -> Any:
+        """Return torch's kind of the error with which the group has failed, or its SUCCESS."""
+        error = self.nc10d_group._backends.known_failure()
+        if error is None:
+            return c10d.ErrorType.SUCCESS
+        for kind, found in _ERRORS.items():
+            if isinstance(error, kind):
+                return found
+        return c10d.ErrorType.COMM_ERROR
+
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: torch allocates tensors itself."""
         return False
+
+
+# torch reads these as attributes, and its C++ code calls them. One that is not overridden calls
+# itself without an end.
+for _name in dir(c10d.Backend):
+    if "supports_" in _name and _name not in vars(PythonBackend):
+        setattr(PythonBackend, _name, CallableInt(_name == "supports_coalescing"))

@@ -12,32 +12,27 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
 
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
-from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch.backend import flight_traces, group_methods
 from nc10d.torch.backend.groups import calls_of
-from nc10d.torch.backend.launching import as_torchs, blocking
-from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.launching import blocking
+from nc10d.torch.backend.python_backend import PythonBackend
 from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
-from nc10d.torch.tensors import WrapperTensorError
+from nc10d.torch.backend.torch_versions import NO_MEMBER, PYTHON_BACKENDS, SPLIT_KEEPS_ORDER
 from nc10d.torch.uncompiled import in_python
-
-_modes = torch._C._len_torch_dispatch_stack
 
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
-    theirs: Any
-    for name, made in _METHODS.items() if SUPPORTED else ():
-        theirs = getattr(Group, name)
-        if not hasattr(theirs, "nc10d"):
-            setattr(Group, name, _marked(made(name, theirs), theirs))
+    if PYTHON_BACKENDS:
+        group_methods.install(_marked)
+        flight_traces.install(lambda own, theirs: _marked(_passing_on(own, theirs), theirs))
     wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
     wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
     wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
@@ -64,31 +59,6 @@ def _passing_on(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable
         return theirs(*arguments, **options) if found is NotImplemented else found
 
     return wrapper
-
-
-def _message(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of ProcessGroup that passes a message on to the group of nc10d."""
-    own = getattr(TorchCalls, name)
-
-    # torch 2.14 answers with a Work of its own, which knows neither the sender nor an end.
-    def message(group: Any, *arguments: Any, **options: Any) -> Any:
-        calls = calls_of(group)
-        if not isinstance(calls, PythonBackend):
-            return theirs(group, *arguments, **options)
-        refusal: WrapperTensorError | None = None
-        if not (calls.hooked or _modes()):
-            try:
-                return own(calls, *arguments, **options)
-            except WrapperTensorError as error:
-                refusal = error
-        blocking.here = False  # a hook may start messages of its own
-        with calls.noting_messages() as works:
-            returned = as_torchs(
-                refusal, calls.nc10d_group, lambda: theirs(group, *arguments, **options)
-            )
-        return calls._joined(works) if works else returned
-
-    return message
 
 
 def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,27 +93,6 @@ def _closing_blocks(theirs: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return wrapper
-
-
-def _hook(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of ProcessGroup that registers a hook; messages have to pass it then."""
-
-    def register(group: Any, *arguments: Any, **options: Any) -> None:
-        calls = calls_of(group)
-        if isinstance(calls, PythonBackend):
-            calls.hooked = True
-        theirs(group, *arguments, **options)
-
-    return register
-
-
-_METHODS: dict[str, Callable[[str, Callable[..., Any]], Callable[..., Any]]] = {
-    "send": _message,
-    "recv": _message,
-    "recv_anysource": _message,
-    "register_pre_hook": _hook,
-    "register_post_hook": _hook,
-}
 
 
 _MESSAGES = "send", "recv"
@@ -187,15 +136,19 @@ def _split_group(
     if not lists or not all(lists):
         raise ValueError("split_ranks must be lists of ranks, none of them empty")
     group.agree_on_call(f"split_group({lists})")
-    own = next((sorted(ranks) for ranks in lists if group.rank() in ranks), None)
+    group_desc = group_desc or f"{parent.group_desc}:split:{calls.splits}"
+    calls.splits += 1
+    own = next((ranks for ranks in lists if group.rank() in ranks), None)
     if own is None:
-        return None
+        c10d._process_group_name(lists[0], use_hashed_name=True)  # torch counts the groups
+        return NO_MEMBER
     return dist.new_group(
         [group.global_rank(rank) for rank in own],
         timeout=timeout or timedelta(seconds=min(group.timeout, timedelta.max.total_seconds())),
         pg_options=pg_options,
         use_local_synchronization=True,
         group_desc=group_desc,
+        sort_ranks=not SPLIT_KEEPS_ORDER,
     )
 
 

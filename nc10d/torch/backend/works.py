@@ -8,6 +8,10 @@ comes out of `backward()` as it is, and the thread that waits makes the operatio
 A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
 does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
 A Future that is asked for in a callback has ended: its operation is waited for there.
+
+While torch's profiler runs, a Work has an event, "nc10d:all_reduce" and so on, with input shapes,
+from the launch of the operation to its end. The event is ended by a thread of its own, which makes
+it asynchronous in torch's terms, as the events of torch's own backends are.
 """
 
 from __future__ import annotations
@@ -15,16 +19,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.errors import DistError
 from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.work import Work
 
+_enter = torch._C._autograd._record_function_with_args_enter
+_exit = torch._C._autograd._record_function_with_args_exit
 NEVER = timedelta(0)
 """What torch passes for no timeout."""
 
@@ -209,3 +217,41 @@ class _LaunchedFuture:
             ended, self._ended = self._ended, True
         if not ended:
             self._first.set_result(self._outputs)
+
+
+@contextlib.contextmanager
+def beginning_event(name: str, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Begin an event for the launch in the with-block, and yield it; an error of it ends it."""
+    event = _enter(name, *inputs)
+    try:
+        yield event
+    except BaseException:
+        _end_event(event)
+        raise
+
+
+def _end_event(event: Any) -> None:
+    thread = Thread(target=_exit, args=(event,), name="nc10d-profiled", daemon=True)
+    thread.start()
+    thread.join()
+
+
+class ProfiledWork(TorchWork):
+    """A Work whose end is the end of an event; a wait for it returns after the event has ended."""
+
+    def __init__(
+        self, work: Work, outputs: list[torch.Tensor], order: FutureOrder, event: Any
+    ) -> None:
+        super().__init__(work, outputs, order)
+        self._event_ended = Event()
+
+        def finish(_: Work) -> None:
+            _end_event(event)
+            self._event_ended.set()
+
+        work.add_done_callback(finish)
+
+    def wait(self, timeout: timedelta = NEVER) -> bool:
+        """Block until the operation and its event have ended."""
+        super().wait(timeout)
+        return self._event_ended.wait()

@@ -11,8 +11,9 @@ from torch._C import _distributed_c10d as c10d
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout
 from nc10d.group.world import World
 from nc10d.testing import Ranks
-from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.python_backend import PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 
 SIZE = 3
 
@@ -24,7 +25,7 @@ def ranks():
 
 
 def torch_group(group):
-    return (PythonBackend if SUPPORTED else PythonGroup)(group, World())
+    return (PythonBackend if PYTHON_BACKENDS else PythonGroup)(group, World())
 
 
 def on(ranks, body):
@@ -369,7 +370,7 @@ def test_a_timeout_of_a_call_says_so_in_torch_s_words():
 
 def test_options_have_the_timeout_and_the_ranks(ranks):
     def body(group, rank):
-        options = (group if SUPPORTED else group._get_backend(torch.device("cpu"))).options
+        options = (group if PYTHON_BACKENDS else group._get_backend(torch.device("cpu"))).options
         return options._timeout, options.global_ranks_in_group, options.backend
 
     assert on(ranks, body) == [(timedelta(seconds=30), [0, 1, 2], "nc10d")] * SIZE

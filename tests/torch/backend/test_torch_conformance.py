@@ -11,8 +11,9 @@ from nc10d import ops as O
 from nc10d.group.world import World
 from nc10d.testing import Ranks, layouts, reference, strategies
 from nc10d.testing.cases import cover
-from nc10d.torch.backend.python_backend import SUPPORTED, PythonBackend
+from nc10d.torch.backend.python_backend import PythonBackend
 from nc10d.torch.backend.python_group import PythonGroup
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor
 
 SIZE = 3
@@ -78,7 +79,7 @@ def call(group, op, now):
 
 def complaints(group):
     """Return the cases whose results differ from the oracle's on this rank."""
-    above = (PythonBackend if SUPPORTED else PythonGroup)(group, World())
+    above = (PythonBackend if PYTHON_BACKENDS else PythonGroup)(group, World())
     found = []
     for case in CASES:
         built = case.build()

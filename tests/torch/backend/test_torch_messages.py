@@ -7,7 +7,7 @@ from torch._C import _distributed_c10d as c10d
 
 import nc10d.torch
 from nc10d.testing import Ranks
-from nc10d.torch.backend.python_backend import SUPPORTED
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def meets_a_failure(group):
     return called[:2], called.count("abort"), "never" in called
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="hooks are new in torch 2.14")
+@pytest.mark.skipif(not PYTHON_BACKENDS, reason="hooks are new in torch 2.14")
 def test_hooks_are_called_before_and_after_a_call_and_at_a_failure(ranks):
     assert hasattr(c10d.ProcessGroup, "register_pre_hook")
     assert ranks.run(meets_a_failure) == [(["before", "after"], 1, False)] * 2
@@ -84,7 +84,7 @@ def messages_with_hooks(group):
     return sender, [name for name, _ in seen], len({number for _, number in seen})
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="hooks are new in torch 2.14")
+@pytest.mark.skipif(not PYTHON_BACKENDS, reason="hooks are new in torch 2.14")
 def test_hooks_see_messages(ranks):
     expected = [(0, [name] * 4, 2) for name in ("SEND", "RECV")]
     assert ranks.run(messages_with_hooks) == expected

@@ -1,0 +1,136 @@
+"""Methods of torch's ProcessGroup that call nc10d's backend directly, on torch 2.14 and newer.
+
+torch's own method goes through a dispatcher that costs more than a small call. Its Work knows no
+end, outputs or sender of an operation of a backend in Python. A method here calls the backend and
+returns the backend's Work. torch's method still makes the calls of other backends, and those that
+hooks, dispatch modes or the class of a tensor have to see. Then the Work is that of the operations
+which the backend has launched meanwhile on this thread.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup as Group
+
+from nc10d.torch.backend.c10d_operators import OPERATORS
+from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch.backend.groups import calls_of
+from nc10d.torch.backend.launching import as_torchs, blocking
+from nc10d.torch.backend.python_backend import PythonBackend
+from nc10d.torch.tensors import WrapperTensorError
+
+_c10d: Any = torch._C._distributed_c10d
+_modes = torch._C._len_torch_dispatch_stack
+_OPTIONS = {"opts"}
+"""The names of arguments that are the same in torch's methods and nc10d's."""
+
+_backends: dict[int, PythonBackend | None] = {}
+"""nc10d's backend by the id of a torch group, as long as the group's object lives."""
+
+
+def _backend_of(group: Any) -> PythonBackend | None:
+    """Return nc10d's backend of a torch group, and remember it."""
+    found = calls_of(group)
+    backend = _backends[id(group)] = found if isinstance(found, PythonBackend) else None
+    weakref.finalize(group, _backends.pop, id(group), None).atexit = False
+    if backend is not None and any(
+        group._get_backend(device) is not backend for device in group._device_types
+    ):
+        backend.seen_by_torch = True  # torch chooses a backend by the device of the tensors
+    return backend
+
+
+def _direct(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that passes a call on to nc10d's backend."""
+    own = getattr(TorchCalls, name)
+
+    def method(group: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            backend = _backends[id(group)]
+        except KeyError:
+            backend = _backend_of(group)
+        if backend is None:
+            return theirs(group, *arguments, **options)
+        refusal: WrapperTensorError | None = None
+        if not (backend.seen_by_torch or _modes() or (options and options.keys() - _OPTIONS)):
+            try:
+                return own(backend, *arguments, **options)
+            except WrapperTensorError as error:
+                refusal = error
+        blocking.here = False  # a hook may start messages of its own
+        with backend.noting_works() as works:
+            returned = as_torchs(
+                refusal, backend.nc10d_group, lambda: theirs(group, *arguments, **options)
+            )
+        return backend._joined(works) if works else returned
+
+    return method
+
+
+def _gather_single(_: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that gathers into rows of a tensor, for which Backends have no method."""
+
+    def gather_single(group: Any, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        backend = calls_of(group)
+        if backend is None:
+            return theirs(group, output, input, *([] if opts is None else [opts]))
+        opts = opts or _c10d.GatherOptions()
+        root = backend.nc10d_group.rank() == opts.rootRank
+        return group.gather([_rows(output, input, group.size())] if root else [], [input], opts)
+
+    return gather_single
+
+
+def _rows(output: Tensor, input: Tensor, size: int) -> Sequence[Tensor]:
+    """Return the parts of an output for each rank's input."""
+    if not output.is_contiguous() or output.numel() != size * input.numel():
+        raise ValueError(
+            f"the output must be contiguous, with {size} times the {input.numel()} elements of "
+            f"the input, it has {output.numel()}"
+        )
+    return output.view(size, *input.shape).unbind()
+
+
+def _hook(_: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds a hook to a torch group, whose calls pass it from then on."""
+
+    def add(group: Any, *arguments: Any, **options: Any) -> Any:
+        backend = calls_of(group)
+        if isinstance(backend, PythonBackend):
+            backend.hook()
+        return theirs(group, *arguments, **options)
+
+    return add
+
+
+Maker = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+METHODS: dict[str, Maker] = {
+    **dict.fromkeys(OPERATORS, _direct),
+    "_end_coalescing": _direct,
+    "gather_single": _gather_single,
+    "gather_into_tensor": _gather_single,
+    "register_pre_hook": _hook,
+    "register_post_hook": _hook,
+}
+"""What makes nc10d's method of a torch group from its name and torch's method."""
+
+HOOKS = [
+    getattr(_c10d, name) for name in ("FlightRecorderHook", "NanCheckHook") if hasattr(_c10d, name)
+]
+"""torch's classes whose `attach` adds hooks to a group; none on torch 2.13."""
+
+
+def install(marked: Callable[..., Any]) -> None:
+    """Put the methods into torch's classes; again: no change. `marked` marks a function of ours."""
+    for name, make in METHODS.items():
+        theirs = getattr(Group, name, None)
+        if theirs is not None and not hasattr(theirs, "nc10d"):
+            setattr(Group, name, marked(make(name, theirs), theirs))
+    for hook in HOOKS:
+        if not hasattr(hook.attach, "nc10d"):
+            hook.attach = staticmethod(marked(_hook("attach", hook.attach), hook.attach))

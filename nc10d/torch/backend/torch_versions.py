@@ -1,0 +1,38 @@
+"""What differs between the versions of torch that nc10d supports: 2.13.0, 2.14.1 and 2.15.0.
+
+| | 2.13 | 2.14 | 2.15 |
+|---|---|---|---|
+| base class of a backend in Python | ProcessGroup | Backend | Backend |
+| tests of DistributedTest that pass with 2 and 4 ranks | 99, 126 | 98, 125 | 98, 125 |
+| order of ranks in `split_group` | ascending | as given | as given |
+| what `split_group` returns outside of all lists | None | -100 | -100 |
+| `gather_single`, hooks of groups | no | yes | yes |
+| torch's flight recorder for backends in Python | no | if attached | attached by default |
+
+Code that depends on a row asks a name below, and no version's number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_c10d: Any = torch._C._distributed_c10d
+
+PYTHON_BACKENDS = hasattr(_c10d.Backend, "register_abort_hook")
+"""Whether this torch takes a Backend that is written in Python; else a ProcessGroup."""
+
+SPLIT_KEEPS_ORDER = PYTHON_BACKENDS
+"""Whether the ranks of a group that `split_group` makes have the order of their list."""
+
+NO_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER if PYTHON_BACKENDS else None
+"""What `split_group` returns to a rank that is in none of the lists."""
+
+CALLED_CUSTOM = PYTHON_BACKENDS
+"""Whether torch's DistributedDataParallel logs the name "custom" for each backend in Python."""
+
+SELF_RECORDING: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+"""The backends to which torch attaches no recorder of its own."""
