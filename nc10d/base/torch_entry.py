@@ -12,16 +12,20 @@ from typing import Any
 from nc10d.base.run_to_end import import_to_end
 
 NAME = "nc10d"
-_DEVICES = ("cpu", "cuda")
 
 
 def register() -> None:
-    """Register the backend "nc10d" with torch.distributed; again: no change."""
+    """Register the backend "nc10d" with torch.distributed; again: no change.
+
+    It serves the CPU, and CUDA where torch finds a GPU.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return
     if NAME.upper() not in distributed.Backend._plugins:
-        devices = [*_DEVICES]
+        # torch allocates tensors on a device other than the CPU if a backend claims to serve one.
+        found = sys.modules["torch"].cuda.device_count()
+        devices = ["cpu", "cuda"] if found else ["cpu"]
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
 
 
