@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
@@ -37,6 +38,9 @@ def install() -> None:
     wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
     wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
     wrappers["_coalescing_manager"] = _closing_blocks
+    hook = DistributedDataParallel._register_builtin_comm_hook
+    if not hasattr(hook, "nc10d"):
+        DistributedDataParallel._register_builtin_comm_hook = _marked(_builtin_hook(hook), hook)
     for name, wrap in wrappers.items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
@@ -97,6 +101,21 @@ def _closing_blocks(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 _MESSAGES = "send", "recv"
 """torch's functions that wait for their message."""
+
+
+def _builtin_hook(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return DDP's method for torch's hooks in C++, which refuses the hook that would fail."""
+
+    def register(module: Any, comm_hook_type: Any) -> None:
+        kind = dist.BuiltinCommHookType.FP16_COMPRESS
+        if comm_hook_type == kind and calls_of(module.process_group) is not None:
+            raise ValueError(
+                "FP16_COMPRESS takes Futures that are made in C++ alone: register "
+                "default_hooks.fp16_compress_hook, which does the same on nc10d"
+            )
+        theirs(module, comm_hook_type)
+
+    return register
 
 
 def _monitored_barrier(

@@ -142,6 +142,16 @@ def test_a_gather_into_one_tensor_has_each_ranks_rows(ranks, hooked):
     assert ranks.run(body) == [None, [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], None]
 
 
+def test_a_hook_that_would_fail_in_a_pass_is_refused_when_it_is_registered(ranks):
+    def body(group):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="fp16_compress_hook"):
+            model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+    ranks.run(body)
+
+
 @only_backends
 def test_every_property_of_a_backend_can_be_read(ranks):
     def body(group):
