@@ -6,7 +6,8 @@
     dist.all_reduce(x)
 
 This module only maps each public name to its module, and the first use of a name imports that
-module. `import nc10d` alone imports but the one module of the package that imports the others.
+module. `import nc10d` alone imports no other module of the package but `base.run_to_end`, by which
+the first uses import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls that come to their end even if a signal's handler raises meanwhile.
 
-A module that is half imported, or a library amid a change of its tables, may stay broken, and
-Python's import and Numba drop some errors that come amid their work. Python runs handlers in the
-main thread alone. So such work runs on a thread of its own, and the main thread only waits.
+An error amid an import, or amid a library's change of its tables, may leave them broken. Python's
+import and Numba also drop some errors that come amid their work. Python runs handlers in the main
+thread alone. So such work runs on a thread of its own, and the main thread only waits.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def in_seconds(limit: float) -> str:
 def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
     """Return "rank 3" or "ranks 1, 2 and 40 more": the first `most` ranks, and a count.
 
-    "a rank" without ranks: those that were missing have come while the text was made.
+    Without ranks "a rank": the missing ranks have come while the text was made.
     """
     if not ranks:
         return "a rank"

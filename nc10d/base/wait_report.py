@@ -3,8 +3,9 @@
 The lines are warnings of the logger `nc10d`: Python shows them on stderr if a program has set up no
 logging. The first comes after three seconds, and each later one when twice the time has passed.
 
-Of the ranks of a host that wait for the same, one speaks: the first whose line is due takes the
-role, and has it until its wait ends. The role is a bound name, which the kernel frees at a death.
+Of the ranks of a host that wait for the same subject, one speaks. The first rank whose line is due
+takes the role of speaker, and has it until its wait ends. The role is a bound name, which the
+kernel frees at a death.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ FIRST_SECONDS = 3.0
 class WaitReport:
     """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`.
 
-    `meeting` is equal on all ranks that wait for the same. Without it, those are ranks whose lines
-    name the same missing ranks.
+    `subject` is equal on all ranks that wait for the same group or store. The default is the text
+    of the missing ranks.
     """
 
-    def __init__(self, waiter: str, deadline: Deadline, meeting: str = "") -> None:
+    def __init__(self, waiter: str, deadline: Deadline, subject: str = "") -> None:
         self._waiter, self._begun, self._limit = waiter, monotonic(), deadline.limit
         self._next = self._begun + FIRST_SECONDS
-        self._meeting = meeting
+        self._subject = subject
         self._role: socket.socket | None = None
         self._role_name = ""
 
@@ -49,7 +50,7 @@ class WaitReport:
         waited = now - self._begun
         self._next = now + waited
         reason = missing()
-        if not self._speaks(self._meeting or reason):
+        if not self._take_role(self._subject or reason):
             return
         end = "without a timeout" if math.isinf(self._limit) else f"of {in_seconds(self._limit)}"
         call = called(f"{self._waiter} has waited {in_seconds(waited)} {end}", here())
@@ -57,8 +58,8 @@ class WaitReport:
         logging = import_to_end("logging")
         logging.getLogger("nc10d").warning("nc10d: %s: %s", call, reason)
 
-    def _speaks(self, subject: str) -> bool:
-        """Return whether this rank speaks for those of its host that wait for the same."""
+    def _take_role(self, subject: str) -> bool:
+        """Take the role of speaker for the ranks of the host; return False if it is taken."""
         # Ranks of a job on a host have the same parent, as a rule; strangers must not be silenced.
         name = digest(f"{os.getuid()} {os.getppid()} {subject}")
         if self._role is not None and self._role_name == name:

@@ -1,12 +1,12 @@
-"""A pass that an exception has left on this rank, and how the other ranks learn of it.
+"""A pass that this rank has left by an exception, and how the other ranks learn of it.
 
 Contract: before its next call in the group, the rank launches an all_reduce without elements, whose
 purpose names the pass. If every rank has left the pass at the same place, these calls meet, and the
 group goes on. A peer that has not left the pass makes another call there: a CollectiveMismatch on
 every rank, whose text has the purpose.
 
-The call is not launched at once: an exception that ends the program is then the reason that peers
-learn, as for any rank that leaves a group.
+The call is not launched at once. So if the exception ends the program, peers learn of it as the
+reason, as for any rank that leaves a group.
 """
 
 from __future__ import annotations

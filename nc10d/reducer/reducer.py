@@ -304,9 +304,9 @@ class Reducer(PassStats):
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank, or keeps from beginning.
 
-        `gradients` have any values then. If every rank leaves the pass at the same place, the next
-        pass is free. Else the ranks do not compute the same any more: their calls after that are a
-        CollectiveMismatch on every rank, which says so. Does not block.
+        Afterwards `gradients` have arbitrary values. If every rank leaves the pass at the same
+        place, the next pass is free. Else the ranks no longer compute the same: their next calls
+        are a CollectiveMismatch on every rank, which names the pass. Does not block.
         """
         with self._lock:
             current, self._pass = self._pass, None
@@ -324,7 +324,8 @@ class Reducer(PassStats):
     def settle(self) -> None:
         """After a pass that this rank has left, wait until all ranks have left it.
 
-        No operation of the pass is in flight then. Raises their errors, and those of `leave`.
+        Afterwards no operation of the pass is in flight. Raises the errors of these operations, and
+        CollectiveMismatch if a rank has not left the pass.
         """
         if self._left is not None:
             self._left.wait()

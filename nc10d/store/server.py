@@ -10,8 +10,8 @@ events.
 
 A client's requests are executed one by one, and the replies to each are sent, or counted as
 unsent, before the next. After TURN_SECONDS, or with too many unsent bytes, the client is `pending`:
-the server neither reads from it nor executes its other requests until the other clients have had
-their turn and it has read its replies.
+the server neither reads from the client nor executes its other requests until the other clients
+have had their turn and the client has read its replies.
 
 A connection must begin with VALIDATE within UNPROVEN_SECONDS. Of those that have not, the oldest is
 closed when there are more than MOST_UNPROVEN. A request must not stand still for STALL_SECONDS

@@ -97,7 +97,7 @@ class Table:
         return replies
 
     def held(self, client: Hashable) -> Iterator[m.Request]:
-        """Take the requests of a released client, in order, until one of them waits again."""
+        """Take the requests of a released client, in order, until the client waits again."""
         while client not in self._waits and (backlog := self._backlogs.get(client)):
             request = backlog.requests.popleft()
             size = _memory_of(request)

@@ -102,7 +102,7 @@ class Gradients:
         """Prepare a forward pass; before a reduced pass, rebuild the buckets if that is due.
 
         RuntimeError, once, if an exception has ended the last backward pass on every rank amid its
-        gradients; CollectiveMismatch if only on some ranks, on all.
+        gradients. CollectiveMismatch, on every rank, if it has on some ranks alone.
         """
         if self._running:
             self.leave()
@@ -338,7 +338,7 @@ def at_end_of_backward(ended: Callable[[], object], left: Callable[[], object]) 
 
 
 class _Callback:
-    # autograd drops the callbacks of a pass that fails without a call.
+    # autograd does not call the callbacks of a pass that fails; it drops them.
 
     __slots__ = ("_ended", "_left")
 

@@ -40,7 +40,7 @@ class Dense:
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool, past: bool = False) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
-        # The user's: `x.grad.data = y` gives it other memory, and `view` stays in the bucket.
+        # The view in `x.grad`: `x.grad.data = y` gives it other memory, and not `view`.
         self._shown: torch.Tensor | None = None
         # A view accumulates. The Reducer copies on devices.
         self.divides = x.is_cpu and x.is_floating_point() and not as_view

@@ -33,14 +33,14 @@ def in_python(function: F) -> F:
 
 
 def all_in_python(values: Iterable[Any]) -> None:
-    """Mark nc10d's functions among `values`, and those that classes of nc10d and bases define."""
+    """Mark nc10d's functions among `values`, and the methods of nc10d's classes among them."""
     for value in values:
         for function in _functions_of(value):
             in_python(function)
 
 
 def modules_in_python(*names: str) -> None:
-    """Mark what loaded modules and packages of nc10d define."""
+    """Mark what the loaded modules define whose names begin with one of `names`."""
     for name in [*sys.modules]:
         if name.startswith(names):
             found = vars(sys.modules[name]).values()

@@ -8,7 +8,6 @@ live in a World of their own, and end with torch's groups or at exit.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
+from nc10d.base.text import digest
 from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
@@ -93,15 +93,15 @@ def _parent() -> ProcessGroup | None:
 
 
 def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
-    """Return a name for a group of `members` that is the same on all of them.
+    """Return a name for a group of `members` on which all members agree.
 
-    torch's own name holds the number of groups that a rank has made. It differs between ranks after
-    a call that only members of a group make. The members have made equally many groups of their
-    ranks.
+    torch's own name holds the number of groups that a rank has made, which differs between ranks
+    after a call that only members of a group make. All members have made equally many groups of
+    these ranks, so this count distinguishes the groups.
     """
     name = "ranks-" + "-".join(map(str, members))
     if len(name) > _LONGEST:
-        name = f"{name[:_LONGEST]}-{hashlib.sha1(name.encode()).hexdigest()[:12]}"
+        name = f"{name[:_LONGEST]}-{digest(name)}"
     made = _made.setdefault(parent, Counter())
     made[name] += 1
     return name if made[name] == 1 else f"{name}#{made[name]}"

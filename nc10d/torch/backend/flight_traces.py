@@ -1,10 +1,10 @@
 """torch's functions that dump its flight recorder, of groups of nc10d, on torch 2.15 and newer.
 
-torch attaches a recorder to each group of a backend that does not record. For nc10d it would double
-what nc10d's own recorder keeps in any case, cost more than a small call itself, and never see the
-end of an operation. So nc10d counts as a backend that records, and the functions that take the
-backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for its
-pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
+torch attaches a recorder to each group of a backend that does not record. On nc10d that recorder
+would repeat what nc10d's own keeps in any case, and cost more than a small call itself. It would
+never see the end of an operation. So nc10d counts as a backend that records, and the functions that
+take the backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for
+its pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
 
 With TORCH_FR_DUMP_TEMP_FILE set, a rank also writes its records when a group fails, as torch does.
 """

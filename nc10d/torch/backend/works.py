@@ -1,9 +1,9 @@
 """torch's Work and Future of an operation that nc10d has launched.
 
-A Work ends before its Future does, but a wait for the Work returns after both have ended. Where a
-Future is made during a backward pass (torch's Reducer, and comm hooks, ask for it there), the pass
-itself waits for the operation at its end, before the Reducer does. So an error of the operation
-comes out of `backward()` as it is, and the thread that waits makes the operation progress.
+A Work ends before its Future does, but a wait for the Work returns after both have ended. torch's
+Reducer, and comm hooks, ask for a Future during a backward pass. Then the pass itself waits for the
+operation at its end, before the Reducer does. So an error of the operation comes out of
+`backward()` as it is, and the thread that waits makes the operation progress.
 
 A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
 does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
