@@ -3,7 +3,8 @@
 A caller's mistake is a ValueError or TypeError, raised before anything is sent. The classes here
 are for the other failures: of a peer, of the network, or of a deadline. A handler of c10d's
 `DistBackendError`, `DistStoreError`, `DistNetworkError` or `DistQueueEmptyError` gets the failures
-that it gets under c10d; here a DistNetworkError is a DistStoreError, too. Every class keeps its
+that it gets under c10d; here a DistNetworkError is a DistStoreError, too. After
+`import nc10d.torch`, torch.distributed's classes are bases of those here. Every class keeps its
 attributes when pickled, because test kits and launchers carry errors between processes.
 """
 

@@ -24,6 +24,7 @@ from nc10d.base import torch_entry
 from nc10d.base.run_to_end import import_to_end
 from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
+from nc10d.torch.backend import torch_errors
 from nc10d.torch.backend.groups import calls_of, group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
@@ -69,6 +70,7 @@ __all__ = [
 ]
 
 tensors.register()
+torch_errors.register()
 join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group", None))
 array_math.MATHS[torch.Tensor] = TensorMath
 stores.register()

@@ -55,8 +55,8 @@ def as_store(store: Store) -> dist.Store:
 
     It stays alive, with the store's connection, until its `close`, which closes `store`. Its
     timeout and the store's are one. torch's PrefixStore over it has no queues and no list_keys:
-    torch passes these calls to no store that is written in Python. Errors are torch's:
-    DistStoreError, QueueEmptyError, DistNetworkError.
+    torch passes these calls to no store that is written in Python. Errors are nc10d's,
+    which are torch's, too.
     """
     if isinstance(store, dist.Store):
         return store
@@ -77,21 +77,6 @@ def as_own_store(store: dist.Store) -> Store:
     return store.underlying if isinstance(store, StoreForTorch) else TorchStore(store)
 
 
-@contextmanager
-def _torchs_errors() -> Iterator[None]:
-    """Raise torch's error in place of nc10d's, with nc10d's as its cause."""
-    try:
-        yield
-    except raised_here(QueueEmptyError) as error:
-        raise dist.QueueEmptyError(str(error)) from error
-    except raised_here(DistNetworkError) as error:
-        raise dist.DistNetworkError(str(error)) from error
-    except raised_here(NotANumberError):
-        raise  # a ValueError in torch, too
-    except raised_here(StoreError) as error:
-        raise dist.DistStoreError(str(error)) from error
-
-
 class StoreForTorch(dist.Store):
     """A store of nc10d as torch's; see as_store."""
 
@@ -107,83 +92,66 @@ class StoreForTorch(dist.Store):
         return f"nc10d.torch.as_store({self.underlying!r})"
 
     def set(self, key: str, value: Value) -> None:
-        with _torchs_errors():
-            self.underlying.set(key, value)
+        self.underlying.set(key, value)
 
     def get(self, key: str) -> bytes:
-        with _torchs_errors():
-            return self._timed().get(key)
+        return self._timed().get(key)
 
     def add(self, key: str, amount: int) -> int:
-        with _torchs_errors():
-            return self.underlying.add(key, amount)
+        return self.underlying.add(key, amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        with _torchs_errors():
-            return self.underlying.check(keys)
+        return self.underlying.check(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Block until all `keys` exist; a `timeout` of 0 is torch's kNoTimeout: for ever."""
         store = self._timed()
-        with _torchs_errors():
-            store.wait(keys, store.timeout if timeout is None else timeout or timedelta.max)
+        store.wait(keys, store.timeout if timeout is None else timeout or timedelta.max)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        with _torchs_errors():
-            return self.underlying.compare_set(key, expected, desired)
+        return self.underlying.compare_set(key, expected, desired)
 
     def append(self, key: str, value: Value) -> None:
-        with _torchs_errors():
-            self.underlying.append(key, value)
+        self.underlying.append(key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        with _torchs_errors():
-            return self._timed().multi_get(keys)
+        return self._timed().multi_get(keys)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        with _torchs_errors():
-            self.underlying.multi_set(keys, values)
+        self.underlying.multi_set(keys, values)
 
     def has_extended_api(self) -> bool:
         return self.underlying.has_extended_api()
 
     def delete_key(self, key: str) -> bool:
-        with _torchs_errors():
-            return self.underlying.delete_key(key)
+        return self.underlying.delete_key(key)
 
     def num_keys(self) -> int:
-        with _torchs_errors():
-            return self.underlying.num_keys()
+        return self.underlying.num_keys()
 
     deleteKey, getNumKeys = delete_key, num_keys  # the names that C++ calls
 
     def clone(self) -> StoreForTorch:
         """Return a store on the same keys for another thread; the clone closes with this store."""
-        with _torchs_errors():
-            twin = StoreForTorch(self._timed().clone())
+        twin = StoreForTorch(self._timed().clone())
         self._clones.append(twin)
         return twin
 
     def list_keys(self) -> list[str]:
-        with _torchs_errors():
-            return self.underlying.list_keys()
+        return self.underlying.list_keys()
 
     def queue_push(self, key: str, value: Value) -> None:
-        with _torchs_errors():
-            self.underlying.queue_push(key, value)
+        self.underlying.queue_push(key, value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        with _torchs_errors():
-            return self._timed().queue_pop(key, block)
+        return self._timed().queue_pop(key, block)
 
     def queue_len(self, key: str) -> int:
-        with _torchs_errors():
-            return self.underlying.queue_len(key)
+        return self.underlying.queue_len(key)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         store = self._timed()
-        with _torchs_errors():
-            store.barrier(key, world_size, store.timeout if timeout is None else timeout)
+        store.barrier(key, world_size, store.timeout if timeout is None else timeout)
 
     @property
     def timeout(self) -> timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ import torch.distributed as dist
 
 import nc10d
 import nc10d.torch
-from nc10d.errors import NotANumberError, QueueEmptyError, StoreError, StoreTimeout
+from nc10d.base.error_wire import decode_error, encode_error
+from nc10d.errors import DistError, NotANumberError, QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from nc10d.torch.stores import StoreForTorch, TorchStore, as_own_store
 
@@ -147,6 +149,30 @@ def test_every_store_of_nc10d_is_a_store_for_torch(make: str, tmp_path: Path) ->
     assert store.get("from a clone") == b"1"
     store.close()
     store.close()
+
+
+def test_every_error_of_nc10d_is_torchs_of_the_same_name() -> None:
+    kinds = [kind for kind in vars(nc10d.errors).values() if isinstance(kind, type)]
+    own = [kind for kind in kinds if issubclass(kind, DistError) and kind is not DistError]
+    for kind in own:
+        error = kind("text", rank=3)
+        assert isinstance(error, dist.DistError), kind
+        for theirs in ("DistBackendError", "DistStoreError", "DistNetworkError", "QueueEmptyError"):
+            same = isinstance(error, getattr(nc10d.errors, theirs))
+            assert isinstance(error, getattr(dist, theirs)) == same, (kind, theirs)
+        for copied in (pickle.loads(pickle.dumps(error)), decode_error(encode_error(error))):
+            assert (type(copied), str(copied), copied.rank) == (kind, "text", 3)
+
+
+def test_a_handler_of_torchs_errors_gets_those_of_a_store_of_nc10d() -> None:
+    store = HashStore()
+    store.set_timeout(QUICK)
+    with pytest.raises(dist.DistStoreError, match="absent"):
+        store.get("absent")
+    with pytest.raises(dist.QueueEmptyError):
+        store.queue_pop("q", block=False)
+    with pytest.raises(dist.DistNetworkError):
+        TCPStore("127.0.0.1", 1, timeout=QUICK)
 
 
 def test_an_adapter_in_the_hands_of_cpp_alone_stays_an_adapter() -> None:

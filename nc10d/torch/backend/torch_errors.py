@@ -8,10 +8,38 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from nc10d.errors import CollectiveTimeout, DistError
+from nc10d.errors import (
+    AuthError,
+    CodecError,
+    CollectiveTimeout,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    QueueEmptyError,
+    StoreError,
+    UnsupportedPlatform,
+)
 
 _TIMEOUT = "; the timeout is that of the call, or of the call that made the group"
 _MISSING = re.compile(r": rank(?P<more>s?) (?P<ranks>[^:]*) of group ")
+
+_TORCHS: dict[type[DistError], type[RuntimeError]] = {
+    DistBackendError: dist.DistBackendError,
+    StoreError: dist.DistStoreError,
+    DistNetworkError: dist.DistNetworkError,
+    QueueEmptyError: dist.QueueEmptyError,
+    CodecError: dist.DistError,
+    AuthError: dist.DistError,
+    UnsupportedPlatform: dist.DistError,
+}
+
+
+def register() -> None:
+    """Give nc10d's errors torch's classes as bases, so that handlers of torch's errors get them."""
+    # Nothing raises a bare DistError, and Python changes no bases of a class right below its own.
+    for own, theirs in _TORCHS.items():
+        if not issubclass(own, theirs):
+            own.__bases__ += (theirs,)
 
 
 def torch_error(error: DistError, of_wait: bool = False) -> Exception:
