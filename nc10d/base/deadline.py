@@ -42,7 +42,7 @@ def seconds(timeout: Timeout) -> float:
 
 @dataclass(slots=True)  # not frozen: each call would pay for it
 class Deadline:
-    """An absolute time, in seconds of `monotonic`; math.inf means never. Immutable.
+    """An absolute time, in seconds of `monotonic`; math.inf means never. Only `excuse` moves it.
 
     `limit` is the timeout from which it was made, for error texts; math.inf if unknown.
     """
@@ -55,6 +55,10 @@ class Deadline:
         """Return the deadline `timeout` from now."""
         limit = timeout if type(timeout) is float and timeout >= 0 else seconds(timeout)
         return cls(monotonic() + limit, limit)
+
+    def excuse(self, seconds: float) -> None:
+        """Move the end by `seconds` that do not count, for all who wait until it."""
+        self.at += seconds
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""

@@ -10,17 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Job
 
 import nc10d as dist
+from nc10d.backend.cpu import context
 from nc10d.backend.cpu.backend import CpuBackend
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.membership.formation import GroupSpec, form
+from nc10d.backend.cpu.native import entry_points
+from nc10d.base import deadline as clocks
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, PeerLost, RendezvousError
-from nc10d.group.world import current_world
+from nc10d.group.world import current_world, own_world
 from nc10d.ops import AllReduce
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, run_ranks
@@ -290,3 +294,47 @@ def test_a_member_that_died_right_after_the_group_was_formed_is_not_waited_for()
         texts = processes[0].line()
         assert texts.startswith("rank 1 of group 'world/1' is lost: killed by signal 9")
         assert time.monotonic() - killed < NOT_THE_GROUPS
+
+
+def test_ranks_that_compile_for_longer_than_the_timeout_form_their_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, monotonic, store = [0.0], clocks.monotonic, HashStore()
+    compiled = threading.Barrier(2, lambda: late.__setitem__(0, 1000.0))
+    for module in (clocks, context):
+        monkeypatch.setattr(module, "monotonic", lambda: monotonic() + late[0])
+    monkeypatch.setattr(entry_points, "prepare", compiled.wait)
+
+    def live(rank: int) -> None:
+        with own_world():
+            dist.init_process_group("cpu", store=store, rank=rank, world_size=2, timeout=60.0)
+            x = np.ones(3)
+            dist.all_reduce(x)
+            assert (x == 2).all()
+            dist.destroy_process_group()
+
+    at_once(lambda: live(0), lambda: live(1))
+
+
+def test_a_rank_that_ends_while_it_compiles_is_told_at_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compilers, store = [entry_points.prepare, "the compiler is killed"], HashStore()
+
+    def prepare() -> None:
+        compile_all = compilers.pop()
+        if not callable(compile_all):
+            raise SystemExit(compile_all)
+        compile_all()
+
+    monkeypatch.setattr(entry_points, "prepare", prepare)
+    errors: list[BaseException] = []
+
+    def live(rank: int) -> None:
+        with own_world(), pytest.raises((SystemExit, RendezvousError)) as caught:
+            dist.init_process_group("cpu", store=store, rank=rank, world_size=2, timeout=3.0)
+        errors.append(caught.value)
+
+    at_once(lambda: live(0), lambda: live(1))
+    assert isinstance(errors[0], SystemExit)
+    assert re.search("timed out after 3 s.*did not get ready", str(errors[1]))
