@@ -55,21 +55,23 @@ def test_a_connection_that_does_not_greet_is_closed(impatient: TCPStore, sent: b
         assert BRIEF / 2 < seconds_until_closed(sock) < GENEROUS
 
 
-def test_a_request_that_stops_halfway_is_closed_and_a_slow_one_is_served(
-    impatient: TCPStore,
-) -> None:
+def test_a_request_that_stops_halfway_is_closed(impatient: TCPStore) -> None:
     request = m.with_value(m.SET, b"/k", b"value")
-    with (
-        socket.create_connection((HOST, impatient.port), GENEROUS) as half,
-        socket.create_connection((HOST, impatient.port), GENEROUS) as slow,
-    ):
+    with socket.create_connection((HOST, impatient.port), GENEROUS) as half:
         half.sendall(HELLO + request[:-1])
+        assert seconds_until_closed(half) < GENEROUS
+
+
+def test_a_slow_request_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, stall = m.with_value(m.SET, b"/k", b"value"), 3.0
+    monkeypatch.setattr(server_module, "STALL_SECONDS", stall)
+    with served() as store, socket.create_connection((HOST, store.port), GENEROUS) as slow:
         slow.sendall(HELLO)
         for byte in request:
             slow.sendall(bytes((byte,)))
-            time.sleep(BRIEF / 10)  # longer than BRIEF in all
-        assert seconds_until_closed(half) < GENEROUS
-    assert impatient.get("k") == b"value"
+            time.sleep(1.3 * stall / len(request))  # longer than the limit in all
+        assert store.wait(["k"], GENEROUS) is None
+        assert store.get("k") == b"value"
 
 
 def test_an_idle_client_stays(impatient: TCPStore) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,7 @@ def holdings() -> dict[str, int]:
     gc.collect()
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:nc10d" in line for line in maps)
-    threads = sum(thread.name.startswith("nc10d") for thread in threading.enumerate())
-    return {"threads": threads, "fds": len(os.listdir("/proc/self/fd")), "mapped": mapped}
+    return {"threads": len(ours()), "fds": len(os.listdir("/proc/self/fd")), "mapped": mapped}
 
 
 def resident() -> int:
@@ -55,10 +54,23 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def ours() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("nc10d")}
+
+
+def end_of_threads(kept: Collection[threading.Thread] = ()) -> None:
+    """Wait for the end of nc10d's threads but `kept`; one that stays is an error."""
+    gc.collect()
+    for thread in ours().difference(kept):
+        thread.join(60.0)
+    assert not ours().difference(kept)
+
+
 @pytest.fixture
 def balanced() -> Iterator[None]:
-    before = holdings()
+    before, threads = holdings(), ours()
     yield
+    end_of_threads(threads)
     assert holdings() == before
 
 
@@ -261,7 +273,7 @@ def test_a_dropped_group_whose_end_was_interrupted_keeps_nothing(
         del cut_off
         gc.collect()
         dist.destroy_process_group()
-    assert holdings()["threads"] == 0
+    end_of_threads()
 
 
 @pytest.mark.usefixtures("balanced")
@@ -339,7 +351,7 @@ def test_a_work_that_is_kept_keeps_the_memory_but_no_thread() -> None:
             dist.destroy_process_group()
 
     at_once(lambda: live(0), lambda: live(1))
-    assert holdings()["threads"] == 0
+    end_of_threads()
     assert all(work.is_success() for work in kept)
     kept.clear()
 
