@@ -78,7 +78,7 @@ def test_a_process_that_ends_without_closing_removes_the_file(path: Path):
         "s.set('k', 'v')",
         path,
     )
-    assert child.communicate(timeout=30)[1] == ""
+    assert child.communicate(timeout=60)[1] == ""
     assert not path.exists()
 
 
@@ -93,7 +93,7 @@ def test_a_file_left_by_killed_users_is_started_anew(path: Path):
         """,
         path,
     )
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
     assert path.exists()
     with contextlib.closing(FileStore(path, 1)) as store:
@@ -115,7 +115,7 @@ def test_a_killed_user_does_not_keep_the_file(path: Path):
     )
     store.wait(["came"])
     child.kill()
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     store.close()
     assert not path.exists()
 
@@ -193,7 +193,7 @@ def test_a_forked_child_is_a_user_of_its_own(path: Path):
         """,
         path,
     )
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=60)
     assert out.split() == ["400", "False"], err
 
 
@@ -211,7 +211,7 @@ def test_a_child_that_never_uses_the_store_leaves_the_file_to_its_parent(path: P
         """,
         path,
     )
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=60)
     assert out.split() == ["v", "True"], err
     assert not path.exists()
 
@@ -243,7 +243,7 @@ def test_ctrl_c_ends_a_wait(path: Path):
         )
         store.wait(["waiting"])
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=20)
+        out, err = child.communicate(timeout=60)
         assert out == "interrupted\n", err
 
 
@@ -297,7 +297,7 @@ def stopped_user(path: Path) -> Iterator[int]:
         yield child.pid
     finally:
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
 
 
 CALLS: dict[str, Callable[[FileStore], object]] = {

@@ -580,7 +580,7 @@ FORKED = """
 import warnings
 
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
-group = join(10.0)
+group = join()
 x = np.ones(4)
 group.all_reduce(x)
 other = dist.new_group()
