@@ -278,9 +278,9 @@ def _death(peer: object) -> str:
 def virtual() -> Iterator[None]:
     """Give the product virtual time in the threads of a simulation."""
     clock = VirtualClock()
-    changes: list[tuple[str, str, Any]] = [(name, "time", clock) for name in _TIMED]
+    changes: list[tuple[str, str, Any]] = [(name, "monotonic", clock.monotonic) for name in _TIMED]
+    changes.append(("nc10d.store.client_connect", "time", clock))  # it sleeps
     changes.append(("nc10d.auth.handshake", "os", VirtualOs()))
-    changes.append(("nc10d.store.session", "monotonic", clock.monotonic))
     changes.append(("nc10d.backend.cpu.membership.formation", "death", _death))
     changes.append(("nc10d.backend.cpu.control.group_control", "Condition", Condition))
     with contextlib.ExitStack() as stack:

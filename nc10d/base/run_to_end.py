@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 SLICE = 0.05
 """Seconds until the main thread sees a signal that came just before it began to wait."""
+compiling = threading.RLock()
+"""Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
 """What each thread of `run_to_end` holds until its end."""
 
@@ -91,6 +93,18 @@ def _wait_for_ends() -> None:
             _wait_for(held)
 
 
-# A forked child has no other threads; Python must not end amid a call of LLVM.
-os.register_at_fork(before=_wait_for_ends)
-atexit.register(_wait_for_ends)
+def _before_fork() -> None:
+    # In this order: a call that runs may still take the lock. One that begins later waits for it.
+    _wait_for_ends()
+    compiling.acquire()
+
+
+def _in_child() -> None:
+    _running.clear()  # a forked child has no other threads
+    compiling.release()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=compiling.release, after_in_child=_in_child
+)
+atexit.register(_wait_for_ends)  # Python must not end amid a call of LLVM

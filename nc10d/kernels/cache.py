@@ -20,11 +20,9 @@ import contextlib
 import functools
 import hashlib
 import logging
-import os
 import pickle
 import platform
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -42,7 +40,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-from nc10d.base.run_to_end import run_to_end
+from nc10d.base.run_to_end import compiling, run_to_end
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
@@ -60,11 +58,6 @@ FORMAT = 1
 _TOOLS = (numba, llvmlite, np)  # NumPy too: compiled code contains offsets in its objects
 _compiled: dict[str, object] = {}  # what each name stands for in this process
 _waits: ContextVar[bool] = ContextVar("waits for other processes' compilers", default=True)
-compiling = threading.RLock()
-"""Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
-os.register_at_fork(
-    before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release
-)
 _log = logging.getLogger("nc10d")
 
 

@@ -15,6 +15,7 @@ import pytest
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
+from nc10d.base.run_to_end import run_to_end
 from nc10d.kernels import cache, cache_dir
 
 
@@ -182,3 +183,31 @@ def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
     forked.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+@pytest.mark.timeout(60)
+def test_a_fork_of_another_thread_waits_for_a_call_that_is_yet_to_compile() -> None:
+    begun, forking, forked = threading.Event(), threading.Event(), threading.Event()
+    children: list[int] = []
+
+    def fork() -> None:
+        assert begun.wait(30)
+        forking.set()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        children.append(child)
+        forked.set()
+
+    def call() -> None:
+        begun.set()
+        assert forking.wait(30)
+        forked.wait(0.2)  # the fork waits for this call
+        with cache.compiling:
+            pass
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    run_to_end(call)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0

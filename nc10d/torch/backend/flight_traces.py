@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.torch_entry import NAME
@@ -104,9 +103,12 @@ def dump_on_failure(backend: PythonBackend) -> None:
     if not SELF_RECORDING or not os.environ.get(FILE):
         return
 
+    # torch may have no default group yet when the group fails.
+    rank = backend.nc10d_group.global_rank(backend.nc10d_group.rank())
+
     def dump(_: DistError) -> None:
         try:
-            _dump_fr_trace_file(dist.get_rank(), backend=NAME)
+            _dump_fr_trace_file(rank, backend=NAME)
         except raised_here(OSError) as error:  # the group's own error must still be raised
             _log.warning("cannot write to %s: %s", os.environ.get(FILE), error)
 

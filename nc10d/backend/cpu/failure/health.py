@@ -77,11 +77,13 @@ class Health:
                 if first:
                     self._stop()
                     self._failure = found
-            # Without the lock: an observer may take long, and other threads need the failure.
-            for observe in self.on_failure if first else ():
-                observe(found)
-            # Works with callbacks end now; the notifier finishes them.
-            self._context.poke_notifier()
+            try:
+                # Without the lock: an observer may take long, and other threads need the failure.
+                for observe in self.on_failure if first else ():
+                    observe(found)
+            finally:
+                # Works with callbacks end now; the notifier finishes them.
+                self._context.poke_notifier()
         return self._failure
 
     def check(self) -> None:
