@@ -90,8 +90,9 @@ def raise_at(
     """Call `call`; raise `error` in a handler of SIGALRM before instruction `instruction` of it.
 
     Instructions count from 0. Returns False if the call ended before that; the error must come out
-    of the call otherwise. With `patience`, the error comes after so many seconds at the latest.
-    Python drops what is raised amid a finalizer or a callback from C: then it comes again.
+    of the call otherwise. Python drops what is raised amid a finalizer or a callback from C. With
+    `patience`, the error comes after so many seconds at the latest, and again so long after a drop.
+    Without it, the call gets one error, however slowly it runs.
     """
     raised, dropped, came_out = False, False, False
 
@@ -101,13 +102,13 @@ def raise_at(
             raised = True
             raise error
 
-    def ring_again(what: Any) -> None:
+    def on_drop(what: Any) -> None:
         nonlocal raised, dropped
         if what.exc_value is error:
             raised, dropped = False, True
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            signal.setitimer(signal.ITIMER_REAL, patience)
 
-    hook, sys.unraisablehook = sys.unraisablehook, ring_again
+    hook, sys.unraisablehook = sys.unraisablehook, on_drop
     outer, before = sys.gettrace(), signal.signal(signal.SIGALRM, handler)
     _left[0] = instruction
     signal.setitimer(signal.ITIMER_REAL, patience)
