@@ -70,6 +70,9 @@ def _imports_cuda(path: Path) -> bool:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     froms = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     names = [x.name for node in nodes if isinstance(node, ast.Import) for x in node.names]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    late = [call.args[0] for call in calls if ast.unparse(call.func) == "import_to_end"]
+    names += [str(x.value) for x in late if isinstance(x, ast.Constant)]
     return any(name.split(".")[0] == "cuda" for name in froms + names)
 
 
