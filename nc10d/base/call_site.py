@@ -20,9 +20,9 @@ _NOT_USERS = tuple(
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
-bystanders: set[int] = set()
-"""Idents of threads that make no call of any rank: those from before the test kit's ranks, such as
-a test runner's."""
+bystanders: dict[int, threading.Thread | None] = {}
+"""By ident, threads that make no call of any rank: those from before the test kit's ranks, such as
+a test runner's. None: the module `threading` has not started it. An ident may be used again."""
 MOST_BYTES = 63
 """The longest text of a line. The engine keeps it with each call, and a zero behind it."""
 

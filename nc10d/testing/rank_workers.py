@@ -180,19 +180,20 @@ class ProcessWorker(PipeWorker):
         self._questions.close()
 
 
-def bystanding() -> Iterator[int]:
-    """Yield the idents of threads that make no call of a rank that starts now.
+def bystanding() -> Iterator[tuple[int, threading.Thread | None]]:
+    """Yield the threads that make no call of a rank that starts now, each with its ident.
 
     Ranks have not made them. A pool's threads are left out: a rank may submit its calls there.
     """
-    ranks = {thread.ident for thread in threading.enumerate() if thread.name == RANK_THREAD}
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    ranks = {ident for ident, thread in threads.items() if thread.name == RANK_THREAD}
     frames = frames_of_threads()
     del frames[threading.get_ident()]  # a cycle, which would keep the callers' locals alive
-    yield threading.get_ident()
+    yield threading.get_ident(), threading.current_thread()
     for ident, frame in frames.items():
         names = {f.f_code.co_filename for f, _ in traceback.walk_stack(frame)}
         if ident not in ranks and not any("concurrent/futures" in name for name in names):
-            yield ident
+            yield ident, threads.get(ident)
 
 
 @contextlib.contextmanager

@@ -215,3 +215,14 @@ def test_where_greenlets_replace_threads_a_rank_waits_and_starts_none() -> None:
     command = [sys.executable, "-c", GREENLETS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True", "UnsupportedPlatform", "True"], done.stderr
+
+
+def test_a_thread_with_the_ident_of_one_that_has_ended_is_no_bystander(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thread = threading.current_thread()
+    assert thread.ident is not None
+    monkeypatch.setitem(detector.bystanders, thread.ident, threading.Thread())
+    assert thread.ident not in detector._bystanders([thread])
+    monkeypatch.setitem(detector.bystanders, thread.ident, thread)
+    assert thread.ident in detector._bystanders([thread])

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -171,11 +171,10 @@ class DeadlockDetector:
         own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
         own.add(thread_ident())
         frames = frames_of_threads()
-        bystanders.intersection_update(frames)  # an ident may be used again
+        own |= _bystanders(threads)
         # This thread's frame has this one as its caller. The cycle through the dict would keep the
         # locals of all callers, also the user's, until a garbage collection.
         del frames[thread_ident()]
-        own |= bystanders
         return all(ident in own or idles(frame) for ident, frame in frames.items())
 
     def _notice(self, group: Group, channel: Channel, timeout: float) -> WaitNotice | None:
@@ -189,6 +188,18 @@ class DeadlockDetector:
         groups = filter(None, [reference() for reference in self._groups])
         tasks = ProgressState(_TASKS, self._finished, False)
         return (tasks, *(state for group in groups for state in _states(group)))
+
+
+def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
+    """Return the idents of those bystanders that are still the threads that they were."""
+    now = {thread.ident: thread for thread in threads}
+    # A thread that `threading` has not started gets a dummy there when it asks for itself.
+    return {
+        ident
+        for ident, thread in bystanders.items()
+        if now.get(ident) is thread
+        or (thread is None and isinstance(now[ident], threading._DummyThread))
+    }
 
 
 def idles(frame: FrameType) -> bool:
