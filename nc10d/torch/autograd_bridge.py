@@ -104,12 +104,14 @@ class Gradients:
         RuntimeError, once, if an exception has ended the last backward pass on every rank amid its
         gradients. CollectiveMismatch, on every rank, if it has on some ranks alone.
         """
-        if self._running:
+        if self._running and self._compiled:
+            self._finish_compiled()
+        elif self._running:
             self.leave()
         self.reducer.settle()
         if self._left:
             self._left = False
-            raise RuntimeError(_LEFT + self._compiled * _COMPILED)
+            raise RuntimeError(_LEFT)
         if reducing and self.reducer.rebuild():
             self._make_slots()
 
@@ -258,6 +260,15 @@ class Gradients:
                 own = like(as_tensor(mean.reshape(-1)), x)
                 x.grad = own.to(x.grad_dtype or x.dtype)
 
+    def _finish_compiled(self) -> None:
+        """Raise the error of a compiled pass that has ended without its last gradient."""
+        self._running = self._announced = False
+        try:
+            self.reducer.finish()
+        except RuntimeError as error:
+            error.add_note(_COMPILED)
+            raise
+
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
         self._left = self._running
@@ -279,7 +290,7 @@ _LEFT = (
     "This error comes once: zero the gradients, and go on with the next forward pass."
 )
 _COMPILED = (
-    " A compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
+    "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
     "pass expects, and the last pass did not get there."
 )
 
