@@ -12,12 +12,12 @@ reason, as for any rank that leaves a group.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from nc10d.arrays.buffer import device_type
+from nc10d.base.signal_errors import suppress_here
 from nc10d.errors import DistError
 from nc10d.group.host_calls import HostCalls
 from nc10d.group.process_group import ProcessGroup
@@ -53,7 +53,7 @@ class LeftPass:
                 return
             self._told = True
             self._stop()
-            with suppress(DistError):  # the group has failed, so its ranks know
+            with suppress_here(DistError):  # the group has failed, so its ranks know
                 self._work = self._launch()
 
     def _launch(self) -> Work | None:
