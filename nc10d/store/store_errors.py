@@ -126,8 +126,11 @@ def explain_no_listener(error: OSError) -> str:
     """Explain why a server cannot listen."""
     if isinstance(error, socket.gaierror):
         return f"the name is not known here ({error.strerror}); give one of this machine's"
-    advice = _NO_LISTENER.get(error.errno or 0)
-    return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
+    number = error.errno or 0
+    advice = _NO_LISTENER.get(number)
+    # The number's name, too: callers of torch look for EADDRINUSE.
+    name = f" ({errno.errorcode[number]})" if number in errno.errorcode else ""
+    return f"{error.strerror or error}{name}" + (f"; {advice}" if advice else "")
 
 
 def _explain(error: OSError, texts: tuple[tuple[type[OSError], str], ...]) -> str:

@@ -140,7 +140,7 @@ def test_the_error_of_an_ended_server_names_the_key() -> None:
 def test_the_error_of_a_port_in_use_gives_advice() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(StoreError, match=rf"{HOST}:{port}: .* in use; .*or 0 for a free one"):
+        with pytest.raises(StoreError, match=rf"{HOST}:{port}: .*use \(EADDRINUSE\); .*or 0"):
             listen(HOST, port)
 
 
