@@ -152,6 +152,9 @@ class Ranks:
 
     def _collect(self, more: float = 0.0) -> list[Any]:
         outcomes = [worker.result(self._limit + more) for worker in self._workers]
+        # A rank may have answered while the others were waited for.
+        late = zip(outcomes, self._workers, strict=True)
+        outcomes = [outcome or worker.result(0.0) for outcome, worker in late]
         missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
         if missing or not all(outcome.done for outcome in outcomes if outcome):
             error = self._error(outcomes, missing)

@@ -18,7 +18,8 @@ import nc10d as dist
 from nc10d import testing
 from nc10d.base.promise import copy_to_raise
 from nc10d.testing.local_backend import run_local
-from nc10d.testing.rank_workers import portable
+from nc10d.testing.outcomes import Outcome
+from nc10d.testing.rank_workers import RankWorker, portable
 from nc10d.testing.ranks import Ranks, run_ranks
 
 
@@ -116,6 +117,31 @@ def test_ranks_that_do_not_answer_are_named_and_ended() -> None:
         assert not any(process.is_alive() for process in first)
         ranks._limit = 60.0
         assert ranks.run(hangs, [False, False]) == [0, 1], "with new ranks"
+
+
+class LateWorker(RankWorker):
+    """A rank that answers just after its time."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome | None] = [None, Outcome(True, "late")]
+
+    def submit(self, task: object) -> None:
+        pass
+
+    def result(self, timeout: float) -> Outcome | None:
+        return self.outcomes.pop(0)
+
+    def end(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+def test_a_rank_that_answers_while_another_is_waited_for_is_not_missing() -> None:
+    with Ranks(1) as ranks:
+        ranks._workers = [LateWorker()]
+        assert ranks.run(hangs, [False]) == ["late"]
 
 
 OWNER = """
