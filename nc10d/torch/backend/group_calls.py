@@ -61,7 +61,7 @@ class TorchCalls(TorchLauncher):
         """Reduce a tensor in place."""
         if type(opts) is not c10d.AllreduceOptions:
             opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
-        (x,) = tensors if type(tensors) is list else _single(tensors)
+        (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         number = opts.reduceOp
         op = BY_NUMBER[hash(number)] or reduction(number)
         if x.is_sparse:
@@ -85,7 +85,7 @@ class TorchCalls(TorchLauncher):
         """Copy the root's tensor into every rank's."""
         if type(opts) is not c10d.BroadcastOptions:
             opts = _options(c10d.BroadcastOptions, opts, timeout, "rootRank")
-        (x,) = tensors if type(tensors) is list else _single(tensors)
+        (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._run(ops.Broadcast, opts.rootRank, x, x, opts, [x])
 
     def reduce(
@@ -95,7 +95,7 @@ class TorchCalls(TorchLauncher):
         if type(opts) is not c10d.ReduceOptions:
             opts = _options(c10d.ReduceOptions, opts, timeout, "rootRank")
             opts.reduceOp = opts.reduceOp if op is None else op
-        (x,) = tensors if type(tensors) is list else _single(tensors)
+        (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._run(ops.Reduce, (opts.rootRank, reduction(opts.reduceOp)), x, x, opts, [x])
 
     def allgather(
@@ -247,12 +247,12 @@ class TorchCalls(TorchLauncher):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
         """Start to send a tensor to a rank."""
-        (x,) = tensors if type(tensors) is list else _single(tensors)
+        (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._message(ops.Send, dst, x, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
         """Start to receive a tensor from a rank."""
-        (x,) = tensors if type(tensors) is list else _single(tensors)
+        (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._message(ops.Recv, src, x, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:

@@ -412,6 +412,7 @@ MISTAKES = {
     "no tensor": lambda group: group.broadcast([]),
     "wrong root": lambda group: group.broadcast(torch.zeros(1), SIZE),
     "wrong sizes": lambda group: group.all_gather_single(torch.zeros(2), torch.zeros(1)),
+    "no tensor to send": lambda group: group.send([], 1, 0),
     "a list too few": lambda group: group.allgather_coalesced([], [torch.zeros(1)]),
     "tensors that overlap": lambda group: group.allreduce_coalesced([ZEROS[:2], ZEROS[1:]]),
     "an output twice": lambda group: group.all_gather_single_coalesced([ZEROS] * 2, [ONE, ONE]),
@@ -427,8 +428,9 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_before_anything_is_sent(ranks, mistake):
     def body(group, rank):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError)) as caught:
             MISTAKES[mistake](group)
+        assert "unpack" not in str(caught.value), "a text about the caller's own arguments"
         return waited(group.allreduce([mine(rank, 1)]))[0].item()
 
     assert on(ranks, body) == [6.0] * SIZE
