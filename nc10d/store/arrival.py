@@ -80,10 +80,12 @@ def await_ranks(
     missing: Callable[[Sequence[int]], str],
     deadline: Deadline,
     check: Callable[[], None] | None = None,
+    renewed: Callable[[], bool] = lambda: False,
 ) -> None:
     """Block until every rank has published its key, `keys[rank]`; tell `report` who is missing.
 
-    RendezvousError at the deadline. `check` is called every POLL_SECONDS; it may raise.
+    RendezvousError at the deadline, unless `renewed` has moved it. `check` is called every
+    POLL_SECONDS; it may raise.
     """
 
     def absent() -> list[int]:
@@ -94,7 +96,7 @@ def await_ranks(
         if check is not None:
             check()
         report.look(lambda: missing(absent()))
-        if deadline.expired():
+        if deadline.expired() and not renewed():
             ranks = absent()
             if not ranks:  # the last has come since the wait
                 return

@@ -23,6 +23,7 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
+from nc10d.backend.cpu.bootstrap.compile_signs import compiling
 from nc10d.backend.cpu.control.router import ControlledGroup, GroupReference, LiveGroups, Router
 from nc10d.backend.cpu.control.silence import peer_seconds
 from nc10d.backend.cpu.engine import cpu_policy
@@ -37,7 +38,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.remote_group import RemoteHosts
-from nc10d.base.deadline import Deadline, monotonic
+from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event, Thread
 
 if TYPE_CHECKING:
@@ -72,10 +73,8 @@ class Context:
     ) -> None:
         self._lock = threading.RLock()
         self._events = self._wake = self._look = -1
-        begun = monotonic()
-        entry_points.prepare()
-        # All ranks have come, and those of a host compile together: none is late by compiling.
-        deadline.excuse(monotonic() - begun)
+        with compiling(store, deadline):  # all ranks have come: none is late by compiling
+            entry_points.prepare()
         self._peer_seconds = peer_seconds()
         self.number = rank
         self.pid = os.getpid()

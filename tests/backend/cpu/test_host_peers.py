@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from clocks import soon
 
-from nc10d.backend.cpu.bootstrap import host_peers
+from nc10d.backend.cpu.bootstrap import compile_signs, host_peers
+from nc10d.backend.cpu.bootstrap.compile_signs import compiling
 from nc10d.backend.cpu.bootstrap.host_peers import map_peers
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
 from nc10d.backend.cpu.context import Context
@@ -29,7 +30,7 @@ from nc10d.backend.cpu.memory.arena import Arena
 from nc10d.backend.cpu.memory.host_peer import HostPeer, mask, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import prepared_calls as plain
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, UnsupportedPlatform
 from nc10d.store import HashStore
@@ -54,12 +55,14 @@ def part(peers: list[HostPeer]) -> None:
         peer.close()
 
 
-def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> list[int]:
+def join(
+    store: HashStore, rank: int, size: int, timeout: float = 10.0, until: Deadline | None = None
+) -> list[int]:
     """Join, write the rank into its own arena, and return the numbers in all peers' arenas."""
     arena = Arena(ARENA_BYTES)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
-        peers, _ = map_peers(store, rank, size, arena, Deadline.after(timeout))
+        peers, _ = map_peers(store, rank, size, arena, until or Deadline.after(timeout))
         seen = [int(peer.mapping.words(0, 1)[0]) for peer in peers]
         part(peers)
         return seen
@@ -73,6 +76,55 @@ def test_each_rank_maps_each_local_peers_arena(size: int) -> None:
     with ThreadPoolExecutor(size) as pool:
         found = list(pool.map(lambda rank: join(store, rank, size), range(size)))
     assert found == [[100 + rank for rank in range(size)]] * size
+
+
+class Renewed(Deadline):
+    """A deadline that says when it is moved."""
+
+    __slots__ = ("moved",)
+
+    def excuse(self, seconds: float) -> None:
+        super().excuse(seconds)
+        self.moved.set()
+
+
+def passed() -> Renewed:
+    deadline = Renewed(monotonic())
+    deadline.moved = threading.Event()
+    return deadline
+
+
+def test_a_rank_waits_beyond_its_deadline_for_a_peer_that_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_signs, "SECONDS", 0.01)
+    store, deadline = HashStore(), passed()
+    with ThreadPoolExecutor() as pool:
+        with compiling(store, Deadline.after(60)):
+            store.wait([compile_signs.KEY])
+            waiting = pool.submit(join, store, 0, 2, until=deadline)
+            assert deadline.moved.wait(60)
+        assert join(store, 1, 2) == waiting.result() == [100, 101]
+
+
+def test_a_peer_that_compiles_no_longer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_signs, "SECONDS", 0.01)
+    monkeypatch.setattr(compile_signs, "RENEWED_SECONDS", 0.01)
+    store, deadline = HashStore(), passed()
+    with compiling(store, Deadline.after(60)):
+        store.wait([compile_signs.KEY])
+    with pytest.raises(RendezvousError, match="rank 1 came, and did not get ready"):
+        join(store, 0, 2, until=deadline)
+    assert deadline.moved.is_set()
+
+
+def test_compiling_costs_no_time_before_a_deadline() -> None:
+    store, deadline = HashStore(), Deadline.after(60)
+    before = deadline.at
+    with compiling(store, deadline):
+        pass
+    assert deadline.at > before
+    assert not store.check([compile_signs.KEY])
 
 
 def info_of(store: HashStore, rank: int) -> RankInfo:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nc10d.backend.cpu.bootstrap.compile_signs import Renewal
 from nc10d.backend.cpu.memory import proc
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_json, whole
@@ -73,13 +74,15 @@ def exchange_infos(
 ) -> list[RankInfo]:
     """Publish this rank's info and return the infos of all ranks; blocks until all are there.
 
-    RendezvousError names the ranks that are late, or that run another version of nc10d; StoreError
-    names the key of an info that is malformed.
+    A rank that compiles is waited for beyond the deadline. RendezvousError names the ranks that are
+    late, or that run another version of nc10d; StoreError names the key of an info that is
+    malformed.
     """
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
     store.set(keys[info.rank], as_text(info))
     report = WaitReport(f"rank {info.rank} of {size}", deadline, keys[0])
-    await_ranks(store, keys, report, _not_ready, deadline)
+    renewed = Renewal(store, deadline)
+    await_ranks(store, keys, report, _not_ready, deadline, renewed=renewed)
     texts = dict(zip(keys, store.multi_get(keys), strict=True))
     versions = [
         read_json(key, text, lambda fields: fields["version"]) for key, text in texts.items()
