@@ -120,7 +120,7 @@ def test_the_commands_of_the_package_are_listed() -> None:
 @pytest.mark.parametrize(("words", "code"), [([], 0), (["--help"], 0), (["no-such-command"], 2)])
 def test_the_package_alone_lists_its_commands(words: list[str], code: int) -> None:
     command = [sys.executable, "-m", "nc10d", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == code
     for name in nc10d.__main__.COMMANDS:
         assert f"python -m nc10d.{name} " in done.stdout + done.stderr
@@ -137,7 +137,7 @@ def test_the_package_tells_its_version(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("name", nc10d.__main__.COMMANDS)
 def test_every_command_has_help(name: str) -> None:
     command = [sys.executable, "-m", f"nc10d.{name}", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: ")
 

@@ -24,7 +24,7 @@ TORCH = any(found.name == "torch" for found in distributions())
 def fresh(code: str) -> str:
     """Run `code` in a new interpreter; return its output."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     return done.stdout.strip()
 

@@ -129,7 +129,7 @@ def test_the_launchers_process_is_found_behind_a_shell():
     )
     shell = f'{sys.executable} -c "{code}"; true'
     done = subprocess.run(
-        [mpirun, "-n", "2", "sh", "-c", shell], capture_output=True, text=True, timeout=60
+        [mpirun, "-n", "2", "sh", "-c", shell], capture_output=True, text=True, timeout=200
     )
     ancestors = done.stdout.split()
     assert len(ancestors) == 2, done.stderr
@@ -168,6 +168,6 @@ def test_a_launchers_name_may_be_any_bytes():
         f"sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", parent], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", parent], capture_output=True, text=True, timeout=200
     )
     assert done.stdout.startswith(("parent-", "hydra", "slurm", "mpi")), done.stderr

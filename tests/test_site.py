@@ -99,7 +99,7 @@ def test_a_page_that_the_package_names_exists() -> None:
 
 def test_pictures_are_current() -> None:
     command = [sys.executable, "tools/pictures.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

@@ -26,7 +26,7 @@ def test_every_new_command_is_there() -> None:
 @pytest.mark.parametrize("module", ["nc10d.bench.store", "nc10d.testing.simulation"])
 def test_an_old_command_ends_with_the_new_one(module: str) -> None:
     command = [sys.executable, "-m", module]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode
     assert f"{module} has moved: in a checkout, python -m {MOVED[module]}" in done.stderr
 

@@ -24,7 +24,7 @@ raise SystemExit(run_interruptible({main}))
 def run(folder: Path, main: str, handler: str) -> subprocess.CompletedProcess[bytes]:
     (folder / "command.py").write_text(COMMAND.format(main=main, handler=handler))
     words = [sys.executable, "-m", "command"]  # as `python -m nc10d.bench` is run
-    return subprocess.run(words, capture_output=True, timeout=60, cwd=folder)
+    return subprocess.run(words, capture_output=True, timeout=200, cwd=folder)
 
 
 @pytest.mark.parametrize("main", ["interrupt", "lambda: exec('interrupt()', globals())"])

@@ -173,7 +173,7 @@ assert gc.isenabled()
 
 
 def test_threads_that_ask_for_frames_while_garbage_is_collected_go_on() -> None:
-    subprocess.run([sys.executable, "-c", ASKING], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ASKING], check=True, timeout=200)
 
 
 class Held:
@@ -213,7 +213,7 @@ threading.get_ident = _thread.get_ident
 def test_where_greenlets_replace_threads_a_rank_waits_and_starts_none() -> None:
     """gevent gives each greenlet an ident that Python's table of frames does not have."""
     command = [sys.executable, "-c", GREENLETS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["True", "UnsupportedPlatform", "True"], done.stderr
 
 

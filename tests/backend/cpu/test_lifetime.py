@@ -511,7 +511,7 @@ def many_dropped(group: Any, drop: Any, wait: Any, count: int, every: int) -> in
 def test_a_call_that_is_waited_for_lets_the_arrays_of_dropped_works_go(
     drop: Any, wait: Any, count: int, every: int
 ) -> None:
-    with Ranks(2) as ranks:
+    with Ranks(2, timeout=150.0) as ranks:  # a call waits for hundreds of others before it
         alive = ranks.run(many_dropped, *([value] * 2 for value in (drop, wait, count, every)))
     assert max(alive) <= A_HANDFUL, alive
 

@@ -101,7 +101,8 @@ def test_a_message_of_another_length_is_an_error(ranks: Ranks, sent: int, taken:
 
 
 def a_rank_is_late(group: ProcessGroup) -> str:
-    sub = whole_group(group, 0.2)
+    sub = whole_group(group)
+    sub.set_timeout(0.2)
     call = lambda: sub.all_reduce(np.ones(3))  # noqa: E731
     if group.rank < 2:
         text = raised(CollectiveTimeout, call)

@@ -27,7 +27,7 @@ def said(launcher: Launcher, size: int, code: str, **variables: str) -> str:
 def alone(code: str) -> subprocess.CompletedProcess[str]:
     """Run `code` without a launcher."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 MEETS = """

@@ -177,8 +177,8 @@ def test_the_table_is_the_headers_abi(tmp_path: Path) -> None:
     # Only the symbols' types count: nothing is linked.
     command = ["gcc", *strict, *folders, "-DNCCL_OS_LINUX", "abi.c", "-o", "abi"]
     linked = [*command, "-Wl,--unresolved-symbols=ignore-all"]
-    subprocess.run(linked, cwd=tmp_path, check=True, timeout=60)
-    printed = json.loads(subprocess.check_output([str(tmp_path / "abi")], text=True, timeout=60))
+    subprocess.run(linked, cwd=tmp_path, check=True, timeout=200)
+    printed = json.loads(subprocess.check_output([str(tmp_path / "abi")], text=True, timeout=200))
     for name, row in FUNCTIONS.items():
         sizes = [ctypes.sizeof(CTYPES[letter]) for letter in row.arguments]
         assert printed[name][1:] == sizes, row.prototype

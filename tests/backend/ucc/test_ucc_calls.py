@@ -85,7 +85,8 @@ def test_sizes_that_only_two_ranks_know_are_compared_too(ranks: Ranks) -> None:
 
 
 def a_rank_is_late(group: ProcessGroup) -> str:
-    sub = whole_group(group, 0.3)
+    sub = whole_group(group)
+    sub.set_timeout(0.3)
     call = lambda: sub.all_reduce(np.ones(3))  # noqa: E731
     if group.rank < 2:
         text = raised(CollectiveTimeout, call)
@@ -101,7 +102,8 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(ranks: Ranks) -> Non
 
 
 def ucc_never_ends(group: ProcessGroup) -> str:
-    sub = whole_group(group, 0.5)
+    sub = whole_group(group)
+    sub.set_timeout(0.5)
     os.environ["UCC_EMULATOR_FAULT"] = f"never {KINDS['UCC_COLL_TYPE_ALLREDUCE']} 1"
     try:
         text = raised(CollectiveTimeout, lambda: sub.all_reduce(np.ones(3, np.int32)))

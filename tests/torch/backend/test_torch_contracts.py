@@ -30,7 +30,7 @@ only_recorded = pytest.mark.skipif(not SELF_RECORDING, reason="needs the recorde
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(SIZE, "processes") as started:
+    with Ranks(SIZE, "processes", timeout=90.0) as started:
         started.run(start)
         yield started
 
