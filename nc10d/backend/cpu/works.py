@@ -142,11 +142,11 @@ class CpuWork(Work):
         return self._deadline
 
     def _poll(self) -> None:
+        # First, since it ends the parts whose data have come before the failure.
+        failure = self._waiter.health.failure()
         if all(submission.finished() for _, submission in self._parts):
             self._complete()
-            return
-        failure = self._waiter.health.failure()
-        if failure is not None:
+        elif failure is not None:
             self._finish(failure)
         else:
             self._waiter.clear_way(self._parts)
@@ -160,8 +160,7 @@ class CpuWork(Work):
         for part in list(self._parts):
             failure = self._waiter.wait_part(self, part, until)
             if failure is not None:
-                self._finish(failure)
-                return
+                break
             if not part[1].finished():
                 return
         self._poll()

@@ -15,9 +15,10 @@ import pytest
 
 import nc10d as dist
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
+from nc10d.backend.cpu.lowering.prepared import PreparedProgram
 from nc10d.backend.cpu.lowering.strided import operands
 from nc10d.backend.cpu.native import entry_points
-from nc10d.backend.cpu.native.offsets import ABORTED, C_OPS, CLOSED, MISMATCH
+from nc10d.backend.cpu.native.offsets import ABORTED, BLOCKED, C_OPS, CLOSED, MISMATCH
 from nc10d.base.deadline import Deadline
 from nc10d.errors import (
     Aborted,
@@ -237,6 +238,72 @@ def test_an_abort_ends_every_wait_with_its_reason() -> None:
     for error in run_ranks(call, 3):
         assert isinstance(error, Aborted)
         assert "the loss is NaN" in str(error)
+
+
+def start(group: Any, kind: str, x: Any) -> dist.Work:
+    """Start a call of this kind; rank 0 sends what rank 1 receives."""
+    if group.rank == 0 and kind.startswith("receive"):
+        return group.isend(x, 1)
+    calls: dict[str, Callable[[], dist.Work]] = {
+        "all_reduce": lambda: group.all_reduce(x, async_op=True),
+        "broadcast": lambda: group.broadcast(x, 0, async_op=True),
+        "receive": lambda: group.irecv(x, 0),
+        "receive from any": lambda: group.irecv(x, None),
+    }
+    return calls[kind]()
+
+
+@pytest.mark.parametrize("count", [1, 10_000])
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "receive", "receive from any"])
+def test_a_call_that_the_aborting_rank_has_completed_completes(kind: str, count: int) -> None:
+    begun, aborted = threading.Event(), threading.Event()
+
+    def call(group: Any) -> None:
+        group.barrier()
+        x = np.full(count, 1.0 - group.rank)
+        if group.rank == 0:
+            assert begun.wait(60)
+            start(group, kind, x).wait()
+            group.abort("a new group follows")
+            aborted.set()
+            return
+        work = start(group, kind, x)
+        begun.set()
+        assert aborted.wait(60)
+        assert work.is_completed()
+        work.wait()
+        assert (x == 1.0).all()
+        assert isinstance(caught(group, lambda g: g.barrier()), Aborted)
+
+    run_ranks(call, 2)
+
+
+def test_a_blocking_call_that_the_aborting_rank_has_completed_completes() -> None:
+    begun, aborted = threading.Event(), threading.Event()
+
+    def call(group: Any) -> None:
+        group.barrier()
+        x = np.ones(3)
+        if group.rank == 0:
+            assert begun.wait(60)
+            group.all_reduce(x)
+            group.abort("a new group follows")
+            aborted.set()
+            return
+        # A blocking call in two halves: after the first slice of its wait, and the rest.
+        launcher, ops = group.backend("cpu").launcher, [AllReduce(x)]
+        lowered = launcher._lower(ops)
+        linked, resolved = launcher.programs.linked(lowered), operands(lowered)
+        addresses = np.array(resolved.addresses, np.int64)
+        program = PreparedProgram(launcher._channel, linked, addresses, resolved.keep)
+        answer = program.run(None, ops, None)
+        assert answer == BLOCKED
+        begun.set()
+        assert aborted.wait(60)
+        assert launcher.finish(program, answer, ops, None, 30.0)
+        assert (x == 2.0).all()
+
+    run_ranks(call, 2)
 
 
 FIRST_MESSAGES: dict[str, Callable[[int], Any]] = {

@@ -264,6 +264,12 @@ class Channel:
         """Drop the references to a submission that has ended, or that the engine has not taken."""
         self.in_flight.pop(submission.address, None)
 
+    def advance(self) -> None:
+        """Run submissions of a failed group whose data have come; blocks, for a slice at most."""
+        if not self.idle():
+            endless = self.blank(0)  # not in the ring: only the failure or the slice ends the wait
+            entry_points.wait(self.address, endless.address, entry_points.SLICE_NS)
+
     def stop(self) -> None:
         """Stop for good; after that, neither this rank nor a peer touches users' arrays. Blocks."""
         # Several threads may call at once, and an interrupted call may be repeated.

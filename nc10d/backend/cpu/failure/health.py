@@ -4,7 +4,7 @@
 |---|---|
 | working | initially |
 | failing | a cause is published (cause.py), by this rank or a peer; this rank has not seen it yet |
-| failed | `failure` finds the cause and stops the group's channels |
+| failed | `failure` finds the cause, completes calls whose data have come, and stops the channels |
 | closed | `close` is called; of a working group the failure is then GroupClosed |
 
 A rank publishes a cause when a peer has died or left, a deadline has passed, or the engine reports
@@ -111,10 +111,14 @@ class Health:
             return PeerLost(text, rank=rank, op=op, seq=seq, cause="it has returned")
         return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
 
+    def failing(self) -> bool:
+        """Return whether the group has a failure; stops no channel."""
+        return self._failure is not None or cause.has_failed(self._memory)
+
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
         """Return whether there is a reason to stop waiting."""
         # It stops no channel and may be called under a channel's lock, unlike `failure`.
-        if self._failure is not None or cause.read(self._memory) is not None:
+        if self.failing():
             return True
         return self._departed_peer(channel) is not None or deadline.expired()
 
@@ -338,6 +342,8 @@ class Health:
 
     def _stop(self) -> None:
         try:
+            for channel in (self._channel, *self._links.channels()):
+                channel.advance()
             self._stop_channels()
         except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
             self._stop_channels()

@@ -233,7 +233,7 @@ __getattr__ = entry_points(__name__)
 
 
 # A first collective runs FIRST (read and write probe the peers' memory). Failures and closing need
-# ESSENTIAL.
+# ESSENTIAL; amid submissions a failure also needs `wait`, which their Works have used as a rule.
 FIRST = ("run", "drive", "read_process", "write_process")
 ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 

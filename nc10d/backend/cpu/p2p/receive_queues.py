@@ -161,7 +161,9 @@ class QueuedReceive(Work):
         until = deadline if deadline.at < self.deadline.at else self.deadline
         words: Sequence[tuple[int, int]] | None = None
         while not pending.left:
-            failure = health.failure()
+            # Asked before matching, so that messages sent before the failure are found. A closed
+            # group matches none: its memory may be gone.
+            failing, failure = health.failing(), health.failure() if health.closed else None
             if failure is None and self.deadline.expired():
                 failure = health.fail_timeout(self.ops, None, self.deadline.limit)
             if failure is not None:
@@ -173,6 +175,9 @@ class QueuedReceive(Work):
             peers_left = awaited and health.have_left(self._peers)
             self._advance(pending.op.tag)
             if pending.left:
+                return
+            if failing:
+                self._finish(health.reason_to_stop())
                 return
             if peers_left:
                 self._finish(health.fail_left(self._peers, self.ops))
