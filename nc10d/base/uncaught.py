@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from traceback import TracebackException, walk_tb
+from traceback import StackSummary, TracebackException, walk_tb
 from types import TracebackType
 
 from nc10d.base.debug_level import DebugLevel, get_debug_level
@@ -26,6 +27,8 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PROGRAMS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
 _FOR_USERS = (DistError, ValueError, TypeError)
 """The kinds that are shortened where the source of nc10d is not there to look at."""
+menders: list[Callable[[BaseException, TracebackException], None]] = []
+"""Functions of upper layers, which mend what is printed of an error before it is shortened."""
 
 
 def install() -> None:
@@ -43,7 +46,7 @@ def _print_of_thread(args: threading.ExceptHookArgs) -> None:
     ended = not threading.main_thread().is_alive()
     if ended and args.thread is not None and args.thread.daemon:
         frames = [frame for frame, _ in walk_tb(args.exc_traceback)]
-        if frames and _is_own(frames[-1].f_code.co_filename):
+        if frames and is_own(frames[-1].f_code.co_filename):
             return
     threading.__excepthook__(args)
 
@@ -71,9 +74,11 @@ def text_of(error: BaseException) -> str:
 
 
 def _shorten(error: BaseException, printed: TracebackException) -> None:
+    for mend in menders:
+        mend(error, printed)
     frames = printed.stack
-    if frames and _is_raised(frames[-1].line, error):
-        while frames and _is_own(frames[-1].filename):
+    if is_raised_here(frames, error):
+        while frames and is_own(frames[-1].filename):
             del frames[-1]
     if not frames:  # without a stack no headline is printed
         printed.stack = None  # type: ignore[assignment]
@@ -88,7 +93,11 @@ def _shorten(error: BaseException, printed: TracebackException) -> None:
         _shorten(context, printed.__context__)
 
 
-def _is_raised(line: str | None, error: BaseException) -> bool:
+def is_raised_here(frames: StackSummary, error: BaseException) -> bool:
+    """Return whether nc10d has raised an error, and it is no bug."""
+    if not frames or not is_own(frames[-1].filename):
+        return False
+    line = frames[-1].line
     return line.startswith("raise") if line else isinstance(error, _FOR_USERS)
 
 
@@ -97,5 +106,6 @@ def _repeats(text: str, cause: str) -> bool:
     return text.endswith(cause) and (" " in cause or text == cause)
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
+    """Return whether a file is nc10d's, and of none of its programs."""
     return name.startswith(_PACKAGE) and not name.startswith(_PROGRAMS)

@@ -75,6 +75,7 @@ join.groups_of_others.append(lambda group: getattr(calls_of(group), "nc10d_group
 array_math.MATHS[torch.Tensor] = TensorMath
 stores.register()
 torch_calls.register()
+compiling.register()
 compiling.mark_public_calls()
 compiling.rewrite_calls()
 torch_entry.register()
