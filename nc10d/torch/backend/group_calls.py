@@ -188,13 +188,21 @@ class TorchCalls(TorchLauncher):
         opts: Any = None,
         timeout: Any = None,
     ) -> TorchWork | None:
-        """Exchange slices of dimension 0; without split sizes they are equally long."""
+        """Exchange slices of dimension 0; without split sizes they are equally long.
+
+        Equal sizes and none are the same call, as torch's functional form always writes them: a
+        rank whose program is compiled makes that call. A rank may have equal sizes by chance, so it
+        is a call with sizes on all ranks.
+        """
         opts = _options(c10d.AllToAllOptions, opts, timeout)
-        if output_split_sizes or input_split_sizes:
-            extra: Any = tuple(input_split_sizes) or None, tuple(output_split_sizes) or None
-        else:
-            extra = None
-        return self._run(ops.AllToAll, extra, input, output, opts, [output])
+        given = input_split_sizes, output_split_sizes
+        sizes = (tuple(x) or self._even(y) for x, y in zip(given, (input, output), strict=True))
+        return self._run(ops.AllToAll, (*sizes,), input, output, opts, [output])
+
+    def _even(self, x: Tensor) -> tuple[int, ...] | None:
+        size = self.nc10d_group.size
+        divided = x.ndim and x.shape[0] % size == 0
+        return (x.shape[0] // size,) * size if divided else None  # the checks refuse it
 
     alltoall_base = all_to_all_single
 

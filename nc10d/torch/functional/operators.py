@@ -103,14 +103,17 @@ def _reduce_scatter(x: Tensor, reduce_op: str, group_size: int, group_name: str)
 
 
 def _exchanged(x: Tensor, received: Sequence[Any], *_: Any) -> Tensor:
-    return rows(x, sum(received))
+    return rows(x, sum(received) if len(received) else x.shape[0])
 
 
 def _all_to_all(
     x: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group_name: str
 ) -> Tensor:
-    group, out = resolve(group_name, len(output_split_sizes)), _exchanged(x, output_split_sizes)
-    group.all_to_all_single(out, x, list(output_split_sizes), list(input_split_sizes))
+    # Empty lists stand for an even division, which is another call than that with sizes.
+    sizes = list(output_split_sizes) or None, list(input_split_sizes) or None
+    group = resolve(group_name) if sizes[0] is None else resolve(group_name, len(sizes[0]))
+    out = _exchanged(x, output_split_sizes)
+    group.all_to_all_single(out, x, *sizes)
     return out
 
 
