@@ -8,6 +8,11 @@ A list, dict or set weighs 1. Its third word is the place of its memo item plus 
 in a reference, which is never filled, as the pickler fills a container before it refers to it. So
 the depth in the memo is that of the container. A reference from within counts what is there by
 then: it closes a cycle.
+
+So a hostile stream may lead from cycle to cycle over any number of levels, and that is harmless.
+Every cycle has a list, dict or set. None of these can be hashed, so a hash, which recurses without
+a limit, stays within the tuples of MAX_DEPTH levels. Python bounds the recursion of `repr`, `==`,
+copies and pickles by a RecursionError, and frees any depth with a bounded stack.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import enum
 import struct
 
 MAX_DEPTH = 256
-"""The deepest nesting of values: hashing and comparing tuples recurses on the C stack."""
+"""The deepest nesting of values: hashing tuples recurses on the C stack, without a limit."""
 
 
 class Tag(enum.IntEnum):

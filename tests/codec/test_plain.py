@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -381,6 +383,69 @@ def test_a_container_is_not_filled_by_references_to_it() -> None:
     stream = pickle.MARK + kept + links + pickle.TUPLE + STOP
     assert not is_plain(bytes_of(stream))
     assert is_plain(bytes_of(pickle.MARK + kept + pickle.TUPLE + STOP))
+
+
+LEVELS = {
+    "lists": (pickle.EMPTY_LIST, pickle.APPEND),
+    "tuples": (b"", pickle.TUPLE1),
+    "dicts": (pickle.EMPTY_DICT + pickle.BININT1 + b"\0", pickle.SETITEM),
+}
+"""What begins and ends a level around an item."""
+
+
+def from_cycle_to_cycle(kind: str, cycles: int, levels: int) -> bytes:
+    """Return a stream that nests deeper than it counts, by references that close cycles.
+
+    Pair k holds a list that refers to the pair, and `levels` levels around the list of pair k - 1.
+    """
+    begins, ends = (part * levels for part in LEVELS[kind])
+    kept = pickle.EMPTY_LIST + pickle.MEMOIZE
+
+    def reference(number: int) -> bytes:
+        return pickle.LONG_BINGET + struct.pack("<I", number)
+
+    pairs = (
+        kept
+        + (kept + reference(2 * k) + pickle.APPEND + pickle.APPEND)
+        + (begins + reference(2 * k - 1) + ends + pickle.APPEND if k else b"")
+        for k in range(cycles)
+    )
+    body = pickle.EMPTY_LIST + pickle.MARK + b"".join(pairs) + pickle.APPENDS
+    return pickle.PROTO + b"\x05" + body + pickle.STOP
+
+
+USES_OF_DEEP_OBJECT = """
+import copy, gc, pickle, sys
+import numpy as np
+from nc10d.codec import encode
+from nc10d.codec.plain import decode_plain
+from nc10d.errors import CodecError
+
+stream = np.frombuffer(sys.stdin.buffer.read(), np.uint8)
+value, same = decode_plain(stream), decode_plain(stream)
+path, below = set(), value[-1]
+while id(below) not in path:
+    path.add(id(below))
+    below = below[1] if len(below) == 2 else below[0]
+uses = repr, lambda x: x == same, hash, copy.deepcopy, pickle.dumps, encode
+for use in uses:
+    try:
+        use(value)
+    except (RecursionError, TypeError, CodecError):
+        pass
+del value, same, below
+gc.collect()
+print(len(path))
+"""
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_a_stream_that_is_deep_by_cycles_harms_no_use_of_the_object(kind: str) -> None:
+    stream = from_cycle_to_cycle(kind, cycles=400, levels=200)
+    use = [sys.executable, "-c", USES_OF_DEEP_OBJECT]
+    used = subprocess.run(use, input=stream, capture_output=True, timeout=100)
+    assert used.returncode == 0, used.stderr.decode()
+    assert int(used.stdout) > 50_000
 
 
 def test_a_stream_whose_bytes_do_not_lie_side_by_side_is_refused() -> None:
