@@ -22,6 +22,9 @@ class DistError(RuntimeError):
     been in that operation), `last` (rank → sequence number of its last operation).
     """
 
+    _told = False
+    """Whether a call on this rank has raised the error, or returned it."""
+
     def __init__(
         self,
         message: str,

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout, monotonic, seconds
-from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise
+from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise, note_told
 from nc10d.base.signal_errors import Event
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
@@ -82,11 +82,12 @@ class Work(Promise):
 
     def is_success(self) -> bool:
         """Return whether the operation is over and did not fail; never blocks."""
-        return self._look() and self._exception is None
+        return self._look() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return the error of a failed operation, else None (also while pending); never blocks."""
         self._look()
+        note_told(self._exception)
         return self._exception
 
     def result(self) -> Any:

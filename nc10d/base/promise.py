@@ -27,7 +27,7 @@ from typing import Any
 from nc10d.base.deadline import NEVER, Deadline, Timeout, monotonic
 from nc10d.base.signal_errors import Event, raised_here
 from nc10d.base.text import in_seconds
-from nc10d.errors import CollectiveTimeout
+from nc10d.errors import CollectiveTimeout, DistError
 
 _log = logging.getLogger(__name__)
 
@@ -212,6 +212,7 @@ class NoCallbacks:
 
 def copy_to_raise(error: BaseException) -> BaseException:
     """Copy `error` to raise it: with its own traceback, and the original as its cause."""
+    note_told(error)
     kind = type(error)
     # A timeout is an OSError too, which only OSError's own `__new__` can create.
     make = OSError.__new__ if isinstance(error, OSError) else kind.__new__
@@ -225,3 +226,9 @@ def copy_to_raise(error: BaseException) -> BaseException:
         copy.__notes__ = list(error.__notes__)
     copy.__cause__ = error
     return copy
+
+
+def note_told(error: BaseException | None) -> None:
+    """Note that a caller gets `error`: the end of its group does not log it."""
+    if isinstance(error, DistError):
+        error._told = True

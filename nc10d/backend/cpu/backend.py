@@ -34,6 +34,7 @@ from nc10d.backend.cpu.waiter import Waiter
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
+from nc10d.base.promise import note_told
 from nc10d.base.text import members_text
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import MessageInfo, Op
@@ -110,6 +111,7 @@ class CpuBackend(Backend):
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
         self.group.health.abort(reason)
+        note_told(self.failure())
 
     def logged(self) -> list[tuple[LogEntry, str, bool]]:
         """Return the latest entries, oldest first; calls count in the group, messages on a link."""

@@ -87,6 +87,20 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(main, sys.argv[1:], nprocs=2)
 """
 
+NEVER_WAITS = """
+import sys
+import torch, torch.distributed as dist
+import nc10d.torch
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("nc10d", f"file://{folder}/meeting", rank=rank, world_size=2)
+pair = dist.new_group([0, 1])
+pair.allreduce([torch.ones(3 + rank)])
+dist.barrier()
+if sys.argv[3] == "destroy":
+    dist.destroy_process_group()
+"""
+
 ENTRY = """
 import sys, torch
 assert torch.distributed.Backend.NC10D == "nc10d"
@@ -146,3 +160,12 @@ def test_torch_finds_the_backend_without_an_import(tmp_path):
     assert process.returncode == 0, errors
     own = ["nc10d", "nc10d.base", "nc10d.base.run_to_end", "nc10d.base.torch_entry"]
     assert output.split() == own
+
+
+@pytest.mark.parametrize("end", ["destroy", "exit"])
+def test_a_failure_that_nobody_waits_for_is_told_at_the_end(tmp_path, end):
+    ranks = [python("-c", NEVER_WAITS, rank, tmp_path, end) for rank in (0, 1)]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=200)
+        assert rank.returncode == 0, errors
+        assert "rank 0 called all_reduce(dtype=float32, count=3" in errors

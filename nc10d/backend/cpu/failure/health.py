@@ -17,6 +17,7 @@ release the lock of a channel before it calls `failure`.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -38,6 +39,7 @@ from nc10d.base.text import RETURNED
 from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed, PeerLost
 from nc10d.ops import Op
 
+_log = logging.getLogger("nc10d")
 # Seconds that a failed data connection waits for a cause from the control connection. That knows
 # more: whether the peer has left or its process has ended.
 CONTROL_GRACE = 1.0
@@ -61,6 +63,8 @@ class Health:
         self.why_closed = ""
         self._deadlock: DistError | None = None
         self.on_failure: list[Callable[[DistError], object]] = []
+        self._cut_off = False
+        """Whether the failure has ended an operation of this rank."""
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -226,9 +230,11 @@ class Health:
     def close(self) -> bool:
         """End the group on this rank; return False if it has ended before.
 
-        A repeated call completes a close that the error of a signal's handler has cut off.
+        A repeated call completes a close that the error of a signal's handler has cut off. A
+        failure that has ended an operation, and that no call has told of, is logged.
         """
         if not self.closed:
+            self._end_submissions()
             self.failure()  # a rank that has never looked for a cause is told of it here
         with self._lock:
             if self._ending or self._ended:
@@ -239,7 +245,17 @@ class Health:
                 self._ended = True
             finally:
                 self._ending = False
+        if self._cut_off and self._failure is not None and not self._failure._told:
+            _log.error("nc10d: %s; nobody has waited for it", self._failure)
         return True
+
+    def _end_submissions(self) -> None:
+        """Learn how operations in flight have ended, whose Works nobody may have asked."""
+        for channel in (self._channel, *self._links.channels()):
+            oldest = channel.oldest()
+            answer = oldest and entry_points.wait(channel.address, oldest.address, 1)
+            if answer is not None and answer < 0 and answer != at.ABORTED:
+                self.engine_failed(channel, answer)
 
     def _end(self) -> None:
         # Deaths and messages that the control thread processes from here on are ignored.
@@ -344,6 +360,7 @@ class Health:
         try:
             for channel in (self._channel, *self._links.channels()):
                 channel.advance()
+                self._cut_off = self._cut_off or channel.oldest() is not None
             self._stop_channels()
         except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
             self._stop_channels()
