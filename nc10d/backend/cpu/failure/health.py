@@ -231,11 +231,11 @@ class Health:
         """End the group on this rank; return False if it has ended before.
 
         A repeated call completes a close that the error of a signal's handler has cut off. A
-        failure that has ended an operation, and that no call has told of, is logged.
+        failure that has ended an operation, and that no call has raised, is logged.
         """
         if not self.closed:
             self._end_submissions()
-            self.failure()  # a rank that has never looked for a cause is told of it here
+            self.failure()  # a rank that has never looked for a cause learns it here
         with self._lock:
             if self._ending or self._ended:
                 return False
@@ -253,8 +253,8 @@ class Health:
         """Learn how operations in flight have ended, whose Works nobody may have asked."""
         for channel in (self._channel, *self._links.channels()):
             oldest = channel.oldest()
-            answer = oldest and entry_points.wait(channel.address, oldest.address, 1)
-            if answer is not None and answer < 0 and answer != at.ABORTED:
+            answer = 0 if oldest is None else entry_points.wait(channel.address, oldest.address, 1)
+            if answer < 0 and answer != at.ABORTED:
                 self.engine_failed(channel, answer)
 
     def _end(self) -> None:
