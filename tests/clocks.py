@@ -29,3 +29,10 @@ def takes(call: Callable[[], object], least: float, most: float, tries: int = TR
         if took <= most:
             return True
     return False
+
+
+def until(met: Callable[[], object]) -> None:
+    """Poll until met() is true; AssertionError after a minute."""
+    end = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < end, "not met within a minute"

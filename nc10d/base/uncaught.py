@@ -77,7 +77,7 @@ def _shorten(error: BaseException, printed: TracebackException) -> None:
     for mend in menders:
         mend(error, printed)
     frames = printed.stack
-    if is_raised_here(frames, error):
+    if is_raised_by_nc10d(frames, error):
         while frames and is_own(frames[-1].filename):
             del frames[-1]
     if not frames:  # without a stack no headline is printed
@@ -93,8 +93,8 @@ def _shorten(error: BaseException, printed: TracebackException) -> None:
         _shorten(context, printed.__context__)
 
 
-def is_raised_here(frames: StackSummary, error: BaseException) -> bool:
-    """Return whether nc10d has raised an error, and it is no bug."""
+def is_raised_by_nc10d(frames: StackSummary, error: BaseException) -> bool:
+    """Return whether a line of nc10d raises the error on purpose."""
     if not frames or not is_own(frames[-1].filename):
         return False
     line = frames[-1].line

@@ -427,7 +427,7 @@ path, below = set(), value[-1]
 while id(below) not in path:
     path.add(id(below))
     below = below[1] if len(below) == 2 else below[0]
-uses = repr, lambda x: x == same, hash, copy.deepcopy, pickle.dumps, encode
+uses = repr, lambda x: x == same, lambda x: hash(x[-1][1]), copy.deepcopy, pickle.dumps, encode
 for use in uses:
     try:
         use(value)

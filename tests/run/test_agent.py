@@ -194,13 +194,14 @@ def test_a_full_disk_ends_the_ranks_in_order(
     environment: dict[str, str], script: Script, tmp_path: Path
 ) -> None:
     path = script("""
-        import signal, sys
+        import signal, sys, time
         def end(*_):
             open(sys.argv[1], "w").close()
             sys.exit(0)
         signal.signal(signal.SIGTERM, end)
         print("hello")
-        signal.pause()
+        while True:
+            time.sleep(0.05)
     """)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -400,13 +401,14 @@ def test_a_node_that_does_not_come_is_named(launch: Launch, script: Script, free
 
 def test_more_signals_are_passed_on_and_end_the_job(start: Start, script: Script) -> None:
     path = script("""
-        import signal
+        import signal, time
         def on(number, _):
             print("got", signal.Signals(number).name)
             raise SystemExit(4)
         signal.signal(signal.SIGUSR1, on)
         print("pids", 0)
-        signal.pause()
+        while True:
+            time.sleep(0.05)
     """)
     launcher = start("--signals-to-handle", "SIGUSR1,SIGTERM", path)
     pids_of(launcher, 1)

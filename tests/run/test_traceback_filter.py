@@ -97,7 +97,9 @@ def test_tracebacks_of_finalisers_are_dropped() -> None:
 )
 def test_the_interpreter_writes_these_patterns(tmp_path: Path, hang: str) -> None:
     """The patterns are guesses about an interpreter: run this interpreter."""
-    (tmp_path / "slow.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    # Not signal.pause(): a signal that comes just before it would end no pause.
+    hangs = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+    (tmp_path / "slow.py").write_text(hangs)
     (tmp_path / "script.py").write_text(hang + "\n")
     process = subprocess.Popen(
         [sys.executable, "script.py"], cwd=tmp_path, stdout=-1, stderr=-1, encoding=None
@@ -112,11 +114,12 @@ def test_the_interpreter_writes_these_patterns(tmp_path: Path, hang: str) -> Non
 
 def test_the_place_where_a_script_hung_is_shown(tmp_path: Path) -> None:
     script = dedent("""
-        import signal
+        import time
 
         def step():
             print("up", flush=True)
-            signal.pause()
+            while True:
+                time.sleep(0.05)
 
         step()
     """)

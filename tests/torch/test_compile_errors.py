@@ -88,6 +88,11 @@ def unrelated(x):
     return x
 
 
+def named_alike(x):
+    torch._dynamo.graph_break("in distributed_tools")
+    return x
+
+
 def printed(group, function, backend):
     """Return the error of a compiled function as torch shows it, and as it is printed."""
     torch._dynamo.reset()
@@ -135,8 +140,9 @@ def test_a_wrong_argument_is_told_by_nc10ds_text_alone(function, backend, rank):
     assert "torch.compiler.disable" not in text
 
 
-def test_an_error_that_does_not_concern_nc10d_stays(rank):
-    ((whole, text),) = rank.run(printed, [unrelated], ["eager"])
+@pytest.mark.parametrize("function", [unrelated, named_alike])
+def test_an_error_that_does_not_concern_nc10d_stays(function, rank):
+    ((whole, text),) = rank.run(printed, [function], ["eager"])
     assert text == whole
 
 

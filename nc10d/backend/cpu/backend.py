@@ -34,7 +34,6 @@ from nc10d.backend.cpu.waiter import Waiter
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
-from nc10d.base.promise import note_told
 from nc10d.base.text import members_text
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import MessageInfo, Op
@@ -110,8 +109,7 @@ class CpuBackend(Backend):
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
-        self.group.health.abort(reason)
-        note_told(self.failure())
+        self.group.health.abort_for_caller(reason)
 
     def logged(self) -> list[tuple[LogEntry, str, bool]]:
         """Return the latest entries, oldest first; calls count in the group, messages on a link."""
@@ -254,10 +252,13 @@ class CpuBackend(Backend):
 
     def close(self) -> None:
         """Leave the group; idempotent. Operations in flight fail with GroupClosed."""
-        if self.group.health.close():
+        health = self.group.health
+        health.fail_by_submissions()
+        if health.close():
             self.waiter.notify()
             self.launcher.mailbox.drop_pending()
             self.group.leave()
+            health.log_untold()
 
     def disown(self) -> None:
         """Become unusable in a forked child; the parent keeps memory and sockets."""

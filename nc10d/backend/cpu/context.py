@@ -23,7 +23,7 @@ import numpy as np
 
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
-from nc10d.backend.cpu.bootstrap.compile_signs import compiling
+from nc10d.backend.cpu.bootstrap.heartbeats import compiling
 from nc10d.backend.cpu.control.router import ControlledGroup, GroupReference, LiveGroups, Router
 from nc10d.backend.cpu.control.silence import peer_seconds
 from nc10d.backend.cpu.engine import cpu_policy

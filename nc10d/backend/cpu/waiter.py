@@ -22,7 +22,7 @@ from nc10d.backend.cpu.p2p.receive_queues import QueuedReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
 from nc10d.backend.cpu.works import CpuWork, Part
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.promise import copy_to_raise, note_told
+from nc10d.base.promise import copy_to_raise
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
 from nc10d.work import Work
@@ -148,8 +148,7 @@ class Waiter:
         rank, memory = self.group.rank, self.group.memory
         name, (seq, _) = describe(ops), memory.last_record(memory.rank)
         message = f"rank {rank} was interrupted in {name} #{seq}"
-        self.health.abort(Aborted(message, rank=rank, op=name, seq=seq))
-        note_told(self.health.failure())  # the caller gets the interrupt
+        self.health.abort_for_caller(Aborted(message, rank=rank, op=name, seq=seq))
 
     def abandon(self, channel: Channel, ops: Sequence[Op]) -> None:
         """Leave this thread's call after an exception such as Ctrl-C."""

@@ -190,19 +190,19 @@ class TorchCalls(TorchLauncher):
     ) -> TorchWork | None:
         """Exchange slices of dimension 0; without split sizes they are equally long.
 
-        Equal sizes and none are the same call, as torch's functional form always writes them: a
-        rank whose program is compiled makes that call. A rank may have equal sizes by chance, so it
-        is a call with sizes on all ranks.
+        The call always has sizes. torch's functional form writes them, and a rank may make that
+        call in a compiled program while another rank's program is not compiled.
         """
         opts = _options(c10d.AllToAllOptions, opts, timeout)
-        given = input_split_sizes, output_split_sizes
-        sizes = (tuple(x) or self._even(y) for x, y in zip(given, (input, output), strict=True))
-        return self._run(ops.AllToAll, (*sizes,), input, output, opts, [output])
+        sent = tuple(input_split_sizes or ()) or self._even_sizes(input)
+        received = tuple(output_split_sizes or ()) or self._even_sizes(output)
+        return self._run(ops.AllToAll, (sent, received), input, output, opts, [output])
 
-    def _even(self, x: Tensor) -> tuple[int, ...] | None:
+    def _even_sizes(self, x: Tensor) -> tuple[int, ...] | None:
+        """Return equal sizes for all ranks; None for other rows, which the checks refuse."""
         size = self.nc10d_group.size
         divided = x.ndim and x.shape[0] % size == 0
-        return (x.shape[0] // size,) * size if divided else None  # the checks refuse it
+        return (x.shape[0] // size,) * size if divided else None
 
     alltoall_base = all_to_all_single
 

@@ -1,4 +1,4 @@
-"""How an uncaught error that has come through torch's compiler is printed: by the program's lines.
+"""How an uncaught error of torch's compiler is printed: with the program's lines only.
 
 torch raises such an error through up to 200 frames of its own. They are left out if nc10d has
 raised the error, and if the compiler refuses a call of nc10d or torch.distributed. An error of the
@@ -22,7 +22,7 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _COMPILER = f"{_TORCH}_dynamo{os.sep}"
 _CALLERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("distributed", f"nn{os.sep}parallel"))
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
-_OF_GROUPS = re.compile("nc10d|distributed|P2P")
+_OF_GROUPS = re.compile(r"\bnc10d\b|torch\.distributed|\bP2POp\b")
 _ADVICE = """\
   nc10d: a graph of torch.compile cannot have this call. Make it outside of the compiled function,
   or in a function under torch.compiler.disable and without fullgraph=True. docs/compile.md has the
@@ -30,7 +30,7 @@ _ADVICE = """\
 
 
 def register() -> None:
-    """Have uncaught errors printed so, too."""
+    """Add `_mend` to the menders of nc10d.base.uncaught."""
     uncaught.menders.append(_mend)
 
 
@@ -43,7 +43,7 @@ def _mend(error: BaseException, printed: TracebackException) -> None:
     traced = [
         FrameSummary(name, int(line), function) for name, line, function in _FRAME.findall(code)
     ]
-    raised = uncaught.is_raised_here(frames, error)
+    raised = uncaught.is_raised_by_nc10d(frames, error)
     if not raised and not (refused and _is_of_groups(text, traced)):
         return
     frames[:] = [frame for frame in [*frames, *traced] if is_users(frame.filename)]

@@ -17,7 +17,7 @@ from jobs import Job
 
 import nc10d as dist
 from nc10d.backend.cpu.backend import CpuBackend
-from nc10d.backend.cpu.bootstrap import compile_signs
+from nc10d.backend.cpu.bootstrap import heartbeats
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.membership.formation import GroupSpec, form
 from nc10d.backend.cpu.native import entry_points
@@ -301,7 +301,7 @@ def test_ranks_that_compile_for_longer_than_the_timeout_form_their_group(
 ) -> None:
     late, monotonic, store = [0.0], clocks.monotonic, HashStore()
     compiled = threading.Barrier(2, lambda: late.__setitem__(0, 1000.0))
-    for module in (clocks, compile_signs):
+    for module in (clocks, heartbeats):
         monkeypatch.setattr(module, "monotonic", lambda: monotonic() + late[0])
     monkeypatch.setattr(entry_points, "prepare", compiled.wait)
 

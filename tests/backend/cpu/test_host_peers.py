@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clocks import soon
+from clocks import soon, until
 
-from nc10d.backend.cpu.bootstrap import compile_signs, host_peers
-from nc10d.backend.cpu.bootstrap.compile_signs import compiling
+from nc10d.backend.cpu.bootstrap import heartbeats, host_peers
+from nc10d.backend.cpu.bootstrap.heartbeats import compiling
 from nc10d.backend.cpu.bootstrap.host_peers import map_peers
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
 from nc10d.backend.cpu.context import Context
@@ -56,13 +56,13 @@ def part(peers: list[HostPeer]) -> None:
 
 
 def join(
-    store: HashStore, rank: int, size: int, timeout: float = 10.0, until: Deadline | None = None
+    store: HashStore, rank: int, size: int, timeout: float = 10.0, by: Deadline | None = None
 ) -> list[int]:
     """Join, write the rank into its own arena, and return the numbers in all peers' arenas."""
     arena = Arena(ARENA_BYTES)
     arena.mapping.words(arena.allocate(64), 1)[0] = 100 + rank
     try:
-        peers, _ = map_peers(store, rank, size, arena, until or Deadline.after(timeout))
+        peers, _ = map_peers(store, rank, size, arena, by or Deadline.after(timeout))
         seen = [int(peer.mapping.words(0, 1)[0]) for peer in peers]
         part(peers)
         return seen
@@ -79,43 +79,43 @@ def test_each_rank_maps_each_local_peers_arena(size: int) -> None:
 
 
 class Renewed(Deadline):
-    """A deadline that says when it is moved."""
+    """A deadline that counts how often it has been moved."""
 
-    __slots__ = ("moved",)
+    __slots__ = ("moves",)
 
     def excuse(self, seconds: float) -> None:
         super().excuse(seconds)
-        self.moved.set()
+        self.moves += 1
 
 
 def passed() -> Renewed:
     deadline = Renewed(monotonic())
-    deadline.moved = threading.Event()
+    deadline.moves = 0
     return deadline
 
 
 def test_a_rank_waits_beyond_its_deadline_for_a_peer_that_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compile_signs, "SECONDS", 0.01)
+    monkeypatch.setattr(heartbeats, "LONGEST_PAUSE", 0.01)
     store, deadline = HashStore(), passed()
     with ThreadPoolExecutor() as pool:
         with compiling(store, Deadline.after(60)):
-            store.wait([compile_signs.KEY])
-            waiting = pool.submit(join, store, 0, 2, until=deadline)
-            assert deadline.moved.wait(60)
+            until(lambda: store.add(heartbeats.BEATS_KEY, 0) > 2)
+            waiting = pool.submit(join, store, 0, 2, by=deadline)
+            until(lambda: deadline.moves)
         assert join(store, 1, 2) == waiting.result() == [100, 101]
 
 
 def test_a_peer_that_compiles_no_longer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_signs, "SECONDS", 0.01)
-    monkeypatch.setattr(compile_signs, "RENEWED_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeats, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(heartbeats, "RENEWED_SECONDS", 0.01)
     store, deadline = HashStore(), passed()
     with compiling(store, Deadline.after(60)):
-        store.wait([compile_signs.KEY])
+        store.wait([heartbeats.BEATS_KEY])
     with pytest.raises(RendezvousError, match="rank 1 came, and did not get ready"):
-        join(store, 0, 2, until=deadline)
-    assert deadline.moved.is_set()
+        join(store, 0, 2, by=deadline)
+    assert deadline.moves == 1
 
 
 def test_compiling_costs_no_time_before_a_deadline() -> None:
@@ -124,7 +124,7 @@ def test_compiling_costs_no_time_before_a_deadline() -> None:
     with compiling(store, deadline):
         pass
     assert deadline.at > before
-    assert not store.check([compile_signs.KEY])
+    assert not store.check([heartbeats.BEATS_KEY])
 
 
 def info_of(store: HashStore, rank: int) -> RankInfo:

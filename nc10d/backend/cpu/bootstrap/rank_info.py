@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nc10d.backend.cpu.bootstrap.compile_signs import Renewal
+from nc10d.backend.cpu.bootstrap.heartbeats import Renewal
 from nc10d.backend.cpu.memory import proc
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_json, whole

@@ -265,7 +265,7 @@ class Channel:
         self.in_flight.pop(submission.address, None)
 
     def advance(self) -> None:
-        """Run submissions of a failed group whose data have come; blocks, for a slice at most."""
+        """Run submissions of a failed group whose data have come; waits for peers for a slice."""
         if not self.idle():
             endless = self.blank(0)  # not in the ring: only the failure or the slice ends the wait
             entry_points.wait(self.address, endless.address, entry_points.SLICE_NS)

@@ -34,7 +34,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
-from nc10d.base.promise import copy_to_raise
+from nc10d.base.promise import copy_to_raise, note_told
 from nc10d.base.text import RETURNED
 from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupClosed, PeerLost
 from nc10d.ops import Op
@@ -65,6 +65,7 @@ class Health:
         self.on_failure: list[Callable[[DistError], object]] = []
         self._cut_off = False
         """Whether the failure has ended an operation of this rank."""
+        self._unfinished: PeerLost | None = None
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -227,14 +228,19 @@ class Health:
             self._context.ring(self._memory.bits())
         self.failure()
 
+    def abort_for_caller(self, error: DistError) -> None:
+        """Do as `abort`, for a caller who has the error already."""
+        first = not self.failing()
+        self.abort(error)
+        if first:
+            note_told(self.failure())
+
     def close(self) -> bool:
         """End the group on this rank; return False if it has ended before.
 
-        A repeated call completes a close that the error of a signal's handler has cut off. A
-        failure that has ended an operation, and that no call has raised, is logged.
+        A repeated call completes a close that the error of a signal's handler has cut off.
         """
         if not self.closed:
-            self._end_submissions()
             self.failure()  # a rank that has never looked for a cause learns it here
         with self._lock:
             if self._ending or self._ended:
@@ -245,17 +251,28 @@ class Health:
                 self._ended = True
             finally:
                 self._ending = False
-        if self._cut_off and self._failure is not None and not self._failure._told:
-            _log.error("nc10d: %s; nobody has waited for it", self._failure)
         return True
 
-    def _end_submissions(self) -> None:
-        """Learn how operations in flight have ended, whose Works nobody may have asked."""
-        for channel in (self._channel, *self._links.channels()):
+    def fail_by_submissions(self) -> None:
+        """Fail the group if calls in flight differ; no thread may have waited for their Works."""
+        for channel in () if self.closed else (self._channel, *self._links.channels()):
             oldest = channel.oldest()
             answer = 0 if oldest is None else entry_points.wait(channel.address, oldest.address, 1)
-            if answer < 0 and answer != at.ABORTED:
+            if answer in (at.MISMATCH, at.SIZES):
                 self.engine_failed(channel, answer)
+
+    def _note_unfinished(self) -> None:
+        """Note a collective in flight that can't end, since a peer has left without it."""
+        # After this rank has published that it leaves: of two that leave, one sees the other.
+        peer = self._departed_peer(self._channel) if self._channel.oldest() else None
+        if peer is not None:
+            self._unfinished = self._text.peer_left(peer, (), self._channel)
+
+    def log_untold(self) -> None:
+        """Log what has ended an operation of this rank if no call has raised it."""
+        error = self._failure if self._cut_off else self._unfinished
+        if error is not None and not error._told:
+            _log.error("nc10d: %s; no call has raised this error", error)
 
     def _end(self) -> None:
         # Deaths and messages that the control thread processes from here on are ignored.
@@ -276,6 +293,7 @@ class Health:
         if self._agreed is not None:
             self._agreed.close()
         if self._failure is None:
+            self._note_unfinished()
             message = f"group {self._name!r} has been closed on rank {self._memory.group_rank}"
             closed = GroupClosed(message, group=self._name)
             try:

@@ -233,7 +233,7 @@ __getattr__ = entry_points(__name__)
 
 
 # A first collective runs FIRST (read and write probe the peers' memory). Failures and closing need
-# ESSENTIAL; amid submissions a failure also needs `wait`, which their Works have used as a rule.
+# ESSENTIAL; amid submissions a failure also needs `wait`, which most programs have called before.
 FIRST = ("run", "drive", "read_process", "write_process")
 ESSENTIAL = ("break_channel", "unlock", "ring", "load_word", "compare_and_swap")
 

@@ -65,7 +65,7 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 @njit(nogil=True)
 def nc10d_aborted(channel: int) -> bool:
-    """Return whether the group has failed; then nothing that peers have published counts."""
+    """Return whether the group has failed; no new program begins then."""
     return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 

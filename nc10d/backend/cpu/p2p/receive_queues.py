@@ -177,7 +177,7 @@ class QueuedReceive(Work):
             if pending.left:
                 return
             if failing:
-                self._finish(health.reason_to_stop())
+                self._finish(health.failure())
                 return
             if peers_left:
                 self._finish(health.fail_left(self._peers, self.ops))

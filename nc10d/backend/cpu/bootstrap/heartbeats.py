@@ -1,0 +1,64 @@
+"""Heartbeats in the store of ranks that compile, so that the other ranks go on waiting for them.
+
+A host whose kernel cache is empty compiles for seconds, and for minutes beside other programs. The
+ranks of a host with a full cache wait meanwhile, and have no other way to know that peers work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nc10d.base.deadline import Deadline, monotonic
+from nc10d.base.signal_errors import Event, Thread, suppress_here
+from nc10d.errors import DistError
+
+if TYPE_CHECKING:
+    from nc10d.store.base import Store
+
+LONGEST_PAUSE = 5.0
+"""Seconds between two heartbeats of a rank, if its timeout is not short."""
+RENEWED_SECONDS = 15.0
+"""Seconds that a rank waits on after a heartbeat."""
+_MOST_BEATS = 720
+"""An hour of heartbeats."""
+BEATS_KEY = "compiling"
+
+
+@contextlib.contextmanager
+def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
+    """Send heartbeats while the block runs; its time does not count for the deadline."""
+    begun, ended = monotonic(), Event()
+    pause = min(LONGEST_PAUSE, deadline.limit / 4)
+    thread = Thread(target=_beat, args=(store, ended, pause), name="nc10d-compiles", daemon=True)
+    try:
+        thread.start()
+        yield
+    finally:
+        ended.set()
+        deadline.excuse(monotonic() - begun)
+
+
+def _beat(store: Store, ended: Event, pause: float) -> None:
+    with suppress_here(DistError):  # of the store: the rank's own next call there meets it
+        for _ in range(_MOST_BEATS):
+            if ended.wait(pause):
+                return
+            store.add(BEATS_KEY, 1)
+
+
+class Renewal:
+    """Moves a deadline that has passed, if there are heartbeats since the last call."""
+
+    def __init__(self, store: Store, deadline: Deadline) -> None:
+        self._store, self._deadline, self._beats = store, deadline, 0
+
+    def __call__(self) -> bool:
+        """Return whether the deadline has been moved; the first call counts all heartbeats."""
+        before, self._beats = self._beats, self._store.add(BEATS_KEY, 0)
+        if before == self._beats:
+            return False
+        late = max(0.0, monotonic() - self._deadline.at)  # of a process that was stopped
+        self._deadline.excuse(late + RENEWED_SECONDS)
+        return True
