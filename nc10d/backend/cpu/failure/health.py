@@ -228,10 +228,10 @@ class Health:
             self._context.ring(self._memory.bits())
         self.failure()
 
-    def abort_for_caller(self, error: DistError) -> None:
-        """Do as `abort`, for a caller who has the error already."""
+    def abort_for_caller(self, reason: BaseException) -> None:
+        """Do as `abort`, for a caller who has the reason already."""
         first = not self.failing()
-        self.abort(error)
+        self.abort(reason)
         if first:
             note_told(self.failure())
 

@@ -177,7 +177,9 @@ class QueuedReceive(Work):
             if pending.left:
                 return
             if failing:
-                self._finish(health.failure())
+                failure = health.failure()
+                assert failure is not None, "a group that has failed has a cause"
+                self._finish(failure)
                 return
             if peers_left:
                 self._finish(health.fail_left(self._peers, self.ops))
