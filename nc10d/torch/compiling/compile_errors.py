@@ -25,7 +25,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _OF_GROUPS = re.compile(r"\bnc10d\b|torch\.distributed|\bP2POp\b")
 _ADVICE = """\
   nc10d: a graph of torch.compile cannot have this call. Make it outside of the compiled function,
-  or in a function under torch.compiler.disable and without fullgraph=True. docs/compile.md has the
+  or, without fullgraph=True, in a function under torch.compiler.disable. docs/compile.md has the
   calls that a graph can have. NC10D_DEBUG=DETAIL prints the whole error."""
 
 
