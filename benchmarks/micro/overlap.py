@@ -11,6 +11,7 @@ asynchronous run of each kind from the engine's trace.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import threading
@@ -45,7 +46,8 @@ def place(scenario: str, rank: int) -> None:
     for thread in map(int, os.listdir("/proc/self/task")):
         alone = rank == 0 and thread == threading.get_native_id()
         allowed = (cores[:1] if alone else cores[1:]) if spare else cores
-        os.sched_setaffinity(thread, allowed)
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
+            os.sched_setaffinity(thread, allowed)
 
 
 def measure(group: ProcessGroup, scenario: str, nbytes: int, rounds: int) -> Times:

@@ -22,7 +22,7 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _COMPILER = f"{_TORCH}_dynamo{os.sep}"
 _CALLERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("distributed", f"nn{os.sep}parallel"))
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
-_OF_GROUPS = re.compile(r"\bnc10d\b|torch\.distributed|\bP2POp\b")
+_OF_GROUPS = re.compile(r"\b(nc10d|distributed|_distributed_c10d|P2POp)\b")
 _ADVICE = """\
   nc10d: a graph of torch.compile cannot have this call. Make it outside of the compiled function,
   or, without fullgraph=True, in a function under torch.compiler.disable. docs/compile.md has the

@@ -37,6 +37,8 @@ def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        if thread.is_alive():
+            thread.join()
         deadline.excuse(monotonic() - begun)
 
 
