@@ -188,21 +188,13 @@ class TorchCalls(TorchLauncher):
         opts: Any = None,
         timeout: Any = None,
     ) -> TorchWork | None:
-        """Exchange slices of dimension 0; without split sizes they are equally long.
-
-        The call always has sizes. torch's functional form writes them, and a rank may make that
-        call in a compiled program while another rank's program is not compiled.
-        """
+        """Exchange slices of dimension 0; without split sizes they are equally long."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
-        sent = tuple(input_split_sizes or ()) or self._even_sizes(input)
-        received = tuple(output_split_sizes or ()) or self._even_sizes(output)
-        return self._run(ops.AllToAll, (sent, received), input, output, opts, [output])
-
-    def _even_sizes(self, x: Tensor) -> tuple[int, ...] | None:
-        """Return equal sizes for all ranks; None for other rows, which the checks refuse."""
-        size = self.nc10d_group.size
-        divided = x.ndim and x.shape[0] % size == 0
-        return (x.shape[0] // size,) * size if divided else None
+        if output_split_sizes or input_split_sizes:
+            extra: Any = tuple(input_split_sizes) or None, tuple(output_split_sizes) or None
+        else:
+            extra = None
+        return self._run(ops.AllToAll, extra, input, output, opts, [output])
 
     alltoall_base = all_to_all_single
 

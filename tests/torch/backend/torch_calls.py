@@ -241,7 +241,6 @@ FORMS = {
     "broadcast, asynchronous": lambda x: into(dist.broadcast, x, 1, async_op=True),
     "barrier, asynchronous": lambda x: dist.barrier(async_op=True).wait(),
     "recv from any rank": lambda x: message(x, lambda y, _: dist.recv(y)),
-    "all_to_all_single, evenly": lambda x: into(dist.all_to_all_single, blank(x, 4), x),
     "a block": coalesced,
     "a block, asynchronous": lambda x: coalesced(x, async_ops=True),
     "a future": future,
