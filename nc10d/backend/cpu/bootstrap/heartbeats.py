@@ -22,8 +22,9 @@ LONGEST_PAUSE = 5.0
 RENEWED_SECONDS = 15.0
 """Seconds that a rank waits on after a heartbeat."""
 _MOST_BEATS = 720
-"""An hour of heartbeats."""
+"""Heartbeats of a rank, at most: if its compiler hangs, the other ranks do not wait for ever."""
 BEATS_KEY = "compiling"
+"""The key that counts the heartbeats of all ranks."""
 
 
 @contextlib.contextmanager
