@@ -18,6 +18,7 @@ import pytest
 import nc10d as dist
 from benchmarks.faults.forked_ranks import ForkedRanks, Report
 from benchmarks.libraries.nc10d import Nc10d
+from nc10d.backend.cpu.control.connections import ControlConnection, Message
 from nc10d.errors import DistError
 from nc10d.testing.ranks import Ranks
 
@@ -51,6 +52,19 @@ def three_groups(groups: list[Any]) -> None:
     mine, next_one = groups[1 + rank], groups[1 + (rank + 1) % 3]
     mine.all_reduce(x())
     next_one.all_reduce(x())
+
+
+def three_groups_and_late_reports(groups: list[Any]) -> None:
+    """Rank 1 sees the end of its data connection to rank 0 long before what rank 0 has reported."""
+    if groups[0].rank == 1:
+        receive = ControlConnection.receive
+
+        def receive_late(connection: ControlConnection) -> list[Message]:
+            threading.Event().wait(0.2)
+            return receive(connection)
+
+        ControlConnection.receive = receive_late  # type: ignore[method-assign]
+    three_groups(groups)
 
 
 def both_receive(groups: list[Any]) -> None:
@@ -101,14 +115,16 @@ def waited_in_a_group_that_is_closed(groups: list[Any]) -> None:
         world.send(x(), 0)
 
 
+PAIRS = [[0, 2], [0, 1], [1, 2]]
 CYCLES: dict[str, tuple[list[list[int]], Script]] = {
     "two groups": ([[0, 1]], two_groups),
-    "three groups": ([[0, 2], [0, 1], [1, 2]], three_groups),
+    "three groups": (PAIRS, three_groups),
     "both receive": ([], both_receive),
     "message and collective": ([], message_and_collective),
     "both send": ([], both_send_what_has_no_room),
     "asynchronous": ([[0, 1]], waits_of_asynchronous_calls),
 }
+LATE_REPORTS = {"late reports": (PAIRS, three_groups_and_late_reports)}
 OTHERS: dict[str, tuple[list[list[int]], Script]] = {
     "others come": ([[0, 1]], others_come_meanwhile),
     "waited before": ([[0, 1]], waited_in_a_group_that_is_closed),
@@ -117,6 +133,7 @@ PLAYS = [
     *[(name, "aaa" if name == "three groups" else "aa") for name in CYCLES],
     *[(name, "ab") for name in CYCLES if name not in ("three groups", "both send")],
     *[("three groups", hosts) for hosts in ("aab", "abb", "abc")],
+    ("late reports", "abc"),
 ]
 """Cycles, and the host (a letter) of each rank."""
 MEANWHILE, BEFORE = len(PLAYS), len(PLAYS) + 1
@@ -139,7 +156,7 @@ def waits(
 ) -> Report | None:
     os.environ["NC10D_HOST_ID"] = hosts[rank]
     library.join(number, rank, ranks.size, 120.0)
-    others, script = (CYCLES | OTHERS)[name]
+    others, script = (CYCLES | LATE_REPORTS | OTHERS)[name]
     groups = groups_of(dist.get_default_group(), others)
     start = time.monotonic()
     try:

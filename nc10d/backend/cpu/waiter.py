@@ -81,19 +81,22 @@ class Waiter:
                     break
                 slice_ns = max(1, int(deadline.slice(SLICE / 2) * 1e9))
                 answer = entry_points.drive(channel.address, slice_ns)
+            # A last look, unless a signal's handler has ended the group: data that came before the
+            # failure complete the program.
+            if answer in (at.BLOCKED, at.ABORTED) and channel.held():
+                answer = entry_points.drive(channel.address, 1)
+            if answer == at.DONE:
+                return
+            # First let go of this channel's lock: `health` stops all channels, and takes their
+            # locks.
+            channel.give_up()
+            if answer not in (at.BLOCKED, at.ABORTED):
+                self.health.engine_failed(channel, answer)
+            failure = self.health.check_stopped(ops, channel, deadline)
         finally:
+            # Not before the cause is known: a report of a cycle may come after the end of a data
+            # connection, and counts for a rank with a notice alone.
             self._detector.clear()
-        # A last look, unless a signal's handler has ended the group: data that came before the
-        # failure complete the program.
-        if answer in (at.BLOCKED, at.ABORTED) and channel.held():
-            answer = entry_points.drive(channel.address, 1)
-        if answer == at.DONE:
-            return
-        # First let go of this channel's lock: `health` stops all channels, and takes their locks.
-        channel.give_up()
-        if answer not in (at.BLOCKED, at.ABORTED):
-            self.health.engine_failed(channel, answer)
-        failure = self.health.check_stopped(ops, channel, deadline)
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
         # The stored error was never raised: it has no traceback.
         raise copy_to_raise(failure) from None
