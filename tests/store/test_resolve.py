@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,6 +26,23 @@ def test_addresses_in_numbers_are_not_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(threading, "Thread", None)
     assert [found[4][0] for found in resolve("127.0.0.1", 1)] == ["127.0.0.1"]
     assert resolve("::1", 1)[0][4][:2] == ("::1", 1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "nöwhere.invalid"])
+def test_what_a_handler_raises_meets_no_codec_in_python(host: str) -> None:
+    # Python's codecs raise a copy of an error that comes amid them.
+    def enter(frame: FrameType, event: str, argument: object) -> None:
+        codecs.append(frame.f_code.co_filename.endswith("encodings/idna.py"))
+
+    codecs: list[bool] = []
+    sys.setprofile(enter)
+    try:
+        with contextlib.suppress(socket.gaierror):
+            resolve(host, 7)
+    finally:
+        sys.setprofile(None)
+    assert codecs
+    assert not any(codecs)
 
 
 def test_a_name_is_asked_for() -> None:
