@@ -542,7 +542,7 @@ def beside_one_that_waits(group: Any) -> int:
 
 
 def test_the_arrays_of_dropped_receives_go_before_the_one_of_a_receive_that_waits() -> None:
-    with Ranks(2) as ranks:
+    with Ranks(2, timeout=150.0) as ranks:  # thousands of messages, one after the other
         assert ranks.run(beside_one_that_waits)[1] <= A_HANDFUL
 
 
@@ -763,4 +763,4 @@ def test_a_rank_killed_while_the_group_forms_is_an_error_for_the_others() -> Non
                 times.append(float(took))
         return max(times)
 
-    assert soon(3.0, attempt)
+    assert soon(20.0, attempt)  # long before the minute of rank 1
