@@ -56,6 +56,7 @@ def stressed(request: Any) -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.timeout(1500)  # ranks that spin take minutes beside eight busy processes
 @pytest.mark.parametrize("waiting", WAITING)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_mixed_traffic_is_right_in_every_element(stressed: Ranks, seed: int, waiting: str) -> None:

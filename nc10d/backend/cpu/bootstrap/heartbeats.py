@@ -52,13 +52,17 @@ def _beat(store: Store, ended: Event, pause: float) -> None:
 
 
 class Renewal:
-    """Moves a deadline that has passed, if there are heartbeats since the last call."""
+    """Moves a deadline that has passed, if there are heartbeats since it was made or last called.
+
+    Earlier heartbeats may be those of this rank itself.
+    """
 
     def __init__(self, store: Store, deadline: Deadline) -> None:
-        self._store, self._deadline, self._beats = store, deadline, 0
+        self._store, self._deadline = store, deadline
+        self._beats = store.add(BEATS_KEY, 0)
 
     def __call__(self) -> bool:
-        """Return whether the deadline has been moved; the first call counts all heartbeats."""
+        """Return whether the deadline has been moved."""
         before, self._beats = self._beats, self._store.add(BEATS_KEY, 0)
         if before == self._beats:
             return False
