@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from nc10d.backend.cpu.deadlock.detector import DeadlockDetector
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.failure.error_text import describe
+from nc10d.backend.cpu.failure.health import A_MOMENT
 from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
@@ -29,8 +30,6 @@ from nc10d.work import Work
 
 SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
-A_MOMENT = 0.001
-"""Seconds between two looks for a cause that another thread is about to publish."""
 
 
 class Waiter:

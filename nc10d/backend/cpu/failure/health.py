@@ -22,6 +22,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
@@ -43,6 +44,8 @@ _log = logging.getLogger("nc10d")
 # Seconds that a failed data connection waits for a cause from the control connection. That knows
 # more: whether the peer has left or its process has ended.
 CONTROL_GRACE = 1.0
+A_MOMENT = 0.001
+"""Seconds between two looks for a cause that another thread is about to publish."""
 _LONGEST_WHY = 200
 """The most characters of an error that a leaving rank shows to the others."""
 
@@ -260,6 +263,10 @@ class Health:
             answer = 0 if oldest is None else entry_points.wait(channel.address, oldest.address, 1)
             if answer in (at.MISMATCH, at.SIZES):
                 self.engine_failed(channel, answer)
+            elif answer == at.ABORTED:  # the worker has the engine's answer: it publishes the cause
+                soon = Deadline.after(CONTROL_GRACE)
+                while not (self.failing() or soon.expired()):
+                    time.sleep(A_MOMENT)
 
     def _note_unfinished(self) -> None:
         """Note a collective in flight that can't end, since a peer has left without it."""
