@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -185,8 +186,8 @@ def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
-@pytest.mark.timeout(60)
-def test_a_fork_of_another_thread_waits_for_a_call_that_is_yet_to_compile() -> None:
+def fork_beside_a_call() -> int:
+    """Return the exit code of a child that another thread forks while a call is to compile."""
     begun, forking, forked = threading.Event(), threading.Event(), threading.Event()
     children: list[int] = []
 
@@ -210,4 +211,19 @@ def test_a_fork_of_another_thread_waits_for_a_call_that_is_yet_to_compile() -> N
     thread.start()
     run_to_end(call)
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+
+
+def test_a_fork_of_another_thread_waits_for_a_call_that_is_yet_to_compile() -> None:
+    # In a process of its own. In one that had loaded torch and a hundred other modules, a child has
+    # ended twice by a segmentation fault within os.fork, below any Python code; cause unknown.
+    program = "import test_lazy; print(test_lazy.fork_beside_a_call())"
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.stdout == "0\n", done.stderr
