@@ -215,8 +215,8 @@ def fork_beside_a_call() -> int:
 
 
 def test_a_fork_of_another_thread_waits_for_a_call_that_is_yet_to_compile() -> None:
-    # In a process of its own. In one that had loaded torch and a hundred other modules, a child has
-    # ended twice by a segmentation fault within os.fork, below any Python code; cause unknown.
+    # In a process of its own, without torch. Such a child drops the main thread's locals, where
+    # torch's DTensor keeps process groups, and gloo's destructor joins a thread that is not there.
     program = "import test_lazy; print(test_lazy.fork_beside_a_call())"
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program],
