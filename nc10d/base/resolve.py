@@ -34,18 +34,18 @@ def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
 
     socket.gaierror if the name is not known, or its name servers have not answered by then.
     """
-    asked = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
     try:
         # As bytes: a str goes through a codec in Python, which raises a copy of an error that a
         # signal's handler raises meanwhile.
-        return asked(host.encode("ascii"), flags=socket.AI_NUMERICHOST)
+        return look_up(host.encode("ascii"), flags=socket.AI_NUMERICHOST)
     except raised_here(OSError, UnicodeError):
         pass
     answers: list[_Found | OSError] = []
 
     def ask() -> None:
         try:
-            answers.append(asked(host))
+            answers.append(look_up(host))
         except UnicodeError as error:  # the name is too long
             answers.append(socket.gaierror(socket.EAI_NONAME, str(error)))
         except OSError as error:

@@ -257,7 +257,7 @@ class Health:
         return True
 
     def fail_by_submissions(self) -> None:
-        """Fail the group if calls in flight differ; no thread may have waited for their Works."""
+        """Fail the group if calls in flight differ; blocks for CONTROL_GRACE at most."""
         for channel in () if self.closed else (self._channel, *self._links.channels()):
             oldest = channel.oldest()
             answer = 0 if oldest is None else entry_points.wait(channel.address, oldest.address, 1)

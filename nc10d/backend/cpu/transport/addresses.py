@@ -18,7 +18,7 @@ import socket
 import struct
 from pathlib import Path
 
-from nc10d.base.resolve import resolve
+from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
 from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
 from nc10d.store.base import Store
@@ -86,7 +86,8 @@ def _towards(server: tuple[str, int]) -> str:
     """Return the local address of the route to a server."""
     try:
         # Connecting a datagram socket sends nothing; the kernel only chooses the route.
-        family, _, _, _, address = resolve(*server)[0]
+        limit = max(dns_seconds(), DEFAULT_SECONDS)  # as the store's client, which knows the name
+        family, _, _, _, address = resolve(*server, limit)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
