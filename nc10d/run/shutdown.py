@@ -15,8 +15,11 @@ from nc10d.base.deadline import monotonic
 
 INTERRUPT_GRACE = 0.5
 """Seconds between Ctrl-C's SIGINT and SIGKILL: every process must be gone within one second."""
-CAUSE_WAIT = 1.0
-"""Seconds to wait, after a secondary failure, for the exit of the rank that caused it."""
+CAUSE_WAIT = 5.0
+"""Seconds to wait, after a secondary failure, for the exit of the rank that caused it.
+
+That rank told its peers before it closed its groups and ended, which takes a busy machine seconds.
+"""
 
 
 class SignalTarget(enum.Enum):

@@ -26,6 +26,7 @@ _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
     """Connect to a server that may not be up yet; raise the last OSError at the deadline.
 
+    A last attempt that the deadline cut short says too little: the error before is raised.
     A host name that is not known is retried for 5 seconds, or NC10D_DNS_TIMEOUT: the names of some
     clusters appear with their hosts. NotAStore is raised at once: another program has the port, or
     the tokens differ; so is LoopbackDown, which no server can mend. With a `token`, the server must
@@ -34,24 +35,30 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     pause, begun = _RETRY_FIRST, monotonic()
     waiter = f"a client of store {host}:{port}"
     report = WaitReport(waiter, Deadline(deadline, deadline - begun), waiter)
-    while True:
-        try:
+    cause: OSError | None = None
+    try:
+        while True:
             # An attempt ends when a line is due; the next may last longer.
             attempt = monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
-            return connect_once(host, port, min(deadline, attempt), token)
-        except (NotAStore, LoopbackDown):
-            raise
-        except raised_here(OSError) as error:
-            report.look(partial(explain_unreached, error))
+            try:
+                return connect_once(host, port, min(deadline, attempt), token)
+            except (NotAStore, LoopbackDown):
+                raise
+            except raised_here(OSError) as error:
+                cut_short = attempt > deadline and isinstance(error, TimeoutError)
+                cause = cause if cause and cut_short else error
+            report.look(partial(explain_unreached, cause))
             until = deadline
-            if isinstance(error, socket.gaierror):
+            if isinstance(cause, socket.gaierror):
                 until = min(deadline, begun + dns_seconds())
             left = until - monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
             if left <= pause:
-                raise
-        pause = min(pause * 2, _RETRY_LONGEST)
+                raise cause
+            pause = min(pause * 2, _RETRY_LONGEST)
+    finally:
+        cause = None  # the error's traceback has this frame: a cycle that keeps callers' locals
 
 
 def connect_once(

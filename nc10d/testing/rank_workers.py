@@ -225,7 +225,8 @@ def _watch(questions: Connection) -> None:
         while owner.sentinel not in wait([owner.sentinel, questions]):
             with contextlib.suppress(EOFError, OSError):
                 questions.recv()
-                questions.send(running_frames(frames_of_threads().get(main)))
+                # The outermost frame is multiprocessing's own start of this process.
+                questions.send(running_frames(frames_of_threads().get(main))[1:])
                 continue
             owner.join()  # the owner has closed its end of the questions
         os._exit(1)

@@ -10,9 +10,11 @@ import pytest
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # The survivors fail within milliseconds, because of rank 2. Where rank 2 raises, they learn of it
-# before its process has ended.
+# before its process has ended, which may take seconds.
 DIE = """
-    import os, signal, sys
+    import atexit, os, signal, sys, time
+    teardown = []
+    atexit.register(lambda: time.sleep(sum(teardown)))  # the last to run
     import numpy as np
     import nc10d as dist
 
@@ -30,6 +32,7 @@ DIE = """
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
         ("raise ValueError('the bug')", 1, "exit code 1"),
+        ("teardown.append(2.5); raise ValueError('the bug')", 1, "exit code 1"),
         ("dist.destroy_process_group(); raise ValueError('the bug')", 1, "exit code 1"),
         ("sys.exit(3)", 3, "exit code 3"),
     ],

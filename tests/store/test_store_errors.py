@@ -15,8 +15,9 @@ import pytest
 from clocks import takes
 
 from nc10d.errors import NotANumberError, QueueEmptyError, StoreError, StoreTimeout
-from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from nc10d.store import FileStore, HashStore, PrefixStore, Store, TCPStore, client_connect
 from nc10d.store.hosting import listen
+from nc10d.store.store_errors import Disconnected
 
 HOST = "127.0.0.1"
 TRIED = 0.2
@@ -88,6 +89,21 @@ def test_a_silent_listener_is_reported_as_frozen_or_no_store() -> None:
 def test_a_listener_that_closes_every_connection_is_reported_as_no_store() -> None:
     with answering(lambda sock: sock.recv(100)) as port:
         assert "closes every connection" in refusal(HOST, port)
+
+
+def test_an_attempt_that_the_deadline_cuts_short_does_not_hide_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: set[float] = set()
+
+    def attempt(_host: str, _port: int, deadline: float, _token: object) -> None:
+        if deadline in seen:
+            raise TimeoutError
+        seen.add(deadline)
+        raise Disconnected("reset")
+
+    monkeypatch.setattr(client_connect, "connect_once", attempt)
+    assert "closes every connection (reset)" in refusal(HOST, 29500)
 
 
 def test_a_listener_with_another_protocol_is_an_error_at_once() -> None:

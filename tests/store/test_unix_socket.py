@@ -99,7 +99,7 @@ def test_a_send_into_a_full_buffer_times_out_on_time():
 
 def seconds_to_fill() -> float:
     """Send more than fits to a stalled server; return the seconds until the error."""
-    hold = threading.Event()
+    hold, much = threading.Event(), bytes(16 << 20)
 
     def stand_still(listener: socket.socket) -> None:
         peer, _ = listener.accept()
@@ -114,7 +114,7 @@ def seconds_to_fill() -> float:
         store.set_timeout(0.3)
         begin = time.monotonic()
         with pytest.raises(StoreTimeout, match="'big'"):
-            store.set("big", bytes(64 << 20))
+            store.set("big", much)
         took = time.monotonic() - begin
         hold.set()
         server.join(20)

@@ -55,7 +55,7 @@ def test_staging_buffers_and_the_kernel_give_the_same_results(
     size: int, limits: Thresholds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(THRESHOLDS, f"{limits.read_from},{limits.write_from}")
-    with Ranks(size, "processes") as ranks:
+    with Ranks(size, "processes", timeout=150) as ranks:
         assert ranks.run(around_thresholds) == [limits] * size
 
 
