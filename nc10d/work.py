@@ -19,7 +19,8 @@ from nc10d.base.promise import DONE, PENDING, Promise, copy_to_raise, note_told
 from nc10d.base.signal_errors import Event
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import Op
+from nc10d.ops.facts import name_of
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -118,7 +119,7 @@ class Work(Promise):
         return self._result if self._result is not None else outputs(self.ops)
 
     def _describe(self) -> str:
-        names = [OP_NAMES[type(op)] for op in self.ops]
+        names = [name_of(op) for op in self.ops]
         return names[0] if len(names) == 1 else f"a batch of {len(names)}" if names else "a work"
 
     def __repr__(self) -> str:

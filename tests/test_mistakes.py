@@ -82,7 +82,7 @@ REDUCTIONS: list[Mistake] = [
     ("no op", reducing(piece, None), TypeError, "ReduceOp"),
     ("an array for an op", reducing(piece, np.ones(N)), TypeError, "is passed as out="),
     ("a list for an op", reducing(piece, [1]), TypeError, "ReduceOp"),
-    ("a kind for an op", reducing(piece, O.RedOp.SUM), TypeError, "ReduceOp"),
+    ("a kind for an op", reducing(piece, O.SUM.kind), TypeError, "ReduceOp"),
     ("bits of floats", reducing(piece, O.BAND), TypeError, "bitwise"),
     ("order of complex", reducing(lambda: np.ones(N, complex), O.MAX), TypeError, "order"),
     ("mean of bools", reducing(lambda: np.ones(N, bool), O.AVG), TypeError, "average"),

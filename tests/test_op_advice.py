@@ -14,7 +14,7 @@ from nc10d.arrays.arguments import array, check_reducible
 from nc10d.arrays.op_advice import advice_for
 
 MEANT = {
-    "SUM": [np.add, np.sum, sum, operator.add, "sum", "SUM", dist.ops.RedOp.SUM],
+    "SUM": [np.add, np.sum, sum, operator.add, "sum", "SUM", dist.ops.SUM.kind],
     "AVG": [np.mean, "avg"],
     "PRODUCT": [np.multiply, np.prod, operator.mul, "product"],
     "MIN": [np.minimum, np.min, min, "min"],

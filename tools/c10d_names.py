@@ -69,7 +69,7 @@ _ABSENT = {
     "the logger reads a pass when it is over": """Logger.set_construction_data_and_log
         Logger.set_error_and_log Logger.set_runtime_stats_and_log""",
     "`nc10d.premul_sum(factor)`": "ReduceOp.PREMUL_SUM",
-    "`nc10d.ops.RedOp`": "ReduceOp.RedOpType",
+    "`nc10d.ops.ReductionKind`": "ReduceOp.RedOpType",
     "`kind`": "ReduceOp.op",
 }
 ABSENT = {name: reason for reason, names in _ABSENT.items() for name in names.split()}

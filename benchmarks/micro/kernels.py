@@ -17,8 +17,9 @@ import numpy as np
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import estimate
 from nc10d.arrays.dtypes import DType, allows, dtype_of
-from nc10d.kernels.reduce import example, kernel_address
-from nc10d.ops import RedOp
+from nc10d.kernels.reduce import kernel_address
+from nc10d.ops import ReduceOp
+from nc10d.ops.reductions import EXAMPLES
 
 COUNTS = {"in cache": 1 << 16, "in memory": 1 << 23}
 ELEMENTS = 1 << 23
@@ -28,9 +29,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Speeds = dict[DType, list[float]]
 
 
-def folding(kind: RedOp, x: Array, y: Array) -> Callable[[], None]:
+def folding(op: ReduceOp, x: Array, y: Array) -> Callable[[], None]:
     """Return a call of the bare kernel: x = x op y."""
-    kernel = CALL(kernel_address(kind, dtype_of(x.dtype)))
+    kernel = CALL(kernel_address(op.pairwise.name, dtype_of(x.dtype)))
     nbytes, into, other = x.nbytes, x.ctypes.data, y.ctypes.data
 
     def fold(_keep: object = (x, y)) -> None:
@@ -39,10 +40,10 @@ def folding(kind: RedOp, x: Array, y: Array) -> Callable[[], None]:
     return fold
 
 
-def speeds(dtypes: Sequence[DType], kind: RedOp, count: int, rounds: int) -> Speeds:
+def speeds(dtypes: Sequence[DType], op: ReduceOp, count: int, rounds: int) -> Speeds:
     """Return elements per second of each type in each round."""
     calls = {
-        dtype: folding(kind, np.ones(count, dtype.numpy), np.ones(count, dtype.numpy))
+        dtype: folding(op, np.ones(count, dtype.numpy), np.ones(count, dtype.numpy))
         for dtype in dtypes
     }
     found: Speeds = {dtype: [] for dtype in dtypes}
@@ -68,19 +69,18 @@ def report(found: Speeds) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Blocks for all rounds."""
+    by_name = {op.name: op for op in EXAMPLES}
     parser = argparse.ArgumentParser(prog="python -m benchmarks kernels", description=__doc__)
-    parser.add_argument("--op", default="SUM", choices=[k.name for k in RedOp], metavar="OP")
+    parser.add_argument("--op", default="SUM", choices=by_name, metavar="OP")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(arguments)
-    kind = RedOp[options.op]
-    dtypes = [dtype for dtype in DType if allows(dtype, example(kind))]
+    op = by_name[options.op]
+    dtypes = [dtype for dtype in DType if allows(dtype, op)]
     if DType.FLOAT32 not in dtypes:
-        parser.error(f"{kind.name} is not for float32, which is the measure here")
+        parser.error(f"{op.name} is not for float32, which is the measure here")
     for where, count in COUNTS.items():
         with BackgroundLoad() as others:
-            found = speeds(dtypes, kind, count, options.rounds)
-        print(
-            f"# {kind.name} {where}: G elements/s, by float32's; others: {others.cores:.2f} cores"
-        )
+            found = speeds(dtypes, op, count, options.rounds)
+        print(f"# {op.name} {where}: G elements/s, by float32's; others: {others.cores:.2f} cores")
         print(*report(found), sep="\n", flush=True)
     return 0

@@ -25,7 +25,6 @@ from nc10d.backend.cpu.program.linker import Linked, link
 from nc10d.backend.cpu.program.program import Kernel, Program, Step
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.reduce import kernel_address
-from nc10d.ops import RedOp
 
 MANY = 8
 """Repetitions of a short step in a program."""
@@ -64,7 +63,7 @@ class ProgramTimer:
 
 
 def _kernel(kernel: Kernel) -> int:
-    return kernel_address(RedOp[kernel.kind], DType.FLOAT32)
+    return kernel_address(kernel.kind, DType.FLOAT32)
 
 
 def _room(nbytes: int) -> Bytes:

@@ -17,13 +17,14 @@ backend that moves the data. Messages have texts, and are not compared: each ran
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from nc10d import ops
-from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.buffer import as_buffer
+from nc10d.ops.facts import facts_of
 
 _CUT = b"..."
 
@@ -68,16 +69,22 @@ class CallInfo:
         return text.ljust(nbytes, b"\0")
 
 
-def call_of(op: ops.Op, lists_differ: bool = False) -> CallInfo:
+def call_of(op: Any, lists_differ: bool = False) -> CallInfo:
     """Return the facts of an operation that has been validated.
 
     With `lists_differ`, a list of arrays is another call than one array of the same chunks.
     """
-    if isinstance(op, ops.AllGather):
-        return _of_chunks(op, op.out, lists_differ)
-    if isinstance(op, ops.ReduceScatter):
-        return replace(_of_chunks(op, op.inp, lists_differ), reduce=_reduction(op.op))
-    return _CALLS[type(op)](op)
+    facts = facts_of(op)
+    name = f"{facts.name}_single" if getattr(op, "even", False) else facts.name
+    if not facts.compared:
+        return CallInfo(name)
+    dtype, count, detail = _memory(getattr(op, facts.compared), lists_differ)
+    if facts.is_message:
+        detail = _message(op)
+    elif facts.own_sizes(op):
+        count, detail = -1, "" if facts.has_root else "of different sizes"
+    reduction = op.op.compared if facts.reduces else "-"
+    return CallInfo(name, dtype, count, reduction, op.root if facts.has_root else -1, detail)
 
 
 def block_of(calls: Sequence[CallInfo]) -> CallInfo:
@@ -108,69 +115,18 @@ def _runs(calls: Sequence[CallInfo]) -> Iterator[str]:
             yield f"{replace(alike, count=-1).describe()} of {', '.join(counts)}"
 
 
-def _reduction(op: ops.ReduceOp) -> str:
-    return op.name if op.factor is None else f"{op.name}({op.factor})"
-
-
-def _reduce(op: ops.AllReduce | ops.Reduce) -> CallInfo:
-    root = op.root if isinstance(op, ops.Reduce) else -1
-    return replace(_of(op, as_buffer(op.x), root=root), reduce=_reduction(op.op))
-
-
-def _broadcast(op: ops.Broadcast) -> CallInfo:
-    return _of(op, as_buffer(op.x), root=op.root)
-
-
-def _of_chunks(op: ops.Op, arrays: Any, lists_differ: bool) -> CallInfo:
+def _memory(arrays: Any, lists_differ: bool) -> tuple[str, int, str]:
+    """Return the type and the count of an array, or of a list and what is to be said of it."""
     if not isinstance(arrays, (list, tuple)):
-        return _of(op, as_buffer(arrays))
+        buffer = as_buffer(arrays)
+        return buffer.dtype.label, buffer.count, ""
     buffers = list(map(as_buffer, arrays))
     counts = [buffer.count for buffer in buffers]
     even = "in a list" if lists_differ else ""
     detail = even if len(set(counts)) == 1 else f"counts={counts}"
-    return replace(_of(op, buffers[0]), count=sum(counts), detail=detail)
+    return buffers[0].dtype.label, sum(counts), detail
 
 
-def _all_to_all(op: ops.AllToAll) -> CallInfo:
-    sizes_differ = has_own_sizes(op)
-    call = _of(op, as_buffer(op.inp[0] if isinstance(op.inp, (list, tuple)) else op.inp))
-    return replace(call, count=-1, detail="of different sizes") if sizes_differ else call
-
-
-def _at_root(op: ops.Gather | ops.Scatter) -> CallInfo:
-    call = _of(op, as_buffer(op.inp if isinstance(op, ops.Gather) else op.out), root=op.root)
-    return replace(call, op=f"{call.op}_single") if op.even else replace(call, count=-1)
-
-
-def has_own_sizes(op: ops.Op) -> bool:
-    """Return whether each rank has sizes of its own, which only a sender and its receiver know."""
-    if isinstance(op, ops.AllToAll):
-        splits = (op.in_splits, op.out_splits)
-        return isinstance(op.inp, (list, tuple)) or splits != (None, None)
-    return isinstance(op, (ops.Gather, ops.Scatter))
-
-
-def _message(op: ops.Send | ops.Recv) -> CallInfo:
-    whom = f"dst={op.peer}" if isinstance(op, ops.Send) else f"src={_from(op.peer)}"
-    return replace(_of(op, as_buffer(op.x)), detail=f"{whom}, tag={op.tag}")
-
-
-def _from(peer: int | None) -> int | str:
-    return "any" if peer is None else peer
-
-
-def _of(op: ops.Op, buffer: Buffer, root: int = -1) -> CallInfo:
-    return CallInfo(ops.OP_NAMES[type(op)], buffer.dtype.label, buffer.count, root=root)
-
-
-_CALLS: dict[type[Any], Callable[[Any], CallInfo]] = {
-    ops.AllReduce: _reduce,
-    ops.Reduce: _reduce,
-    ops.Broadcast: _broadcast,
-    ops.AllToAll: _all_to_all,
-    ops.Gather: _at_root,
-    ops.Scatter: _at_root,
-    ops.Send: _message,
-    ops.Recv: _message,
-    ops.Barrier: lambda op: CallInfo(ops.OP_NAMES[type(op)]),
-}
+def _message(op: ops.Send | ops.Recv) -> str:
+    peer = "any" if op.peer is None else op.peer
+    return f"{'dst' if isinstance(op, ops.Send) else 'src'}={peer}, tag={op.tag}"

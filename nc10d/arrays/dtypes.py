@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.base.run_to_end import import_to_end
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp
 
 
 class ElementKind(enum.Enum):
@@ -128,26 +128,12 @@ def _why_not(dtype: np.dtype[Any]) -> str:
     return _REASONS.get(char, "nc10d has no such element type")
 
 
-_BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})
-_REFUSED: dict[ElementKind, dict[RedOp, str]] = {
-    ElementKind.BOOL: {
-        RedOp.AVG: "the average of truth values is not one",
-        RedOp.PREMUL_SUM: "a truth value can't be scaled",
-    },
-    ElementKind.UINT: {},
-    ElementKind.INT: {},
-    ElementKind.FLOAT: dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
-    ElementKind.COMPLEX: {
-        **dict.fromkeys(_BITWISE, "bitwise operations are for ints and bool"),
-        **dict.fromkeys((RedOp.MIN, RedOp.MAX), "complex numbers have no order"),
-    },
-}
 _LARGEST_FACTOR = 2**53
 
 
 def check_reduce(dtype: DType, op: ReduceOp) -> None:
     """Raise TypeError, with the reason, if arrays of `dtype` do not support `op`."""
-    reason = _REFUSED[dtype.family].get(op.kind)
+    reason = op.kind.refuses.get(dtype.family.name)
     if reason is not None:
         raise TypeError(f"{op.name} of {dtype.label}: {reason}")
     if op.factor is None or dtype.family not in (ElementKind.INT, ElementKind.UINT):

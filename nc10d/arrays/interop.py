@@ -13,7 +13,6 @@ less if there is an unowned one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from nc10d import ops
 from nc10d.arrays import buffer
 from nc10d.arrays.access import arrays_of
+from nc10d.ops.facts import facts_of
 
 View = Callable[[Any], ops.Array]
 UnownedView = Callable[[Any], ops.Array | None]
@@ -135,7 +135,7 @@ def use_unowned_views(op: ops.Op) -> tuple[ops.Array, ...] | None:
     Return None, and leave `op` unchanged, if an array has no such view. The caller must keep the
     arrays alive until the operation has ended.
     """
-    names = _ARRAYS.get(type(op), ())
+    names = facts_of(op).arrays
     arrays = tuple(getattr(op, name) for name in names)
     found = [unowned_view(x) for x in arrays]
     if not found or any(x is None for x in found):
@@ -143,13 +143,6 @@ def use_unowned_views(op: ops.Op) -> tuple[ops.Array, ...] | None:
     for name, x in zip(names, found, strict=True):
         setattr(op, name, x)
     return arrays
-
-
-_ARRAYS: dict[type[Any], tuple[str, ...]] = {
-    **dict.fromkeys((ops.AllReduce, ops.Reduce, ops.Broadcast, ops.Send), ("x",)),
-    **dict.fromkeys((ops.AllGather, ops.ReduceScatter, ops.AllToAll), ("out", "inp")),
-}
-"""The array fields of the operations for which `use_unowned_views` works."""
 
 
 def map_to_numpy(op: ops.Op) -> ops.Op:
@@ -160,27 +153,11 @@ def map_to_numpy(op: ops.Op) -> ops.Op:
 
 def map_arrays(op: ops.Op, replace: View) -> ops.Op:
     """Return `op` with each of its arrays x replaced by `replace(x)`."""
-    mapper = _MAPPERS.get(type(op))
-    return op if mapper is None else mapper(op, replace, partial(_map_value, replace))
+    facts = facts_of(op)
+    return facts.replace(op, **{f: _map_value(replace, getattr(op, f)) for f in facts.arrays})
 
 
 def _map_value(replace: View, xs: ops.Arrays | None) -> Any:
     if xs is None:  # Gather and Scatter: only the root has it
         return None
     return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)
-
-
-_MAPPERS: dict[type[Any], Callable[[Any, View, Callable[[ops.Arrays], ops.Arrays]], ops.Op]] = {
-    ops.AllReduce: lambda op, one, each: ops.AllReduce(one(op.x), op.op),
-    ops.Reduce: lambda op, one, each: ops.Reduce(one(op.x), op.root, op.op),
-    ops.Broadcast: lambda op, one, each: ops.Broadcast(one(op.x), op.root),
-    ops.AllGather: lambda op, one, each: ops.AllGather(each(op.out), one(op.inp)),
-    ops.ReduceScatter: lambda op, one, each: ops.ReduceScatter(one(op.out), each(op.inp), op.op),
-    ops.AllToAll: lambda op, one, each: ops.AllToAll(
-        each(op.out), each(op.inp), op.out_splits, op.in_splits
-    ),
-    ops.Gather: lambda op, one, each: ops.Gather(each(op.out), one(op.inp), op.root, op.even),
-    ops.Scatter: lambda op, one, each: ops.Scatter(one(op.out), each(op.inp), op.root, op.even),
-    ops.Send: lambda op, one, each: ops.Send(one(op.x), op.peer, op.tag),
-    ops.Recv: lambda op, one, each: ops.Recv(one(op.x), op.peer, op.tag),
-}

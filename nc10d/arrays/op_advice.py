@@ -6,18 +6,9 @@ import re
 from typing import Any
 
 from nc10d.base.signal_errors import raised_here
+from nc10d.ops.reductions import KINDS
 
-_OTHER_NAMES = {
-    "SUM": "sum add",
-    "AVG": "avg mean average",
-    "PRODUCT": "product prod multiply mul",
-    "MIN": "min minimum fmin amin",
-    "MAX": "max maximum fmax amax",
-    "BAND": "band bitwise_and and_",
-    "BOR": "bor bitwise_or or_",
-    "BXOR": "bxor bitwise_xor xor",
-}
-_MEANT = {word: name for name, words in _OTHER_NAMES.items() for word in words.split()}
+_MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
 
 
 def advice_for(op: Any) -> str:

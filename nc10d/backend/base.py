@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from nc10d import ops
 from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.errors import DistError, GroupClosed
@@ -81,93 +77,13 @@ class Shrinkable(Protocol):
         """Make the backend of the surviving `ranks`; all of them call."""
 
 
-NOTHING = np.empty(0, np.uint8)
-"""Stands for the array of a barrier, which has none."""
-
-
-LISTS = "lists"
-"""The `extra` of a call on lists, beside its other arguments."""
-
-
-def settled(arrays: Any) -> Any:
-    """Return an argument as prepared calls take it: a list as a tuple, which cannot change."""
-    return tuple(arrays) if type(arrays) is list else arrays
-
-
-def _gathered(op: ops.AllGather) -> tuple[Any, Any, Any]:
-    out = settled(op.out)
-    return LISTS if type(out) is tuple else None, op.inp, out
-
-
-def _reduced(op: ops.ReduceScatter) -> tuple[Any, Any, Any]:
-    inp = settled(op.inp)
-    return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
-
-
-def _exchanged(op: ops.AllToAll) -> tuple[Any, Any, Any]:
-    inp, out = settled(op.inp), settled(op.out)
-    if op.in_splits is None and op.out_splits is None:
-        return LISTS if type(inp) is tuple else None, inp, out
-    if type(inp) is tuple:  # the checks refuse it
-        return None, None, None
-    try:
-        return (_splits(op.in_splits), _splits(op.out_splits)), inp, out
-    except TypeError:  # no ints: the checks say what is wrong
-        return None, None, None
-
-
-def _exchange(extra: Any, x: Any, y: Any) -> ops.AllToAll:
-    in_splits, out_splits = extra if type(extra) is tuple else (None, None)
-    return ops.AllToAll(y, x, out_splits, in_splits)
-
-
-def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    # Plain ints, since 1.0 equals 1 as a key.
-    return None if sizes is None else tuple(map(index, sizes))
-
-
-class CallParts(NamedTuple):
-    """How an operation is split into (extra, x, y), and made of them again."""
-
-    split: Callable[[Any], tuple[Any, Any, Any]]
-    make: Callable[[Any, Any, Any], Op]
-
-
-PARTS: dict[type[Any], CallParts] = {
-    ops.AllReduce: CallParts(lambda o: (o.op, o.x, o.x), lambda e, x, y: ops.AllReduce(x, e)),
-    ops.Broadcast: CallParts(lambda o: (o.root, o.x, o.x), lambda e, x, y: ops.Broadcast(x, e)),
-    ops.Reduce: CallParts(lambda o: ((o.root, o.op), o.x, o.x), lambda e, x, y: ops.Reduce(x, *e)),
-    ops.AllGather: CallParts(_gathered, lambda e, x, y: ops.AllGather(y, x)),
-    ops.ReduceScatter: CallParts(
-        _reduced, lambda e, x, y: ops.ReduceScatter(x, y, e[0] if type(e) is tuple else e)
-    ),
-    ops.AllToAll: CallParts(_exchanged, _exchange),
-    ops.Gather: CallParts(
-        lambda o: ((o.root, o.even), o.inp, settled(o.out)), lambda e, x, y: ops.Gather(y, x, *e)
-    ),
-    ops.Scatter: CallParts(
-        lambda o: ((o.root, o.even), o.out, settled(o.inp)), lambda e, x, y: ops.Scatter(x, y, *e)
-    ),
-    ops.Barrier: CallParts(lambda o: (None, NOTHING, NOTHING), lambda e, x, y: ops.Barrier()),
-    ops.Send: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Send(x, e, tag)),
-    ops.Recv: CallParts(lambda o: (o.peer, o.x, o.tag), lambda e, x, tag: ops.Recv(x, e, tag)),
-}
-"""By kind of operation.
-
-`extra` has its arguments besides arrays: reduction, root, (root, reduction), (root, even), peer,
-split sizes; and LISTS where the same call also has a form without lists. x and y are its arrays in
-the order in which cpu/lowering/lower.py numbers them. Each is an array, a tuple of arrays, or None;
-y is the tag of a message.
-"""
-
-
 class PreparedCall(Protocol):
     """An operation that has passed all checks, ready to run again.
 
     run(words, x, y) returns 0 once the call has ended. Any other answer goes to
     PreparingBackend.finish, and so does 0 while operations are `in_flight` on the same channel.
-    x and y are as in PARTS. `run` itself checks the arrays, which may be any objects; the caller
-    has checked that a tag is an int in its range.
+    x and y are as in ops.facts.Parts. `run` itself checks the arrays, which may be any objects; the
+    caller has checked that a tag is an int in its range.
     """
 
     run: Callable[[Any, Any, Any], int]
@@ -203,7 +119,7 @@ class PreparingBackend(Protocol):
 
     @property
     def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall]]:
-        """The call prepared or found last, by kind of operation and `extra`, as in PARTS."""
+        """The call prepared or found last, by kind of operation and `extra` (see Parts)."""
 
     @property
     def hooked(self) -> Mapping[tuple[type[Any], Any], PreparedCall]:

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from nc10d import ops
 from nc10d.arrays.arguments import integer
-from nc10d.backend.base import LISTS, NOTHING, PARTS, settled
 from nc10d.base.deadline import Timeout
 from nc10d.ops import SUM, Array, Op, ReduceOp
+from nc10d.ops.facts import FACTS, LISTS, NOTHING, settled
 from nc10d.work import Work
 
 
@@ -61,14 +61,14 @@ class Runner:
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
-        """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in PARTS."""
+        """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in Parts."""
         # The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as
         # keys, and has checked a tag.
-        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
+        return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
-        return self._run(PARTS[kind].make(extra, x, y), x, True, timeout)
+        return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 
     def in_batch(self) -> bool:
         """Return whether a coalescing block of this thread is open on the group."""
@@ -188,7 +188,7 @@ class Collectives(Runner):
         if output_split_sizes is None and input_split_sizes is None:
             return self._call(ops.AllToAll, None, input, output, async_op, timeout)
         op = ops.AllToAll(output, input, _given(output_split_sizes), _given(input_split_sizes))
-        extra, x, y = PARTS[ops.AllToAll].split(op)
+        extra, x, y = FACTS[ops.AllToAll].split(op)
         if x is None:
             return self._run(op, output, async_op, timeout)
         return self._call(ops.AllToAll, extra, x, y, async_op, timeout)

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from nc10d import ops
 from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.interop import lend, lend_pair, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
-from nc10d.backend.base import PARTS, Backend, PreparedCall, PreparingBackend
+from nc10d.backend.base import Backend, PreparedCall, PreparingBackend
 from nc10d.backend.config import BackendConfig
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -32,13 +31,11 @@ from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
 from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED, H, Hooks, HooksPool
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
+from nc10d.ops.facts import FACTS
 from nc10d.work import Work
 
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
-
-_ON_ONE_ARRAY = frozenset({ops.AllReduce, ops.Broadcast, ops.Reduce, Send, Recv})
-_REDUCTIONS = ops.AllReduce, ops.Reduce, ops.ReduceScatter
 
 
 def _latest(backend: PreparingBackend, kind: type[Op], extra: Any) -> PreparedCall | None:
@@ -117,7 +114,7 @@ class Dispatcher(Collectives, PointToPoint):
             if done:
                 next(self._launches)
                 return None
-        return self._run(PARTS[kind].make(extra, x, y), x, async_op, timeout)
+        return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def _call_lent(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> None:
         """Run a call on another library's arrays; prepared if possible."""
@@ -140,14 +137,14 @@ class Dispatcher(Collectives, PointToPoint):
             if done:
                 next(self._launches)
                 return
-        self._run(PARTS[kind].make(extra, x, y), x, False, timeout)
+        self._run(FACTS[kind].make(extra, x, y), x, False, timeout)
 
     def run_hooked(
         self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
     ) -> H | None:
         """Run a prepared call with hooks of a pool; blocks, up to the group's timeout.
 
-        `kind` and `extra` are as in PARTS; `task`, `value` and `places` are the hooks' arguments.
+        `kind` and `extra` are as in Parts; `task`, `value` and `places` are the hooks' arguments.
         Returns None if the call and its hooks are done. Otherwise returns the hooks, after
         `begin_fallback`: the caller completes the call, and gives them back. Raises what a signal's
         handler raises, or the failure of the group; then no call uses these hooks again.
@@ -223,7 +220,7 @@ class Dispatcher(Collectives, PointToPoint):
             if work is not None:
                 next(self._launches)
                 return work
-        return self._run(PARTS[kind].make(extra, x, y), x, True, timeout)
+        return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 
     def _exchange(self, dst: int, x: Array, tag: int, src: int, y: Array, take: int) -> bool:
         backend = self._preparing
@@ -269,7 +266,8 @@ class Dispatcher(Collectives, PointToPoint):
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
         """Run `op`, or add it to this thread's open block; `array` is any of its arrays."""
         # The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
-        if isinstance(op, _REDUCTIONS) and type(op.op) is not ReduceOp:
+        facts = FACTS[type(op)]
+        if facts.reduces and type(getattr(op, "op", None)) is not ReduceOp:
             validate(op, self.rank, self.size)
         batch = self._batches.get(get_ident()) if self._batches else None
         if (
@@ -286,7 +284,7 @@ class Dispatcher(Collectives, PointToPoint):
         if batch is not None:
             return batch.add(op, device, async_op, timeout)
         seen, lent = op, None
-        if device == "cpu" and not (type(array) is np.ndarray and type(op) in _ON_ONE_ARRAY):
+        if device == "cpu" and not (type(array) is np.ndarray and facts.on_one_array):
             # A view that is lent costs less, but its array must be held until the call is over.
             may_lend = not async_op and self._preparing is not None
             lent = None if not may_lend else use_unowned_views(op)

@@ -34,7 +34,8 @@ from nc10d.arrays.interop import map_arrays
 from nc10d.base.deadline import NEVER, Deadline, Timeout
 from nc10d.base.promise import FAILED, NoCallbacks
 from nc10d.base.run_to_end import import_to_end
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import Op
+from nc10d.ops.facts import name_of
 from nc10d.work import Work
 
 
@@ -214,7 +215,7 @@ def _copy_back(copy: Any, x: Any) -> None:
 
 
 def _written_to(ops: Sequence[Op], count: int, dtype: Any) -> ValueError:
-    names = ", ".join(OP_NAMES[type(op)] for op in ops)
+    names = ", ".join(name_of(op) for op in ops)
     return ValueError(
         f"{names}: an array of {count} {dtype} was written to while the operation was in flight "
         "(seen because of the debug level DETAIL)"

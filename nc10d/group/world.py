@@ -31,7 +31,8 @@ from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup, prefix_store
-from nc10d.ops import OP_NAMES, Array, MessageInfo, Op, Recv, Send
+from nc10d.ops import Array, MessageInfo, Op, Recv, Send
+from nc10d.ops.facts import FACTS, name_of
 
 if TYPE_CHECKING:
     from nc10d.store.base import Store
@@ -170,12 +171,12 @@ class NonMember(Collectives, PointToPoint):
     allow_pickle = None  # no call of it is prepared: see nc10d.api.objects
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
-        warn_non_member(OP_NAMES[type(op)])
+        warn_non_member(name_of(op))
 
     def _call(
         self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> None:
-        warn_non_member(OP_NAMES[kind])
+        warn_non_member(FACTS[kind].name)
 
     def recv(
         self, tensor: Array, src: int | None = None, tag: int = 0, timeout: Timeout = None

@@ -27,7 +27,7 @@ from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change the machine code of a kernel, and of all other code (which may contain
 # helpers of kernels): a change to the engine leaves the kernels compiled.
-KERNEL_SOURCES = ("arrays/dtypes.py", "ops.py", "kernels/*.py")
+KERNEL_SOURCES = ("arrays/dtypes.py", "ops/reductions.py", "kernels/*.py")
 CODEC_SOURCES = ("codec/tags.py", "codec/messages.py", "codec/opcodes.py")
 SOURCES = (*KERNEL_SOURCES, *CODEC_SOURCES, "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0

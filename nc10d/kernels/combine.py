@@ -1,6 +1,6 @@
-"""LLVM code that combines two elements, for each kind of reduction and family of types.
+"""LLVM code that combines two elements, for each pairwise step and family of types.
 
-Contract: `combine(kind, dtype)` returns the function `(builder, x, y) -> x op y` on vectors of
+Contract: `combine(step, dtype)` returns the function `(builder, x, y) -> x op y` on vectors of
 stored elements (see `lanes`); the rules are those of `nc10d.arrays.dtypes`. `canonical` maps
 kernels that compute the same bits to a single kernel, which is compiled once.
 """
@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.simd import I8, NARROW, WIDEN, Builder, Value, is_nan, shuffle, splat
-from nc10d.ops import RedOp
+from nc10d.ops.reductions import PAIRWISE, Pairwise
 
 Combine = Callable[[Builder, Value, Value], Value]
 Convert = Callable[[Builder, Value], Value]
@@ -25,14 +25,6 @@ _UNSIGNED = {
     DType.INT32: DType.UINT32,
     DType.INT64: DType.UINT64,
 }
-_OF_TRUTH = {
-    RedOp.SUM: RedOp.BOR,
-    RedOp.MAX: RedOp.BOR,
-    RedOp.PRODUCT: RedOp.BAND,
-    RedOp.MIN: RedOp.BAND,
-}
-_SUMS = frozenset({RedOp.AVG, RedOp.PREMUL_SUM})
-_BITWISE = frozenset({RedOp.BAND, RedOp.BOR, RedOp.BXOR})
 
 
 def parts(dtype: DType) -> DType:
@@ -45,26 +37,24 @@ def unsigned(dtype: DType) -> DType:
     return _UNSIGNED.get(dtype, dtype)
 
 
-def canonical(kind: RedOp, dtype: DType) -> tuple[RedOp, DType]:
-    """Return the kind and type whose kernel computes the same bits."""
-    if kind in _SUMS:
-        kind = RedOp.SUM
+def canonical(step: Pairwise, dtype: DType) -> tuple[str, DType]:
+    """Return the name of the step, and the type, whose kernel computes the same bits."""
     if dtype.family is ElementKind.BOOL:
-        return _OF_TRUTH.get(kind, kind), dtype
-    if kind in _BITWISE:
-        return kind, DType.UINT8
-    if kind is RedOp.SUM:
-        return kind, unsigned(parts(dtype))
-    return kind, unsigned(dtype) if kind is RedOp.PRODUCT else dtype
+        return step.of_truth, dtype
+    if step.bitwise:
+        return step.name, DType.UINT8
+    if step.name == "SUM":
+        return step.name, unsigned(parts(dtype))
+    return step.name, dtype if step.exact else unsigned(dtype)
 
 
-def combine(kind: RedOp, dtype: DType) -> Combine:
+def combine(step: str, dtype: DType) -> Combine:
     """Return the function that emits `x op y`; the pair must be canonical."""
     if dtype not in WIDEN:
-        return _RULES[dtype.family][kind]
-    if kind in _CHOICES:
-        return _choose_float(_CHOICES[kind], WIDEN[dtype])
-    rule, widen, narrow = _RULES[dtype.family][kind], WIDEN[dtype], NARROW[dtype]
+        return _RULES[dtype.family][step]
+    if step in _CHOICES:
+        return _choose_float(_CHOICES[step], WIDEN[dtype])
+    rule, widen, narrow = _RULES[dtype.family][step], WIDEN[dtype], NARROW[dtype]
     return lambda b, x, y: narrow(b, rule(b, widen(b, x), widen(b, y)))
 
 
@@ -103,21 +93,21 @@ def _complex_product(b: Builder, x: Value, y: Value) -> Value:
     return shuffle(b, minus, plus, [i for p in pairs for i in (p, p + 1 + x.type.count)])
 
 
-_CHOICES = {RedOp.MAX: ">", RedOp.MIN: "<"}
-_WRAPPING: dict[RedOp, Combine] = {
-    RedOp.SUM: Builder.add,
-    RedOp.PRODUCT: Builder.mul,
-    RedOp.BAND: Builder.and_,
-    RedOp.BOR: Builder.or_,
-    RedOp.BXOR: Builder.xor,
+_CHOICES = {"MAX": ">", "MIN": "<"}
+_WRAPPING: dict[str, Combine] = {
+    "SUM": Builder.add,
+    "PRODUCT": Builder.mul,
+    "BAND": Builder.and_,
+    "BOR": Builder.or_,
+    "BXOR": Builder.xor,
 }
-_RULES: dict[ElementKind, dict[RedOp, Combine]] = {
-    ElementKind.BOOL: {kind: _of_truth(_WRAPPING[kind]) for kind in _BITWISE},
+_RULES: dict[ElementKind, dict[str, Combine]] = {
+    ElementKind.BOOL: {s: _of_truth(_WRAPPING[s]) for s, step in PAIRWISE.items() if step.bitwise},
     ElementKind.UINT: _WRAPPING
     | {k: _choose_int(Builder.icmp_unsigned, c) for k, c in _CHOICES.items()},
     ElementKind.INT: _WRAPPING
     | {k: _choose_int(Builder.icmp_signed, c) for k, c in _CHOICES.items()},
-    ElementKind.FLOAT: {RedOp.SUM: Builder.fadd, RedOp.PRODUCT: Builder.fmul}
+    ElementKind.FLOAT: {"SUM": Builder.fadd, "PRODUCT": Builder.fmul}
     | {k: _choose_float(c) for k, c in _CHOICES.items()},
-    ElementKind.COMPLEX: {RedOp.PRODUCT: _complex_product},
+    ElementKind.COMPLEX: {"PRODUCT": _complex_product},
 }

@@ -21,43 +21,45 @@ from nc10d.kernels.cache import address_of
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, unary_kernel, wide_bytes
 from nc10d.kernels.simd import Builder, Value
-from nc10d.ops import AVG, RedOp, ReduceOp
+from nc10d.ops import ReduceOp
+from nc10d.ops.reductions import EXAMPLES, PAIRWISE, kind_named
 
-BOTH = (RedOp.SUM, RedOp.AVG)
-"""The operations for which there are kernels that write to both operands."""
+BOTH = ("SUM", "AVG")
+"""The reductions for which there are kernels that write to both operands."""
 
 _kernels: dict[str, Any] = {}
-_addresses: dict[tuple[RedOp, DType], int] = {}
+_addresses: dict[tuple[str, DType], int] = {}
 
 
-def kernel_address(kind: RedOp, dtype: DType) -> int:
-    """Return the address of dst = a op b; AVG and PREMUL_SUM are sums.
+def kernel_address(step: str, dtype: DType) -> int:
+    """Return the address of dst = a op b, by the name of the pairwise step.
 
     Raises TypeError if `dtype` has no such operation. May block to compile.
     """
-    found = _addresses.get((kind, dtype))
-    return _resolve(kind, dtype) if found is None else found
+    found = _addresses.get((step, dtype))
+    return _resolve(step, dtype) if found is None else found
 
 
-def _resolve(kind: RedOp, dtype: DType) -> int:
-    check_reduce(dtype, example(kind))
-    same, stored = canonical(kind, dtype)
-    name = f"{same.name.lower()}_{stored.label}"
+def _resolve(step: str, dtype: DType) -> int:
+    check_reduce(dtype, ReduceOp(kind_named(step)))
+    same, stored = canonical(PAIRWISE[step], dtype)
+    name = f"{same.lower()}_{stored.label}"
     address = address_of(_kernels, name, lambda: binary_kernel(name, stored, combine(same, stored)))
-    return _addresses.setdefault((kind, dtype), address)
+    return _addresses.setdefault((step, dtype), address)
 
 
-def both_address(kind: RedOp, dtype: DType) -> int:
+def both_address(reduction: str, dtype: DType) -> int:
     """Return the address of a = b = a op b, called with (a, a, b, nbytes); AVG halves.
 
     For sums and averages of gradients: of real and complex floats. May block to compile.
     """
-    assert kind in BOTH, kind
+    assert reduction in BOTH, reduction
     assert dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX), dtype
-    same, stored = canonical(kind, dtype)
+    kind = kind_named(reduction)
+    same, stored = canonical(kind.pairwise, dtype)
     total = combine(same, stored)
-    rule = _halved(stored, total) if kind is RedOp.AVG else total
-    name = f"both_{kind.name.lower()}_{stored.label}"
+    rule = _halved(stored, total) if kind.finishes else total
+    name = f"both_{reduction.lower()}_{stored.label}"
     return address_of(_kernels, name, lambda: binary_kernel(name, stored, rule, both=True))
 
 
@@ -93,23 +95,18 @@ def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
     """Yield the name of each distinct kernel and the call that makes it: for warming up."""
-    pairs = {canonical(k, d): (k, d) for d in DType for k in RedOp if allows(d, example(k))}
-    for (kind, dtype), asked in pairs.items():
-        yield f"{kind.name.lower()}_{dtype.label}", functools.partial(kernel_address, *asked)
-    for dtype in dict.fromkeys(parts(d) for d in DType if allows(d, AVG)):
+    allowed = [(op, dtype) for op in EXAMPLES for dtype in DType if allows(dtype, op)]
+    for (step, dtype), asked in {canonical(op.pairwise, d): (op, d) for op, d in allowed}.items():
+        make = functools.partial(kernel_address, asked[0].pairwise.name, asked[1])
+        yield f"{step.lower()}_{dtype.label}", make
+    for dtype in dict.fromkeys(parts(d) for op, d in allowed if op.kind.finishes):
         yield f"divide_{dtype.label}", functools.partial(divide_address, dtype)
-    for kind, dtype in itertools.product(BOTH, DType):
+    for reduction, dtype in itertools.product(BOTH, DType):
         if dtype.family is ElementKind.FLOAT:
-            name = f"both_{kind.name.lower()}_{dtype.label}"
-            yield name, functools.partial(both_address, kind, dtype)
-    scaled = (unsigned(parts(d)) for d in DType if allows(d, example(RedOp.PREMUL_SUM)))
-    for dtype in dict.fromkeys(scaled):
+            name = f"both_{reduction.lower()}_{dtype.label}"
+            yield name, functools.partial(both_address, reduction, dtype)
+    for dtype in dict.fromkeys(unsigned(parts(d)) for op, d in allowed if op.kind.prepares):
         yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)
-
-
-def example(kind: RedOp) -> ReduceOp:
-    """Return an operation of this kind; PREMUL_SUM's factor is 1."""
-    return ReduceOp(kind, 1.0 if kind is RedOp.PREMUL_SUM else None)
 
 
 # How the maps compute: (prepare the scalar, apply it to a vector, bytes of the wide step)

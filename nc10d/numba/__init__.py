@@ -17,11 +17,9 @@ thread that Python does not know, such as those of `prange`, gets a RuntimeError
 coalescing block a compiled call is a ValueError.
 """
 
-from nc10d.numba.compiled_calls import all_reduce, barrier, broadcast, recv, send
-from nc10d.ops import RedOp
+from nc10d.numba.compiled_calls import Reductions, all_reduce, barrier, broadcast, recv, send
 
-SUM, AVG, PRODUCT, MIN, MAX = RedOp.SUM, RedOp.AVG, RedOp.PRODUCT, RedOp.MIN, RedOp.MAX
-BAND, BOR, BXOR = RedOp.BAND, RedOp.BOR, RedOp.BXOR
+SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = Reductions
 
 __all__ = [
     "AVG",

@@ -8,6 +8,7 @@ refers to both by names that are given to the linker below, so that Numba may ke
 from __future__ import annotations
 
 import ctypes
+import enum
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -27,7 +28,8 @@ from nc10d.backend.cpu.native import raw_calls as raw
 from nc10d.backend.cpu.native.cpython import TYPE_OFFSET, words_at
 from nc10d.group import world
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import Op, RedOp, ReduceOp
+from nc10d.ops import Op
+from nc10d.ops.reductions import REDUCE_OPS
 
 _ALL_REDUCE, _BROADCAST, _BARRIER = range(3)
 _SEND, _RECV = raw.MESSAGES, raw.MESSAGES + 1
@@ -35,14 +37,18 @@ _DTYPES, _REDUCTIONS = 1 << 6, 1 << 12  # a key: kind + 64 * (dtype's code + 64 
 _MOST_BLOCKS = 4096
 """Calls that are published at most: their blocks are kept, since a thread may be reading them."""
 _BY_CODE = {dtype.code: dtype for dtype in DType}
+_enumerated: Any = enum.IntEnum
+Reductions = _enumerated("Reductions", {op.kind.name: op.kind.number for op in REDUCE_OPS})
+"""The reductions without a factor, as compiled code takes them: Numba knows no ReduceOp."""
+_SUM = Reductions.SUM
 
 
 # Outside compiled code
 
 
-def all_reduce(x: Any, op: RedOp = RedOp.SUM) -> None:
+def all_reduce(x: Any, op: Any = _SUM) -> None:
     """Reduce `x` over the default group in place; `op` is SUM, MAX, ... of this module. Blocks."""
-    world.get_default_group().all_reduce(x, ReduceOp(RedOp(op)))
+    world.get_default_group().all_reduce(x, REDUCE_OPS[Reductions(op)])
 
 
 def broadcast(x: Any, src: int) -> None:
@@ -87,7 +93,7 @@ def _array(key: int, count: int, data: int) -> Any:
 def _operation(key: int, x: Any, rank: int, tag: int) -> Op:
     kind = key % _DTYPES + (key & raw.MESSAGES)
     if kind == _ALL_REDUCE:
-        return ops.AllReduce(x, ReduceOp(RedOp((key & (raw.MESSAGES - 1)) // _REDUCTIONS)))
+        return ops.AllReduce(x, REDUCE_OPS[(key & (raw.MESSAGES - 1)) // _REDUCTIONS])
     if kind == _BROADCAST:
         return ops.Broadcast(x, rank)
     if kind == _BARRIER:
@@ -250,10 +256,10 @@ def _check_compiled(status: Any) -> Callable[..., None]:
 
 
 @overload(all_reduce)
-def _all_reduce_compiled(x: Any, op: Any = RedOp.SUM) -> Callable[..., None]:
+def _all_reduce_compiled(x: Any, op: Any = _SUM) -> Callable[..., None]:
     key, step = _key("all_reduce", x, _ALL_REDUCE, True), _REDUCTIONS
 
-    def call(x: Any, op: Any = RedOp.SUM) -> None:
+    def call(x: Any, op: Any = _SUM) -> None:
         whole = key + step * op.value
         _check(_call(_state_address(), whole, x.size, 0, 0, x.ctypes.data))
 

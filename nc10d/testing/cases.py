@@ -14,6 +14,7 @@ from typing import Any
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops.reductions import KINDS, kind_named
 from nc10d.testing.layouts import LAYOUTS
 from nc10d.testing.modes import MODES
 from nc10d.testing.pair_cover import pairwise
@@ -40,7 +41,7 @@ _RAGGED = frozenset(
 )
 _TABLE = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})  # one chunk for each rank
 NO_OP = "-"
-OPS = (*(kind.name for kind in O.RedOp), NO_OP)
+OPS = (*(kind.name for kind in KINDS), NO_OP)
 SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
 LARGE_BYTES = 300 * 1024  # more than half of the CPU engine's staging buffer, which is 256 KiB
 
@@ -98,10 +99,8 @@ _SIZES = (5, 0, 4099, 1, 70_001, 64)
 
 def reduction(name: str, dtype: DType) -> O.ReduceOp:
     """Return the reduction called `name`; the factor of PREMUL_SUM is whole for ints."""
-    kind = O.RedOp[name]
-    if kind is not O.RedOp.PREMUL_SUM:
-        return O.ReduceOp(kind)
-    return O.premul_sum(3.0 if dtype.family in (ElementKind.INT, ElementKind.UINT) else 0.7)
+    kind, whole = kind_named(name), dtype.family in (ElementKind.INT, ElementKind.UINT)
+    return O.ReduceOp(kind, (3.0 if whole else 0.7) if kind.prepares else None)
 
 
 def cover(

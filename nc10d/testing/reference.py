@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
-from nc10d.ops import SUM, RedOp, ReduceOp
+from nc10d.ops import SUM, ReduceOp
+from nc10d.ops.reductions import Pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NARROW = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
@@ -93,15 +94,17 @@ def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
     dtype = dtype_of(arrays[0].dtype)
     check_reduce(dtype, op)
     inputs = [scaled(x, op.factor) for x in arrays] if op.factor is not None else arrays
-    total = functools.reduce(lambda x, y: pairwise(x, y, op.kind), inputs)
-    return divided(total, len(arrays)) if op.kind is RedOp.AVG else np.array(total)
+    total = functools.reduce(lambda x, y: pairwise(x, y, op.pairwise), inputs)
+    return divided(total, len(arrays)) if op.kind.finishes else np.array(total)
 
 
-def pairwise(x: Array, y: Array, kind: RedOp) -> Array:
+def pairwise(x: Array, y: Array, step: Pairwise) -> Array:
     """Return x op y in the arrays' dtype, rounded once."""
     dtype = dtype_of(x.dtype)
-    rule = _LOGICAL[kind] if dtype.family is ElementKind.BOOL else _RULES[kind]
-    if dtype.family is ElementKind.COMPLEX and kind is RedOp.PRODUCT:
+    rule = _RULES[step.name]
+    if dtype.family is ElementKind.BOOL:
+        rule = _LOGICAL[step.of_truth]
+    elif dtype.family is ElementKind.COMPLEX and rule is np.multiply:
         rule = _complex_product
     with np.errstate(all="ignore"):
         wide = [_widened(x), _widened(y)]
@@ -123,25 +126,19 @@ def scaled(x: Array, factor: float) -> Array:
     return _by_parts(x, lambda real: real * _rounded(factor, x.dtype, real.dtype))
 
 
-_RULES: dict[RedOp, Callable[[Array, Array], Array]] = {
-    RedOp.SUM: np.add,
-    RedOp.AVG: np.add,
-    RedOp.PREMUL_SUM: np.add,
-    RedOp.PRODUCT: np.multiply,
-    RedOp.MIN: lambda x, y: np.where((x < y) | np.isnan(x), x, y),
-    RedOp.MAX: lambda x, y: np.where((x > y) | np.isnan(x), x, y),
-    RedOp.BAND: np.bitwise_and,
-    RedOp.BOR: np.bitwise_or,
-    RedOp.BXOR: np.bitwise_xor,
+_RULES: dict[str, Callable[[Array, Array], Array]] = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": lambda x, y: np.where((x < y) | np.isnan(x), x, y),
+    "MAX": lambda x, y: np.where((x > y) | np.isnan(x), x, y),
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
 }
-_LOGICAL: dict[RedOp, Callable[[Array, Array], Array]] = {
-    RedOp.SUM: np.logical_or,
-    RedOp.MAX: np.logical_or,
-    RedOp.BOR: np.logical_or,
-    RedOp.PRODUCT: np.logical_and,
-    RedOp.MIN: np.logical_and,
-    RedOp.BAND: np.logical_and,
-    RedOp.BXOR: np.logical_xor,
+_LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
+    "BAND": np.logical_and,
+    "BOR": np.logical_or,
+    "BXOR": np.logical_xor,
 }
 
 

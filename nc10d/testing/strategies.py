@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops.reductions import REDUCE_OPS
 from nc10d.testing.compute import compute
 from nc10d.testing.layouts import lay
 from nc10d.testing.programs.draw import mixed_programs as mixed_programs
@@ -28,7 +29,7 @@ from nc10d.testing.simulated.faults import FAULTS, Fault, faults_from
 Array = np.ndarray[Any, np.dtype[Any]]
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)
 # A whole number, so that it is a factor for ints as well.
-OPS = (O.SUM, O.AVG, O.PRODUCT, O.MIN, O.MAX, O.BAND, O.BOR, O.BXOR, O.premul_sum(3.0))
+OPS = (*REDUCE_OPS, O.premul_sum(3.0))
 
 
 def worlds(largest: int = 5) -> st.SearchStrategy[int]:

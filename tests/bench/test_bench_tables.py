@@ -15,7 +15,7 @@ from benchmarks.__main__ import TABLES, main, usage
 from benchmarks.micro import first_use, kernels, overlap, registered, timeline
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.native.offsets import TRACE_BLOCKED, TRACE_DONE, TRACE_START
-from nc10d.ops import RedOp
+from nc10d.ops import MAX, SUM
 from nc10d.testing import Ranks
 
 SMAPS = """55d0-7ffe ---p 00000000 00:00 0    [rollup]
@@ -46,7 +46,7 @@ def test_an_unknown_table_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_kernel_that_is_timed_adds() -> None:
     x, y = np.arange(1000, dtype=np.float32), np.full(1000, 2, np.float32)
-    call = kernels.folding(RedOp.SUM, x, y)
+    call = kernels.folding(SUM, x, y)
     call()
     call()
     assert np.array_equal(x, np.arange(1000) + 4)
@@ -61,7 +61,7 @@ def test_speeds_are_reported_by_float32s() -> None:
 
 
 def test_every_type_is_timed_in_every_round() -> None:
-    found = kernels.speeds([DType.FLOAT32, DType.INT8], RedOp.MAX, 64, 3)
+    found = kernels.speeds([DType.FLOAT32, DType.INT8], MAX, 64, 3)
     assert {dtype: len(one) for dtype, one in found.items()} == {DType.FLOAT32: 3, DType.INT8: 3}
     assert all(speed > 0 for one in found.values() for speed in one)
 

@@ -14,6 +14,7 @@ from build import WANTED, find_headers
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, allows
 from nc10d.group.process_group import ProcessGroup
+from nc10d.ops.reductions import kind_named
 from nc10d.testing import Ranks, reference
 from nc10d.testing.strategies import mixed_values
 
@@ -79,7 +80,7 @@ def reductions(group: ProcessGroup, label: str) -> dict[str, list[Array]]:
     here, dtype, code = world(group), DType[label], TYPES[DType[label].label]
     rows, results = each(dtype)[group.rank], {}
     for name in OPS:
-        if allows(dtype, O.ReduceOp(O.RedOp[name])):
+        if allows(dtype, O.ReduceOp(kind_named(name))):
             results[name] = three_calls(here, rows, code, OPS[name])
     factor = np.array([3], dtype.numpy)
     made = here.nccl.scaled_sum(factor, code, here.comm)
@@ -107,7 +108,7 @@ def test_every_reduction_of_every_type_is_the_reference(ranks: Ranks, label: str
     first = [row[0] for row in rows]
     answers = ranks.run(reductions, [label] * SIZE)
     for name in answers[0]:
-        op = O.premul_sum(3.0) if name == "PREMUL_SUM" else O.ReduceOp(O.RedOp[name])
+        op = O.premul_sum(3.0) if name == "PREMUL_SUM" else O.ReduceOp(kind_named(name))
         wanted = zip(
             reference.all_reduce(first, op),
             reference.reduce(first, 1, op),

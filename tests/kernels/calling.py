@@ -5,20 +5,20 @@ import ctypes
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, allows
-from nc10d.kernels.reduce import example
-from nc10d.ops import RedOp
+from nc10d.ops import ReduceOp
+from nc10d.ops.reductions import PAIRWISE, kind_named
 
 GUARD = 64
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 DTYPES = list(DType)
 
 
-def allowed(kind, dtype):
-    return allows(dtype, example(kind))
+def allowed(name, dtype):
+    return allows(dtype, ReduceOp(kind_named(name)))
 
 
-KINDS = [k for k in RedOp if k not in (RedOp.AVG, RedOp.PREMUL_SUM)]
-PAIRS = [(kind, dtype) for dtype in DTYPES for kind in KINDS if allowed(kind, dtype)]
+PAIRS = [(step, dtype) for dtype in DTYPES for step in PAIRWISE if allowed(step, dtype)]
+"""Names of pairwise steps, with the types that have them."""
 
 
 class Memory:

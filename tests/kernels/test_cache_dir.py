@@ -46,7 +46,7 @@ def test_the_default_folder_lies_in_the_users_cache(monkeypatch, tmp_path):
 
 def test_other_parts_and_other_sources_have_other_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "code"))
-    asked = [(cache_dir.SOURCES, ("1",)), (cache_dir.SOURCES, ("2",)), (("ops.py",), ("1",))]
+    asked = [(cache_dir.SOURCES, ("1",)), (cache_dir.SOURCES, ("2",)), (("ops/reductions.py",), ("1",))]
     assert len({cache_dir.code_folder(*each) for each in asked}) == 3
 
 
@@ -89,7 +89,7 @@ def test_a_folder_below_one_that_others_may_write_to_is_not_used(below, monkeypa
 
 def test_what_a_read_only_folder_holds_is_used_and_the_rest_lies_elsewhere(monkeypatch, tmp_path):
     monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "image"))
-    held = cache_dir.code_folder(("ops.py",), ("held",))
+    held = cache_dir.code_folder(("ops/reductions.py",), ("held",))
     forget()
 
     def mkdir(path, *_, **options):
@@ -99,8 +99,8 @@ def test_what_a_read_only_folder_holds_is_used_and_the_rest_lies_elsewhere(monke
     monkeypatch.setattr(
         Path, "mkdir", lambda p, *a, **k: (mkdir if "image" in str(p) else real)(p, *a, **k)
     )
-    assert cache_dir.code_folder(("ops.py",), ("held",)) == held
-    missing = cache_dir.code_folder(("ops.py",), ("missing",))
+    assert cache_dir.code_folder(("ops/reductions.py",), ("held",)) == held
+    missing = cache_dir.code_folder(("ops/reductions.py",), ("missing",))
     assert missing.parent == tmp_path / "tmp" / f"nc10d-{os.geteuid()}"
 
 

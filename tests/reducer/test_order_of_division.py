@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.ops import RedOp
+from nc10d.ops import SUM
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import allreduce_hook, bf16_compress_wrapper
 from nc10d.reducer.hooks.local_sgd import average_parameters
@@ -25,7 +25,7 @@ LARGE = 40_000
 def expected(gradients):
     """The sum in rank order of each rank's gradient, divided and rounded."""
     parts = [reference.divided(x, len(gradients)) for x in gradients]
-    return functools.reduce(lambda x, y: reference.pairwise(x, y, RedOp.SUM), parts)
+    return functools.reduce(lambda x, y: reference.pairwise(x, y, SUM.pairwise), parts)
 
 
 def numbers(dtype, seed, count):

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
@@ -14,6 +13,7 @@ from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import DONE, PENDING
 from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
+from nc10d.ops.facts import facts_of
 from nc10d.work import Work
 
 Part = tuple[Channel, Submission]
@@ -81,7 +81,7 @@ class _OfCall:
     @ops.setter
     def ops(self, ops: Sequence[Op]) -> None:
         """Replace the arrays, which are views, by the caller's own."""
-        _, x, y = PARTS[type(ops[0])].split(ops[0])
+        _, x, y = facts_of(ops[0]).split(ops[0])
         self._call = self._call[0], x, y  # type: ignore[misc]
 
 

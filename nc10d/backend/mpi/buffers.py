@@ -16,7 +16,8 @@ from nc10d.backend.mpi.datatypes import carrier, native
 from nc10d.backend.mpi.library import MPI, cuda_aware
 from nc10d.backend.polled.flat_buffers import FlatBuffer
 from nc10d.errors import UnsupportedPlatform
-from nc10d.ops import OP_NAMES, Op, RedOp
+from nc10d.ops import Op, ReduceOp
+from nc10d.ops.facts import facts_of, name_of
 
 
 def memory(x: FlatBuffer) -> Any:
@@ -37,14 +38,14 @@ def in_chunks(x: FlatBuffer, counts: Sequence[int]) -> list[Any]:
 def check_devices(ops: Sequence[Op]) -> None:
     """Raise UnsupportedPlatform or TypeError where an operation's device arrays are not for MPI."""
     for op in ops:
-        for array in (getattr(op, name, None) for name in ("x", "out", "inp")):
+        for array in (getattr(op, name) for name in facts_of(op).arrays):
             device = "cpu" if array is None else device_type(array)
             if device != "cpu":
                 _check(op, array, device)
 
 
 def _check(op: Op, array: Any, device: str) -> None:
-    name = OP_NAMES[type(op)]
+    name = name_of(op)
     if not cuda_aware():
         raise UnsupportedPlatform(
             f"{name}: this MPI is not CUDA-aware, so it can't take arrays on {device}: copy them "
@@ -52,9 +53,9 @@ def _check(op: Op, array: Any, device: str) -> None:
         )
     if isinstance(array, (list, tuple)) or not as_buffer(array).contiguous:
         raise TypeError(f"{name}: mpi takes arrays on {device} one by one and contiguous only")
-    how, dtype = getattr(op, "op", None), as_buffer(array).dtype
+    how: ReduceOp | None = getattr(op, "op", None)
     if how is None:
         return
-    scaled = how.kind in (RedOp.AVG, RedOp.PREMUL_SUM)
-    if scaled or native(how.kind, dtype) is None:
+    dtype, plain = as_buffer(array).dtype, not (how.kind.prepares or how.kind.finishes)
+    if not plain or native(how.pairwise, dtype) is None:
         raise TypeError(f"{name}: mpi has no {how.name} of {dtype.label} on {device}")

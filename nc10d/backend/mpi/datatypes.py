@@ -2,7 +2,7 @@
 
 Data is moved as unsigned ints of its width. A reduction that MPI defines in the same way runs as
 MPI's own. Any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op that
-calls nc10d's kernel. An op serves all element types of a kind, and distinguishes them by MPI's
+calls nc10d's kernel. An op serves all element types, and distinguishes them by MPI's
 datatype, because mpi4py allows only few ops.
 """
 
@@ -17,7 +17,7 @@ from nc10d.backend.mpi.library import MPI
 from nc10d.backend.polled.flat_buffers import kernel
 from nc10d.kernels.combine import canonical
 from nc10d.kernels.reduce import kernel_address
-from nc10d.ops import RedOp
+from nc10d.ops.reductions import PAIRWISE, Pairwise
 
 _MOVED = {
     1: MPI.UINT8_T,
@@ -27,13 +27,13 @@ _MOVED = {
     16: MPI.C_DOUBLE_COMPLEX,
 }
 _OPS = {
-    RedOp.SUM: MPI.SUM,
-    RedOp.PRODUCT: MPI.PROD,
-    RedOp.MIN: MPI.MIN,
-    RedOp.MAX: MPI.MAX,
-    RedOp.BAND: MPI.BAND,
-    RedOp.BOR: MPI.BOR,
-    RedOp.BXOR: MPI.BXOR,
+    "SUM": MPI.SUM,
+    "PRODUCT": MPI.PROD,
+    "MIN": MPI.MIN,
+    "MAX": MPI.MAX,
+    "BAND": MPI.BAND,
+    "BOR": MPI.BOR,
+    "BXOR": MPI.BXOR,
 }
 _NUMBERS = {
     DType.UINT8: MPI.UINT8_T,
@@ -47,7 +47,6 @@ _NUMBERS = {
     DType.FLOAT32: MPI.FLOAT,
     DType.FLOAT64: MPI.DOUBLE,
 }
-_ARITHMETIC = (RedOp.SUM, RedOp.PRODUCT)
 # Open MPI 5's vectorised sums of 8 and 16 bits saturate instead of wrapping around.
 _TOO_NARROW = (DType.UINT8, DType.UINT16)
 
@@ -66,22 +65,22 @@ def carrier(dtype: DType) -> Any:
     return _MOVED[dtype.itemsize]
 
 
-def native(kind: RedOp, dtype: DType) -> MpiReduction | None:
-    """Return MPI's own reduction of the same meaning, None if it has none (AVG is a sum here)."""
-    kind, stored = canonical(kind, dtype)
-    datatype = _NUMBERS.get(stored)
-    if datatype is None or (stored.family is ElementKind.FLOAT and kind not in _ARITHMETIC):
+def native(step: Pairwise, dtype: DType) -> MpiReduction | None:
+    """Return MPI's own reduction by a pairwise step, None if MPI has none of the same meaning."""
+    name, stored = canonical(step, dtype)
+    datatype, exact = _NUMBERS.get(stored), PAIRWISE[name].exact
+    if datatype is None or (stored.family is ElementKind.FLOAT and exact):
         return None
-    if kind in _ARITHMETIC and stored in _TOO_NARROW:
+    if stored in _TOO_NARROW and not exact:
         return None
-    return MpiReduction(datatype, dtype.itemsize // stored.itemsize, _OPS[kind])
+    return MpiReduction(datatype, dtype.itemsize // stored.itemsize, _OPS[name])
 
 
 @functools.cache
-def reduction(kind: RedOp, dtype: DType) -> MpiReduction:
+def reduction(step: Pairwise, dtype: DType) -> MpiReduction:
     """Return the reduction for MPI to run in any order that keeps ranks' places."""
-    same, _ = canonical(kind, dtype)
-    return native(kind, dtype) or MpiReduction(_opaque(dtype), 1, _kernel_op(same))
+    same, _ = canonical(step, dtype)
+    return native(step, dtype) or MpiReduction(_opaque(dtype), 1, _kernel_op(same))
 
 
 _opaque_dtypes: dict[int, DType] = {}
@@ -96,10 +95,10 @@ def _opaque(dtype: DType) -> Any:
 
 
 @functools.cache
-def _kernel_op(kind: RedOp) -> Any:
+def _kernel_op(step: str) -> Any:
     def combine(lower: Any, upper: Any, datatype: Any) -> None:
         """upper := lower op upper"""
-        run = kernel(kernel_address(kind, _opaque_dtypes[datatype.handle]))
+        run = kernel(kernel_address(step, _opaque_dtypes[datatype.handle]))
         run(upper.address, lower.address, upper.address, upper.nbytes)
 
     return MPI.Op.Create(combine, commute=False)

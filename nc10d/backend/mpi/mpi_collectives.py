@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops
-from nc10d.arrays.call_info import has_own_sizes
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import reduction
 from nc10d.backend.mpi.library import MPI, Comm, Steps
@@ -30,6 +29,7 @@ from nc10d.backend.polled.flat_buffers import (
     prepare,
     row_counts,
 )
+from nc10d.ops.facts import facts_of
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
 
@@ -88,7 +88,7 @@ def _reduce_scatter(
         yield from _fold_chunk(comm, inp, counts, out, op.op, buffers)
         return
     operand, operator = _operands(inp, op.op)
-    width = reduction(op.op.kind, inp.dtype).width
+    width = reduction(op.op.pairwise, inp.dtype).width
     into = [memory(out), width * out.count, operand[2]]
     yield [comm.Ireduce_scatter(operand, into, [width * n for n in counts], operator)]
 
@@ -109,11 +109,11 @@ def _fold_chunk(
 
 def _reduced_by_mpi(x: FlatBuffer, op: ops.ReduceOp, size: int, any_order: bool) -> bool:
     """Return whether MPI itself reduces; for device arrays there is no alternative."""
-    return any_order or x.device != "cpu" or not order_matters(op.kind, x.dtype, size)
+    return any_order or x.device != "cpu" or not order_matters(op, x.dtype, size)
 
 
 def _operands(x: FlatBuffer, op: ops.ReduceOp) -> tuple[list[Any], Any]:
-    operator = reduction(op.kind, x.dtype)
+    operator = reduction(op.pairwise, x.dtype)
     return [memory(x), x.count * operator.width, operator.datatype], operator.op
 
 
@@ -134,7 +134,7 @@ def _all_gather(comm: Comm, op: ops.AllGather, buffers: OpBuffers, any_order: bo
 def _all_to_all(comm: Comm, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, comm.size, False)
     out, takes = buffers.chunks(op.out, comm.size, True)
-    if has_own_sizes(op):
+    if facts_of(op).own_sizes(op):
         sends = row_counts(inp.count, op.in_splits, sends)
         takes = row_counts(out.count, op.out_splits, takes)
         yield from _announce(comm, op, sends, takes)

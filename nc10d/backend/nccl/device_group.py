@@ -33,7 +33,8 @@ from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
-from nc10d.ops import OP_NAMES, Op, RepeatedOps
+from nc10d.ops import Op, RepeatedOps
+from nc10d.ops.facts import name_of
 from nc10d.store.prefix import PrefixStore
 
 _run_rows = entry_point(native.nc10d_nccl_run)
@@ -280,7 +281,7 @@ class DeviceGroup:
         if entering:
             return self.board.mismatch(entering)
         code, place, by_cuda = table.culprit(answer)
-        which = "" if place is None else f", operation {place}: {OP_NAMES[type(work.ops[place])]}"
+        which = "" if place is None else f", operation {place}: {name_of(work.ops[place])}"
         group = self._group
         what = f"rank {group.rank} of group {group.name!r}, {work._describe()}{which}"
         if by_cuda:

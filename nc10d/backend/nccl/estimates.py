@@ -16,7 +16,8 @@ from nc10d.backend.nccl.bindings.library import SIM_MAGIC, SimInfo, version_code
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.base.deadline import Deadline
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import Op
+from nc10d.ops.facts import name_of
 
 _SIMULATE = "ncclGroupSimulateEnd"
 _NO_MODEL = ("ncclSend", "ncclRecv")
@@ -46,7 +47,7 @@ def seconds_of(backend: NcclBackend, ops: Sequence[Op], deadline: Deadline) -> f
     calls = backend.started.calls(ops)
     for op, own in zip(ops, calls, strict=True):
         if any(call[0] in _NO_MODEL for call in own):
-            raise ValueError(f"{OP_NAMES[type(op)]}: NCCL estimates collectives, not messages")
+            raise ValueError(f"{name_of(op)}: NCCL estimates collectives, not messages")
     with comm.lock, comm.enter():
         for bundle in _bundles([call for own in calls for call in own]):
             found = SimInfo(ctypes.sizeof(SimInfo), SIM_MAGIC, version_code(HEADER_VERSION))

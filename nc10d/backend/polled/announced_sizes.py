@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nc10d import ops
 from nc10d.errors import CollectiveMismatch
+from nc10d.ops.facts import name_of
 
 
 def raise_if_sizes_differ(
@@ -16,7 +17,7 @@ def raise_if_sizes_differ(
     `sizes` are those that this rank sends, takes, and is sent.
     """
     if first < size:
-        name = ops.OP_NAMES[type(op)]
+        name = name_of(op)
         text = f"{name}: rank {first} expects other sizes than its peers send"
         sends, takes, coming = map(list, sizes)
         detail = f" (it sends {sends}, takes {takes}, and is sent {coming})"

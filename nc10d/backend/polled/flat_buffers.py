@@ -17,7 +17,7 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp
 
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -34,10 +34,10 @@ def kernel(address: int) -> Any:
     return _KERNEL(address)
 
 
-def order_matters(kind: RedOp, dtype: DType, size: int) -> bool:
+def order_matters(op: ReduceOp, dtype: DType, size: int) -> bool:
     """Return whether another order of the same operands could change a bit of the result."""
     rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
-    return rounds and size > 2 and kind not in (RedOp.MIN, RedOp.MAX)
+    return rounds and size > 2 and not op.pairwise.exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[An
 def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
     """into := op over the `size` rows, first to last; the rows are scratch memory."""
     prepare(rows, rows, op)
-    combine = kernel(kernel_address(op.kind, into.dtype))
+    combine = kernel(kernel_address(op.pairwise.name, into.dtype))
     row = [rows.slice(r * into.count, into.count).address for r in range(size)]
     total = row[0]
     for address in row[1:]:
@@ -140,7 +140,7 @@ def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
 
 def finish(total: FlatBuffer, size: int, op: ReduceOp) -> None:
     """Turn a sum into the result: AVG divides."""
-    if op.kind is RedOp.AVG:
+    if op.kind.finishes:
         kernel(divide_address(total.dtype))(total.address, total.address, size, total.nbytes)
 
 

@@ -12,7 +12,8 @@ from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
 from nc10d.backend.ucc.ucc_table import ENUMS
 from nc10d.kernels.combine import canonical
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp
+from nc10d.ops.reductions import PAIRWISE
 
 _DT = ENUMS["ucc_datatype_t"]
 _OP = ENUMS["ucc_reduction_op_t"]
@@ -24,14 +25,14 @@ _MOVED = {
     16: _DT["UCC_DT_UINT128"],
 }
 _OPS = {
-    RedOp.SUM: _OP["UCC_OP_SUM"],
-    RedOp.AVG: _OP["UCC_OP_AVG"],
-    RedOp.PRODUCT: _OP["UCC_OP_PROD"],
-    RedOp.MIN: _OP["UCC_OP_MIN"],
-    RedOp.MAX: _OP["UCC_OP_MAX"],
-    RedOp.BAND: _OP["UCC_OP_BAND"],
-    RedOp.BOR: _OP["UCC_OP_BOR"],
-    RedOp.BXOR: _OP["UCC_OP_BXOR"],
+    "SUM": _OP["UCC_OP_SUM"],
+    "AVG": _OP["UCC_OP_AVG"],
+    "PRODUCT": _OP["UCC_OP_PROD"],
+    "MIN": _OP["UCC_OP_MIN"],
+    "MAX": _OP["UCC_OP_MAX"],
+    "BAND": _OP["UCC_OP_BAND"],
+    "BOR": _OP["UCC_OP_BOR"],
+    "BXOR": _OP["UCC_OP_BXOR"],
 }
 _NUMBERS = {
     DType.UINT8: _DT["UCC_DT_UINT8"],
@@ -51,7 +52,6 @@ _NUMBERS = {
 }
 _EXACT = frozenset({DType.FLOAT32, DType.FLOAT64})
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
-_ARITHMETIC = (RedOp.SUM, RedOp.PRODUCT)
 
 
 class UccReduction(NamedTuple):
@@ -75,23 +75,24 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     """
     if x.device != "cpu":
         return _on_device(op, x.dtype)
-    if order_matters(op.kind, x.dtype, size) and not any_order:
+    if order_matters(op, x.dtype, size) and not any_order:
         return None
-    kind, stored = canonical(op.kind, x.dtype)
-    if kind in _ARITHMETIC and any_order and stored in _NARROW:
-        return UccReduction(_NUMBERS[stored], 1, _OPS[kind])
+    step, stored = canonical(op.pairwise, x.dtype)
+    exact = PAIRWISE[step].exact
+    if not exact and any_order and stored in _NARROW:
+        return UccReduction(_NUMBERS[stored], 1, _OPS[step])
     # UCC's minimum ignores NaN on some ranks, its narrow floats round at other places.
     is_int = stored.family in (ElementKind.INT, ElementKind.UINT)
-    if not is_int and (stored not in _EXACT or kind not in _ARITHMETIC):
+    if not is_int and (stored not in _EXACT or exact):
         return None
-    return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, _OPS[kind])
+    return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, _OPS[step])
 
 
 def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
-    kind, number = _OPS.get(op.kind), _NUMBERS.get(dtype)
-    if kind is None or number is None:
+    operator, datatype = _OPS.get(op.kind.name), _NUMBERS.get(dtype)
+    if operator is None or datatype is None:
         raise TypeError(
             f"UCC has no {op.name} of {dtype.label} on a device: copy the array to the host, or "
             "convert it"
         )
-    return UccReduction(number, 1, kind)
+    return UccReduction(datatype, 1, operator)

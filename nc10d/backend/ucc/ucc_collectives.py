@@ -16,7 +16,6 @@ import numpy as np
 
 from nc10d import ops
 from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.call_info import has_own_sizes
 from nc10d.backend.polled.announced_sizes import raise_if_sizes_differ
 from nc10d.backend.polled.flat_buffers import (
     FlatBuffer,
@@ -30,7 +29,7 @@ from nc10d.backend.polled.flat_buffers import (
 from nc10d.backend.ucc import requests as ucc
 from nc10d.backend.ucc.datatypes import UccReduction, native
 from nc10d.backend.ucc.team import UccTeam
-from nc10d.ops import RedOp
+from nc10d.ops.facts import facts_of, is_message, name_of
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
 
@@ -173,7 +172,7 @@ def _all_gather(team: UccTeam, op: ops.AllGather, buffers: OpBuffers, any_order:
 def _all_to_all(team: UccTeam, op: ops.AllToAll, buffers: OpBuffers, any_order: bool) -> Steps:
     inp, sends = buffers.chunks(op.inp, team.size, False)
     out, takes = buffers.chunks(op.out, team.size, True)
-    if has_own_sizes(op):
+    if facts_of(op).own_sizes(op):
         sends = row_counts(inp.count, op.in_splits, sends)
         takes = row_counts(out.count, op.out_splits, takes)
         yield from _announce(team, op, sends, takes)
@@ -237,7 +236,7 @@ def _flat(x: np.ndarray[Any, Any]) -> FlatBuffer:
 def check_devices(batch: Sequence[ops.Op], size: int) -> None:
     """Raise TypeError where an operation's device arrays are not for UCC."""
     for op in batch:
-        for array in filter(_given, (getattr(op, name, None) for name in ("x", "out", "inp"))):
+        for array in filter(_given, (getattr(op, name) for name in facts_of(op).arrays)):
             first = array[0] if isinstance(array, (list, tuple)) else array
             buffer = as_buffer(first)
             if buffer.device != "cpu":
@@ -249,8 +248,8 @@ def _given(array: Any) -> bool:
 
 
 def _check_device_array(op: ops.Op, listed: bool, buffer: Any, size: int) -> None:
-    name = ops.OP_NAMES[type(op)]
-    if isinstance(op, (ops.Send, ops.Recv)):
+    name = name_of(op)
+    if is_message(op):
         text = f'the ucc backend has no messages on {buffer.device}: use "gloo" or "nccl"'
         raise TypeError(f"{name}: {text}")
     if listed or not buffer.contiguous:
@@ -260,7 +259,7 @@ def _check_device_array(op: ops.Op, listed: bool, buffer: Any, size: int) -> Non
     if how is None:
         return
     flat = FlatBuffer(buffer.address, buffer.count, buffer.dtype, buffer.device, None)
-    if how.kind is RedOp.PREMUL_SUM:
+    if how.kind.prepares:
         raise TypeError(f"{name}: UCC has no {how.name}: multiply the array before the call")
     native(how, flat, size, True)
 

@@ -18,7 +18,7 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.base.deadline import Deadline
 from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import AVG, Array, RedOp, ReduceOp, premul_sum
+from nc10d.ops import AVG, Array, ReduceOp, premul_sum
 from nc10d.reducer.gradients import SparseGradient, assign, check, copy_of, no_rows
 from nc10d.reducer.hooks.deferred_future import DeferredFuture
 from nc10d.reducer.hooks.grad_bucket import (
@@ -285,11 +285,9 @@ def sum_rows(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGra
 
 def _factor(op: ReduceOp, size: int) -> float:
     """Return the factor that turns a sum over `size` ranks into the result of `op`."""
-    factors = {RedOp.SUM: 1.0, RedOp.AVG: 1 / size, RedOp.PREMUL_SUM: op.factor}
-    factor = factors.get(op.kind)
-    if factor is None:
+    if op.pairwise.name != "SUM":
         raise ValueError(f"rows of sparse gradients are added up: there is no {op.kind.name}")
-    return factor
+    return (1.0 if op.factor is None else op.factor) / (size if op.kind.finishes else 1)
 
 
 def _only_depth(sizes: Array) -> int:

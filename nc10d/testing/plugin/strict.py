@@ -34,7 +34,8 @@ from nc10d.errors import DistError
 from nc10d.group import race_check
 from nc10d.group.dispatch import Dispatcher
 from nc10d.group.race_check import ArrayUse, RaceCheckedWork
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import Op
+from nc10d.ops.facts import name_of
 from nc10d.testing.outcomes import FRAMES, running_frames
 from nc10d.work import Work
 
@@ -51,7 +52,7 @@ class Call:
     """An asynchronous call of a rank: where it was made, and where it was waited for."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
-        names = sorted({OP_NAMES[type(op)] for op in ops})
+        names = sorted({name_of(op) for op in ops})
         self.name = names[0] if len(names) == 1 else f"a batch of {len(ops)}"
         self.frames = running_frames(sys._getframe(1))
         self.waited = ""

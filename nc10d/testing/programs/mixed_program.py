@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp
+from nc10d.ops.reductions import kind_named
 from nc10d.testing import reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -240,7 +241,7 @@ def step_dtype(step: MixedStep, value: int) -> Any:
 
 
 def _reduction(step: MixedStep) -> ReduceOp:
-    return ReduceOp(RedOp[step.op])
+    return ReduceOp(kind_named(step.op))
 
 
 def _chunks(inputs: Sequence[Array], step: MixedStep) -> list[list[Array]]:

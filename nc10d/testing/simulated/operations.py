@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nc10d import ops as O
+from nc10d.ops.facts import name_of
 from nc10d.testing.local_backend import _PostedOp
 
 
@@ -26,9 +27,9 @@ def fits(send: _PostedOp, receive: _PostedOp) -> bool:
 def calls_text(ops: Sequence[Any]) -> str:
     """Return "recv from 1", or "a batch of 3"."""
     names = [
-        f"{O.OP_NAMES[type(op)]} {'to' if isinstance(op, O.Send) else 'from'} {op.peer}"
+        f"{name_of(op)} {'to' if isinstance(op, O.Send) else 'from'} {op.peer}"
         if isinstance(op, (O.Send, O.Recv))
-        else O.OP_NAMES[type(op)]
+        else name_of(op)
         for op in ops
     ]
     return names[0] if len(names) == 1 else f"a batch of {len(names)}"

@@ -19,12 +19,12 @@ from torch import Tensor
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.arrays.arguments import check_elements, each_once
-from nc10d.backend.base import LISTS, NOTHING
 from nc10d.base.torch_entry import NAME
 from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, current_world
+from nc10d.ops.facts import LISTS, NOTHING
 from nc10d.torch.backend.launching import UNSET, TorchLauncher
 from nc10d.torch.backend.reductions import BY_NUMBER, reduction, sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors

@@ -15,12 +15,12 @@ from torch.autograd import profiler
 
 from nc10d import ops
 from nc10d.arrays.arguments import LARGEST_TAG
-from nc10d.backend.base import NOTHING
 from nc10d.base.promise import PENDING
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
-from nc10d.ops import OP_NAMES, Op
+from nc10d.ops import Op
+from nc10d.ops.facts import FACTS, NOTHING
 from nc10d.torch.backend.torch_errors import raising_torch_errors, torch_error
 from nc10d.torch.backend.works import (
     FutureOrder,
@@ -100,14 +100,14 @@ class TorchLauncher:
     def _run(
         self, kind: type[Op], extra: Any, x: Any, y: Any, opts: Any, outputs: list[Tensor]
     ) -> TorchWork | None:
-        """Run an operation, of parts as in nc10d.backend.base.PARTS."""
+        """Run an operation, of parts as in nc10d.ops.facts.Parts."""
         group, timeout = self.nc10d_group, opts.timeout
         limit = None if timeout == UNSET else timeout
         if profiler._is_profiler_enabled and not group.in_batch():
             given = y if kind is ops.ReduceScatter else x
             tensors = [x for x in (given if type(given) is tuple else [given]) if x is not NOTHING]
             return self._traced(
-                OP_NAMES[kind],
+                FACTS[kind].name,
                 tensors,
                 lambda: group._call(kind, extra, x, y, True, limit),
                 opts.asyncOp,
@@ -170,7 +170,7 @@ class TorchLauncher:
         waits, blocking.here = blocking.here, False
         start: Any = group.isend if kind is ops.Send else group.irecv
         if profiler._is_profiler_enabled and not group.in_batch():
-            name = "recvAnySource" if peer is None else OP_NAMES[kind]
+            name = "recvAnySource" if peer is None else FACTS[kind].name
             traced = self._traced(name, [x], lambda: start(x, peer, tag), True, [x])
             assert traced is not None, "it is asynchronous"
             return traced

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import AVG, SUM, RedOp, ReduceOp, premul_sum
+from nc10d.ops import AVG, SUM, ReduceOp, premul_sum
+from nc10d.ops.reductions import REDUCE_OPS
 
-BY_NUMBER: tuple[ReduceOp | None, ...] = tuple(
-    None if kind is RedOp.PREMUL_SUM else ReduceOp(kind) for kind in RedOp
-)
+BY_NUMBER: tuple[ReduceOp | None, ...] = (*REDUCE_OPS, None)
 """nc10d's reductions by the hash of torch's ReduceOp and RedOpType, which is their number.
 
 The numbers of both libraries are equal. PREMUL_SUM, which has a factor, is None.

@@ -17,7 +17,7 @@ from nc10d.api.functional import GroupLike
 from nc10d.api.mesh import DeviceMesh
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import adapters_worlds, current_world
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp, premul_sum
 from nc10d.torch.backend.groups import calls_of, own_group
 
 _PREMUL_SUM = "premul_sum("
@@ -167,7 +167,7 @@ def checked_name(name: Any) -> str:
 def reduction(name: str) -> ReduceOp:
     """Return the reduction of a name."""
     if isinstance(name, str) and name.startswith(_PREMUL_SUM):
-        return ReduceOp(RedOp.PREMUL_SUM, float(name[len(_PREMUL_SUM) : -1]))
+        return premul_sum(float(name[len(_PREMUL_SUM) : -1]))
     return functional.reduction(name)
 
 

@@ -35,7 +35,7 @@ def options(kind, op, async_op):
     made = kind()
     made.asyncOp = async_op
     if hasattr(op, "op"):
-        number = c10d.ReduceOp.RedOpType(int(op.op.kind))
+        number = c10d.ReduceOp.RedOpType(op.op.kind.number)
         factor = op.op.factor
         plain = factor is None
         made.reduceOp = c10d.ReduceOp(number) if plain else c10d._make_nccl_premul_sum(factor)

@@ -51,7 +51,7 @@ def of(x):
 def reduction(op):
     if op.factor is not None:
         return dist._make_nccl_premul_sum(op.factor)
-    return dist.ReduceOp(dist.ReduceOp.RedOpType(int(op.kind)))
+    return dist.ReduceOp(dist.ReduceOp.RedOpType(op.kind.number))
 
 
 def by_form(x, listed, flat):

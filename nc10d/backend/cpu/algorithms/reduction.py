@@ -27,7 +27,7 @@ from nc10d.backend.cpu.program.program import (
     line_up,
     scratch,
 )
-from nc10d.ops import SUM, RedOp, ReduceOp
+from nc10d.ops import ReduceOp
 
 _FLOATS = {d.label for d in DType if d.family in (ElementKind.FLOAT, ElementKind.COMPLEX)}
 
@@ -43,26 +43,33 @@ class Reduction:
     @property
     def scaled(self) -> bool:
         """Whether a published contribution differs from the user's array."""
-        return self.op.kind is RedOp.PREMUL_SUM
+        return bool(self.op.kind.prepares)
 
     @property
     def how(self) -> Combine:
         """The pairwise kernel, and the division of an average after the last pair."""
         kind = self.op.kind
-        pairs = self.size == 2 and kind in (RedOp.SUM, RedOp.AVG) and self.dtype in _FLOATS
+        pair = Kernel(kind.pairwise.name, self.dtype)
+        sums = kind.pairwise.name == "SUM" and not kind.prepares
+        pairs = self.size == 2 and sums and self.dtype in _FLOATS
         both = Kernel(f"BOTH_{kind.name}", self.dtype) if pairs else None
-        if kind in (RedOp.AVG, RedOp.PREMUL_SUM):
-            pair = Kernel("SUM", self.dtype)
-            last = Kernel("DIVIDE", self.dtype) if kind is RedOp.AVG else None
-            return Combine(pair, last, self.size, both)
-        return Combine(Kernel(kind.name, self.dtype), both=both)
+        if not kind.finishes:
+            return Combine(pair, both=both)
+        return Combine(pair, Kernel(kind.finishes, self.dtype), self.size, both)
 
     def publish(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
         """Return the step that publishes a contribution at `dst`."""
         if not self.scaled:
             return do.copy(dst, src, nbytes, total)
         assert self.op.factor is not None
-        return do.apply(dst, src, nbytes, Kernel("SCALE", self.dtype), float(self.op.factor), total)
+        return do.apply(
+            dst,
+            src,
+            nbytes,
+            Kernel(self.op.kind.prepares, self.dtype),
+            float(self.op.factor),
+            total,
+        )
 
 
 def continued(steps: Iterable[Step]) -> list[Step]:
@@ -80,7 +87,7 @@ SEGMENTS_BYTES = 256 * 1024
 
 def within(reduction: Reduction) -> Reduction:
     """Return the reduction inside a host: an average is divided after the last host."""
-    return replace(reduction, op=SUM) if reduction.op.kind is RedOp.AVG else reduction
+    return replace(reduction, op=reduction.op.unfinished)
 
 
 def fold(

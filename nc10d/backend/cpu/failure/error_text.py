@@ -29,7 +29,8 @@ from nc10d.base.call_site import called
 from nc10d.base.deadline import monotonic_ns
 from nc10d.base.text import in_seconds, join_words
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
-from nc10d.ops import OP_NAMES, Op, Recv, Send
+from nc10d.ops import Op, Recv, Send
+from nc10d.ops.facts import name_of
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
 ENDING = "its program ends"
@@ -348,4 +349,4 @@ def describe(ops: Sequence[Op]) -> str:
         return f"send(dst={op.peer}, tag={op.tag})"
     if isinstance(op, Recv):
         return f"recv(src={'any' if op.peer is None else op.peer}, tag={op.tag})"
-    return OP_NAMES[type(op)]
+    return name_of(op)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.call_info import call_of, has_own_sizes
+from nc10d.arrays.call_info import call_of
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
@@ -26,8 +27,10 @@ from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
 from nc10d.backend.cpu.program.program import At, Kernel, Program, user
-from nc10d.kernels.reduce import both_address, divide_address, kernel_address, scale_address
-from nc10d.ops import Op, RedOp
+from nc10d.kernels.reduce import BOTH, both_address, divide_address, kernel_address, scale_address
+from nc10d.ops import Op
+from nc10d.ops.facts import facts_of
+from nc10d.ops.reductions import PAIRWISE
 
 MOST_PROGRAMS = 4096
 """A cache that has grown to its limit is emptied."""
@@ -123,7 +126,7 @@ def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
 
 
 def _all_to_all(op: ops.AllToAll, shape: GroupShape) -> LoweredOp:
-    if not has_own_sizes(op):
+    if not facts_of(op).own_sizes(op):
         return _even_all_to_all(op, shape)
     sends = _by_rows(op.inp, op.in_splits, shape.size)
     recvs = _by_rows(op.out, op.out_splits, shape.size)
@@ -212,7 +215,7 @@ def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
 
 def _sized_exchange(op: Op, shape: GroupShape, sends: Pieces, recvs: Pieces) -> LoweredOp:
     """Lower an exchange of pieces whose senders announce sizes that their receivers compare."""
-    # The arrays of x come first, see backend.base.PARTS: in a scatter that is what is received.
+    # The arrays of x come first, see Parts in ops.facts: in a scatter that is what is received.
     call, scatters = call_of(op), isinstance(op, ops.Scatter)
     pair = [recvs, sends] if scatters else [sends, recvs]
     second = 1 + len(pair[0].buffers)
@@ -271,11 +274,12 @@ class ProgramCache:
 
 
 def _kernel_address(kernel: Kernel) -> int:
-    dtype = _DTYPES[kernel.dtype]
-    if kernel.kind == "DIVIDE":
-        return divide_address(dtype)
-    if kernel.kind == "SCALE":
-        return scale_address(dtype)
-    if kernel.kind.startswith("BOTH_"):
-        return both_address(RedOp[kernel.kind.removeprefix("BOTH_")], dtype)
-    return kernel_address(RedOp[kernel.kind], dtype)
+    return _KERNELS[kernel.kind](_DTYPES[kernel.dtype])
+
+
+_KERNELS: dict[str, Callable[[DType], int]] = {
+    **{step: partial(kernel_address, step) for step in PAIRWISE},
+    **{f"BOTH_{reduction}": partial(both_address, reduction) for reduction in BOTH},
+    "DIVIDE": divide_address,
+    "SCALE": scale_address,
+}

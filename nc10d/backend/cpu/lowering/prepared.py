@@ -6,7 +6,7 @@ their addresses into words that are laid out once, and runs.
 
 | class | prepared for | `x`, `y` |
 |---|---|---|
-| PreparedCollective | a collective on plain arrays | as in PARTS: an array, tuple or None each |
+| PreparedCollective | a collective on plain arrays | as in Parts: an array, tuple or None each |
 | PreparedMessage | a send to, or a receive from, a given peer | array, tag |
 | PreparedProgram | any collectives, on arrays whose addresses stand in a table | the ops, None |
 """
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.interop import owners
-from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.channel import Channel, Submission, Words, deadline_ns
 from nc10d.backend.cpu.lowering.lower import LoweredOp
@@ -34,15 +33,14 @@ from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CpuWork, PartWaiter, PreparedWork, completed_call
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.kernels.cache import EntryPoint
-from nc10d.ops import AllGather, AllToAll, Gather, Op, Recv, ReduceScatter, Scatter, Send
+from nc10d.ops import AllToAll, Op, Recv, Send
+from nc10d.ops.facts import FACTS
 from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
 """How long the start of a short message may wait for its peer: not at all, or for a spin."""
 _NOT_IN_FLIGHT = FINISHED, BUSY
 _WORD = 8
-_OF_PIECE_AND_WHOLE = {AllGather, ReduceScatter, Gather, Scatter}
-"""Kinds whose x may be this rank's piece of y, as arrays.validate says."""
 
 
 class Prepared:
@@ -180,7 +178,7 @@ class PreparedCollective(Prepared):
         lowered: LoweredOp,
         rank: int,
     ) -> None:
-        """Prepare a call of `rank` whose `parts` are as in PARTS: plain arrays, tuples or None."""
+        """Prepare a call of `rank` whose `parts` are as in Parts: plain arrays, tuples or None."""
         self._kind, (self._extra, x, y) = kind, parts
         given = arrays_in(x) if y is x else arrays_in(x, y)
         address = prepared_calls.address
@@ -207,7 +205,7 @@ class PreparedCollective(Prepared):
             at.K_ARRAYS: address(table),
             at.K_ROWS: address(rows),
         }
-        if kind in _OF_PIECE_AND_WHOLE and y is not None:
+        if FACTS[kind].in_place_piece and y is not None:
             one = type(y) is not tuple
             fields |= {at.K_WHOLE: 1 if one else 1 + rank, at.K_PLACE: rank * x.nbytes * one}
         words: Words = np.zeros(at.K_BYTES // _WORD, np.int64)
@@ -220,7 +218,7 @@ class PreparedCollective(Prepared):
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the collective on these arrays."""
-        return (PARTS[self._kind].make(self._extra, x, y),)
+        return (FACTS[self._kind].make(self._extra, x, y),)
 
     def submit_entry(self) -> EntryPoint:
         """Return submit_prepared."""

@@ -21,7 +21,6 @@ import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.arguments import LARGEST_TAG
-from nc10d.backend.base import PARTS
 from nc10d.backend.cpu.engine.channel import Channel, Words
 from nc10d.backend.cpu.lowering.prepared import (
     Prepared,
@@ -31,7 +30,8 @@ from nc10d.backend.cpu.lowering.prepared import (
 )
 from nc10d.backend.cpu.native import prepared_calls
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.ops import AllReduce, AllReduces, AllToAll, Op, Recv, ReduceOp, RepeatedOps, Send
+from nc10d.ops import AllReduce, AllReduces, Op, Recv, ReduceOp, RepeatedOps, Send
+from nc10d.ops.facts import FACTS, facts_of
 
 MOST_CALLS, MOST_BATCHES = 4096, 256
 """Calls of a kind, and batches: a cache that has grown to its limit is emptied."""
@@ -63,10 +63,10 @@ class PreparedCache:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._calls: dict[type[Any], dict[tuple[Any, ...], Prepared]] = {kind: {} for kind in PARTS}
+        self._calls: dict[type[Any], dict[tuple[Any, ...], Prepared]] = {kind: {} for kind in FACTS}
         self._batches: dict[tuple[int, ...], _Batch] = {}
         self._programs: dict[tuple[Any, ...], Linked] = {}
-        self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in PARTS}
+        self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in FACTS}
         """By kind of operation and `extra`: the call that was found last. No bulky message."""
         # Apart from `latest`: hooks always have arrays of the same sizes, and a program may make
         # calls of other sizes in between.
@@ -82,7 +82,7 @@ class PreparedCache:
 
     def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> Prepared | None:
         """Return the call for operations between hooks; see PreparingBackend."""
-        found = self._find_call(PARTS[kind].make(extra, x[0] if type(y) is int else x, y))
+        found = self._find_call(FACTS[kind].make(extra, x[0] if type(y) is int else x, y))
         if found is None:
             return None
         found[0].make_hooked()
@@ -186,11 +186,11 @@ class PreparedCache:
 
 
 def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
-    """Return (extra, x, y) of PARTS if a call with them can be prepared, else None.
+    """Return (extra, x, y), see Parts, if a call with them can be prepared, else None.
 
     x and y must be ndarrays, tuples of them, or None; or an ndarray and a valid tag.
     """
-    both = PARTS.get(type(op))
+    both = FACTS.get(type(op))
     if both is None:
         return None
     parts = extra, x, y = both.split(op)
@@ -206,7 +206,7 @@ def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     if type(y) is int:
         return extra, x.dtype, x.size
     if type(x) is np.ndarray and type(y) is np.ndarray:
-        if type(op) is AllToAll:  # its arrays are cut along dimension 0
+        if facts_of(op).is_cut_by_rows:
             return extra, x.dtype, x.shape, y.shape
         return extra, x.dtype, x.size, y.size
     return extra, arrays_in(x, y)[0].dtype, _sizes(x), _sizes(y)

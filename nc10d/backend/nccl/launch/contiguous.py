@@ -18,7 +18,8 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.interop import map_arrays
 from nc10d.cuda.driver import address, driver
 from nc10d.cuda.memory import DeviceArray, empty
-from nc10d.ops import OP_NAMES, Array, Op
+from nc10d.ops import Array, Op
+from nc10d.ops.facts import name_of
 
 MOST = 4096
 """Copies of an array; queueing more would cost more than a kernel of the caller's."""
@@ -118,7 +119,7 @@ class ContiguousCopies:
         try:
             return map_arrays(op, self._copy_if_strided)
         except ValueError as error:
-            raise ValueError(f"{OP_NAMES[type(op)]}: {error}") from None
+            raise ValueError(f"{name_of(op)}: {error}") from None
 
     def _copy_if_strided(self, x: Array) -> Array:
         found = as_buffer(x)

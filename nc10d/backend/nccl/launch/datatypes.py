@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.backend.nccl.bindings.header_table import ENUMS, Version
-from nc10d.ops import RedOp, ReduceOp
+from nc10d.ops import ReduceOp
 
 _TYPES = ENUMS["ncclDataType_t"]
 _OPS = ENUMS["ncclRedOp_t"]
@@ -39,21 +39,14 @@ _NATIVE = {
 }
 _HALVES = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 _KINDS = {
-    RedOp.SUM: _OPS["ncclSum"],
-    RedOp.PRODUCT: _OPS["ncclProd"],
-    RedOp.MAX: _OPS["ncclMax"],
-    RedOp.MIN: _OPS["ncclMin"],
-    RedOp.AVG: _OPS["ncclAvg"],
+    "SUM": _OPS["ncclSum"],
+    "PRODUCT": _OPS["ncclProd"],
+    "MAX": _OPS["ncclMax"],
+    "MIN": _OPS["ncclMin"],
+    "AVG": _OPS["ncclAvg"],
+    "PREMUL_SUM": None,
 }
-_OF_BOOLS = {
-    RedOp.SUM: _OPS["ncclMax"],
-    RedOp.MAX: _OPS["ncclMax"],
-    RedOp.BOR: _OPS["ncclMax"],
-    RedOp.PRODUCT: _OPS["ncclMin"],
-    RedOp.MIN: _OPS["ncclMin"],
-    RedOp.BAND: _OPS["ncclMin"],
-}
-_LINEAR = frozenset({RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM})
+_OF_TRUTH = {"BOR": _OPS["ncclMax"], "BAND": _OPS["ncclMin"]}
 
 
 class NcclReduction(NamedTuple):
@@ -71,13 +64,14 @@ class NcclReduction(NamedTuple):
 @functools.cache
 def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
     """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if it can't."""
-    if dtype.family is ElementKind.BOOL and op.kind in _OF_BOOLS:
-        return NcclReduction(_TYPES["ncclUint8"], 1, _OF_BOOLS[op.kind], dtype)
+    name, step = op.kind.name, op.pairwise
+    if dtype.family is ElementKind.BOOL and step.of_truth in _OF_TRUTH:
+        return NcclReduction(_TYPES["ncclUint8"], 1, _OF_TRUTH[step.of_truth], dtype)
     half = _HALVES.get(dtype)
-    if half is not None and op.kind in _LINEAR:
-        return NcclReduction(_NATIVE[half], 2, _KINDS.get(op.kind), half)
-    if dtype in _NATIVE and (op.kind in _KINDS or op.kind is RedOp.PREMUL_SUM):
-        return NcclReduction(_NATIVE[dtype], 1, _KINDS.get(op.kind), dtype)
+    if half is not None and step.name == "SUM":  # of complex numbers: the sums of their parts
+        return NcclReduction(_NATIVE[half], 2, _KINDS[name], half)
+    if dtype in _NATIVE and name in _KINDS:
+        return NcclReduction(_NATIVE[dtype], 1, _KINDS[name], dtype)
     raise TypeError(f"NCCL has no {op.name} of {dtype.label}: {_why(dtype)}")
 
 

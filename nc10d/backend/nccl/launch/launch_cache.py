@@ -23,21 +23,11 @@ from nc10d.backend.nccl.launch.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
 from nc10d.cuda.streams import default_stream_of
 from nc10d.kernels.cache import entry_point
+from nc10d.ops.facts import facts_of
 
 _same = entry_point(native.nc10d_nccl_same_objects)
 MOST = 64
 Key = tuple[Any, ...]
-
-# The key of an operation; operations on lists of arrays are not cached.
-_SIGNATURES: dict[type[Any], Callable[[Any], Key]] = {
-    ops.AllReduce: lambda op: (ops.AllReduce, id(op.x), op.op),
-    ops.Reduce: lambda op: (ops.Reduce, id(op.x), op.op, op.root),
-    ops.Broadcast: lambda op: (ops.Broadcast, id(op.x), op.root),
-    ops.AllGather: lambda op: (ops.AllGather, id(op.out), id(op.inp)),
-    ops.ReduceScatter: lambda op: (ops.ReduceScatter, id(op.out), id(op.inp), op.op),
-    ops.Send: lambda op: (ops.Send, id(op.x), op.peer, op.tag),
-    ops.Recv: lambda op: (ops.Recv, id(op.x), op.peer, op.tag),
-}
 
 
 class CachedLaunch:
@@ -153,7 +143,8 @@ def key_of(batch: Sequence[ops.Op]) -> Key | None:
 
 
 def _signature(op: ops.Op) -> Key | None:
-    sign = _SIGNATURES.get(type(op))
-    if sign is None or isinstance(getattr(op, "out", None), (list, tuple)):
+    """Return the key of an operation; None for lists of arrays, which are not cached."""
+    extra, x, y = facts_of(op).split(op)
+    if type(x) is tuple or type(y) is tuple:
         return None
-    return None if isinstance(getattr(op, "inp", None), (list, tuple)) else sign(op)
+    return type(op), extra, id(x), y if type(y) is int else id(y)

@@ -19,6 +19,7 @@ from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
+from nc10d.ops.facts import name_of
 
 Call = tuple[Any, ...]
 """(function, argument, ...), all arguments ints."""
@@ -60,7 +61,7 @@ _COUNT = {
 def flat(op: ops.Op, x: Any) -> Buffer:
     """Return an array's memory, which must be on a device, contiguous, and aligned."""
     found = as_buffer(x)
-    name = ops.OP_NAMES[type(op)]
+    name = name_of(op)
     if found.device != "cuda":
         raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
     assert found.contiguous, "strided arrays have been copied"
@@ -78,7 +79,7 @@ def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     """Return count, type and operator of a reduction of `x`."""
     how: ops.ReduceOp = op.op
     if x.dtype in FP8 and not place.fp8:
-        raise TypeError(f"{ops.OP_NAMES[type(op)]}: {x.dtype.label} needs {FP8_NEEDS}")
+        raise TypeError(f"{name_of(op)}: {x.dtype.label} needs {FP8_NEEDS}")
     found = reduction(x.dtype, how)
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op

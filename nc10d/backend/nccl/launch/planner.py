@@ -38,7 +38,8 @@ from nc10d.cuda.driver import EventPool, call, driver
 from nc10d.cuda.memory import device_of, to_device
 from nc10d.cuda.streams import Stream
 from nc10d.kernels.cache import entry_point
-from nc10d.ops import OP_NAMES, AllReduces, Array, Op, RepeatedOps
+from nc10d.ops import AllReduces, Array, Op, RepeatedOps
+from nc10d.ops.facts import name_of
 
 _fill_rows = entry_point(native.nc10d_nccl_uniform)
 _look = attrgetter("address", "count", "dtype", "contiguous", "writable", "device")
@@ -132,7 +133,7 @@ class LaunchPlanner:
         device = self.device if x is None else device_of(x)
         if device != self.device:
             where = f"group {self._group.name!r} is on cuda:{self.device}"
-            raise ValueError(f"{OP_NAMES[type(op)]}: {where}, got an array on cuda:{device}")
+            raise ValueError(f"{name_of(op)}: {where}, got an array on cuda:{device}")
 
     def _calls(
         self, ops: Sequence[Op], premul_op: Callable[[float, int, DType], int]

@@ -1,0 +1,279 @@
+"""What a kind of operation is, as data: one record for each kind, which all layers look up.
+
+    facts_of(op).name                              # "all_reduce"
+    FACTS[AllGather].written                       # "out"
+    FACTS[Send].split(op), FACTS[Send].make(...)   # an operation as (extra, x, y), and again
+
+What can be read off a class is read off its fields: an operation with `op` reduces, with `root` has
+a root, with `peer` is a message. The other facts stand in the table at the end of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from nc10d.ops.operations import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Op,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+
+NOTHING = np.empty(0, np.uint8)
+"""Stands for the array of a barrier, which has none."""
+LISTS = "lists"
+"""The `extra` of a call on lists, beside its other arguments."""
+Parts = tuple[Any, Any, Any]
+"""An operation as (extra, x, y).
+
+`extra` has its arguments besides arrays: reduction, root, (root, reduction), (root, even), peer,
+split sizes; and LISTS where the same call also has a form without lists. x and y are its arrays in
+the order in which backend/cpu/lowering numbers them. Each is an array, a tuple of arrays, or None;
+y is the tag of a message.
+"""
+
+EVERYWHERE, AT_ROOT, ELSEWHERE = "on every rank", "on the root", "on all ranks but the root"
+_ARRAYS = ("x", "out", "inp")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperationFacts:
+    """The facts of a kind of operation.
+
+    `reads` and `writes` say on which ranks each array is read and written. `per_rank` names the
+    arrays with a chunk for each rank, which may be lists. Ranks compare type and count of
+    `compared`; an operation with `own_sizes(op)` has sizes that only a sender and its receiver
+    know. `split` and `make` turn an operation into Parts and back. In an operation with
+    `in_place_piece`, one array has a chunk for each rank, and the other may be this rank's chunk;
+    an operation that `is_cut_by_rows` cuts flat arrays along dimension 0.
+    """
+
+    kind: type[Any]
+    name: str
+    split: Callable[[Any], Parts]
+    make: Callable[[Any, Any, Any], Op]
+    reads: Mapping[str, str] = field(default_factory=dict)
+    writes: Mapping[str, str] = field(default_factory=dict)
+    per_rank: tuple[str, ...] = ()
+    compared: str = "x"
+    own_sizes: Callable[[Any], bool] = lambda op: False
+
+    # Read off the class:
+    fields: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
+    written: str = ""
+    reduces: bool = False
+    has_root: bool = False
+    is_message: bool = False
+    on_one_array: bool = False
+    in_place_piece: bool = False
+    is_cut_by_rows: bool = False
+
+    def __post_init__(self) -> None:
+        names = tuple(each.name for each in fields(self.kind))
+        found = {
+            "fields": names,
+            "arrays": tuple(name for name in _ARRAYS if name in names),
+            "written": next(iter(self.writes), ""),
+            "reduces": "op" in names,
+            "has_root": "root" in names,
+            "is_message": "peer" in names,
+            "on_one_array": "x" in names,
+            "in_place_piece": len(self.per_rank) == 1,
+            "is_cut_by_rows": "in_splits" in names,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    def replace(self, op: Op, **arrays: Any) -> Op:
+        """Return the operation on other arrays."""
+        made: Op = self.kind(*[arrays.get(name, getattr(op, name)) for name in self.fields])
+        return made
+
+
+def facts_of(op: Op) -> OperationFacts:
+    """Return the facts of an operation's kind."""
+    return FACTS[type(op)]
+
+
+def name_of(op: Op) -> str:
+    """Return the name of an operation in errors, traces and records."""
+    return FACTS[type(op)].name
+
+
+def is_message(op: Op) -> bool:
+    """Return whether an operation is a send or a receive; the others are called by all ranks."""
+    return type(op) is Send or type(op) is Recv
+
+
+def rank_is_in(ranks: str, op: Any, rank: int) -> bool:
+    """Return whether `rank` is one of EVERYWHERE, AT_ROOT or ELSEWHERE for an operation."""
+    return ranks is EVERYWHERE or (rank == op.root) == (ranks is AT_ROOT)
+
+
+def settled(arrays: Any) -> Any:
+    """Return an argument as prepared calls take it: a list as a tuple, which cannot change."""
+    return tuple(arrays) if type(arrays) is list else arrays
+
+
+def _is_listed(arrays: Any) -> bool:
+    return isinstance(arrays, (list, tuple))
+
+
+def _split_all_gather(op: AllGather) -> Parts:
+    out = settled(op.out)
+    return LISTS if type(out) is tuple else None, op.inp, out
+
+
+def _split_reduce_scatter(op: ReduceScatter) -> Parts:
+    inp = settled(op.inp)
+    return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
+
+
+def _make_reduce_scatter(extra: Any, x: Any, y: Any) -> ReduceScatter:
+    return ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra)
+
+
+def _split_all_to_all(op: AllToAll) -> Parts:
+    inp, out = settled(op.inp), settled(op.out)
+    if op.in_splits is None and op.out_splits is None:
+        return LISTS if type(inp) is tuple else None, inp, out
+    if type(inp) is tuple:  # the checks refuse it
+        return None, None, None
+    try:
+        return (_plain(op.in_splits), _plain(op.out_splits)), inp, out
+    except TypeError:  # no ints: the checks say what is wrong
+        return None, None, None
+
+
+def _make_all_to_all(extra: Any, x: Any, y: Any) -> AllToAll:
+    in_splits, out_splits = extra if type(extra) is tuple else (None, None)
+    return AllToAll(y, x, out_splits, in_splits)
+
+
+def _plain(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    # Plain ints, since 1.0 equals 1 as a key.
+    return None if sizes is None else tuple(map(index, sizes))
+
+
+def _has_splits(op: AllToAll) -> bool:
+    return _is_listed(op.inp) or (op.in_splits, op.out_splits) != (None, None)
+
+
+def _split_message(op: Send | Recv) -> Parts:
+    return op.peer, op.x, op.tag
+
+
+_FROM_INP_TO_OUT: Any = {"reads": {"inp": EVERYWHERE}, "writes": {"out": EVERYWHERE}}
+_FACTS = (
+    OperationFacts(
+        AllReduce,
+        "all_reduce",
+        lambda op: (op.op, op.x, op.x),
+        lambda extra, x, y: AllReduce(x, extra),
+        reads={"x": EVERYWHERE},
+        writes={"x": EVERYWHERE},
+    ),
+    OperationFacts(
+        Reduce,
+        "reduce",
+        lambda op: ((op.root, op.op), op.x, op.x),
+        lambda extra, x, y: Reduce(x, *extra),
+        reads={"x": EVERYWHERE},
+        writes={"x": AT_ROOT},
+    ),
+    OperationFacts(
+        Broadcast,
+        "broadcast",
+        lambda op: (op.root, op.x, op.x),
+        lambda extra, x, y: Broadcast(x, extra),
+        reads={"x": AT_ROOT},
+        writes={"x": ELSEWHERE},
+    ),
+    OperationFacts(
+        AllGather,
+        "all_gather",
+        _split_all_gather,
+        lambda extra, x, y: AllGather(y, x),
+        **_FROM_INP_TO_OUT,
+        per_rank=("out",),
+        compared="out",
+    ),
+    OperationFacts(
+        ReduceScatter,
+        "reduce_scatter",
+        _split_reduce_scatter,
+        _make_reduce_scatter,
+        **_FROM_INP_TO_OUT,
+        per_rank=("inp",),
+        compared="inp",
+    ),
+    OperationFacts(
+        AllToAll,
+        "all_to_all",
+        _split_all_to_all,
+        _make_all_to_all,
+        **_FROM_INP_TO_OUT,
+        per_rank=("out", "inp"),
+        compared="inp",
+        own_sizes=_has_splits,
+    ),
+    OperationFacts(
+        Gather,
+        "gather",
+        lambda op: ((op.root, op.even), op.inp, settled(op.out)),
+        lambda extra, x, y: Gather(y, x, *extra),
+        **_FROM_INP_TO_OUT,
+        per_rank=("out",),
+        compared="inp",
+        own_sizes=lambda op: not op.even,
+    ),
+    OperationFacts(
+        Scatter,
+        "scatter",
+        lambda op: ((op.root, op.even), op.out, settled(op.inp)),
+        lambda extra, x, y: Scatter(x, y, *extra),
+        **_FROM_INP_TO_OUT,
+        per_rank=("inp",),
+        compared="out",
+        own_sizes=lambda op: not op.even,
+    ),
+    OperationFacts(
+        Barrier,
+        "barrier",
+        lambda op: (None, NOTHING, NOTHING),
+        lambda extra, x, y: Barrier(),
+        compared="",
+    ),
+    OperationFacts(
+        Send,
+        "send",
+        _split_message,
+        lambda extra, x, tag: Send(x, extra, tag),
+        reads={"x": EVERYWHERE},
+    ),
+    OperationFacts(
+        Recv,
+        "recv",
+        _split_message,
+        lambda extra, x, tag: Recv(x, extra, tag),
+        writes={"x": EVERYWHERE},
+    ),
+)
+FACTS: dict[type[Any], OperationFacts] = {facts.kind: facts for facts in _FACTS}
+"""The facts by kind of operation."""
+COLLECTIVE_KINDS = tuple(kind for kind, facts in FACTS.items() if not facts.is_message)
+"""The kinds that all ranks call, in the order of the facts."""

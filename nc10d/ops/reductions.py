@@ -1,0 +1,209 @@
+"""What a reduction is, as data: all that backends, kernels and the reference look up.
+
+| part | meaning |
+|---|---|
+| `Pairwise` | the step that combines two elements |
+| `ReductionKind` | a name, its step, what happens to operands before and to results after |
+| `ReduceOp` | a kind, PREMUL_SUM's factor, and the purpose of a call |
+
+A reduction of `n` arrays is finish(prepare(x_0) step prepare(x_1) step ... prepare(x_n-1)), in rank
+order. SCALE multiplies an operand by the factor; DIVIDE divides the result by `n`. Nothing outside
+this file names a kind to find out how that kind differs from others: the facts are here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+_NOT_BITWISE = {
+    "FLOAT": "bitwise operations are for ints and bool",
+    "COMPLEX": "bitwise operations are for ints and bool",
+}
+_NO_ORDER = {"COMPLEX": "complex numbers have no order"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairwise:
+    """The step of a reduction that combines two elements of the same type.
+
+    `of_truth` is the name of the step that gives the same bits on truth values. A step is `exact`
+    if no order of the operands changes a bit of a result. `bitwise` steps treat an element as bits.
+    """
+
+    name: str
+    of_truth: str
+    exact: bool = False
+    bitwise: bool = False
+
+
+PAIRWISE = {
+    step.name: step
+    for step in (
+        Pairwise("SUM", "BOR"),
+        Pairwise("PRODUCT", "BAND"),
+        Pairwise("MIN", "BAND", exact=True),
+        Pairwise("MAX", "BOR", exact=True),
+        Pairwise("BAND", "BAND", exact=True, bitwise=True),
+        Pairwise("BOR", "BOR", exact=True, bitwise=True),
+        Pairwise("BXOR", "BXOR", exact=True, bitwise=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReductionKind:
+    """A kind of reduction: equal only to itself.
+
+    `number` is c10d's. `prepares` is "SCALE" or "", `finishes` is "DIVIDE" or "". `refuses` has the
+    reason for each family of element types, by the name of an ElementKind, that the kind is not
+    for. `synonyms` are other libraries' names.
+    """
+
+    name: str
+    number: int
+    pairwise: Pairwise
+    synonyms: str
+    prepares: str = ""
+    finishes: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return kind_named, (self.name,)
+
+
+def kind_named(name: str) -> ReductionKind:
+    """Return the kind of a name as c10d spells it; KeyError if there is none."""
+    return _BY_NAME[name]
+
+
+KINDS = (
+    ReductionKind("SUM", 0, PAIRWISE["SUM"], "sum add"),
+    ReductionKind(
+        "AVG",
+        1,
+        PAIRWISE["SUM"],
+        "avg mean average",
+        finishes="DIVIDE",
+        refuses={"BOOL": "the average of truth values is not one"},
+    ),
+    ReductionKind("PRODUCT", 2, PAIRWISE["PRODUCT"], "product prod multiply mul"),
+    ReductionKind("MIN", 3, PAIRWISE["MIN"], "min minimum fmin amin", refuses=_NO_ORDER),
+    ReductionKind("MAX", 4, PAIRWISE["MAX"], "max maximum fmax amax", refuses=_NO_ORDER),
+    ReductionKind("BAND", 5, PAIRWISE["BAND"], "band bitwise_and and_", refuses=_NOT_BITWISE),
+    ReductionKind("BOR", 6, PAIRWISE["BOR"], "bor bitwise_or or_", refuses=_NOT_BITWISE),
+    ReductionKind("BXOR", 7, PAIRWISE["BXOR"], "bxor bitwise_xor xor", refuses=_NOT_BITWISE),
+    ReductionKind(
+        "PREMUL_SUM",
+        8,
+        PAIRWISE["SUM"],
+        "",
+        prepares="SCALE",
+        refuses={"BOOL": "a truth value can't be scaled"},
+    ),
+)
+"""All kinds; the place of each is its number."""
+_BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+class ReduceOp:
+    """A reduction: its kind and, for PREMUL_SUM, its factor.
+
+    `purpose` describes the use of a call in a few words, and changes no element. Ranks compare it
+    like the other arguments of a call: equal calls for different purposes are a
+    CollectiveMismatch, whose message shows both purposes.
+
+    Each (kind, factor, purpose) has a single instance, so `is` and `==` mean the same and the hash
+    is that of the object: a reduce operation is a key on the fast path.
+    """
+
+    __slots__ = ("__weakref__", "factor", "kind", "purpose")
+    kind: ReductionKind
+    factor: float | None
+    purpose: str
+    SUM: ReduceOp
+    AVG: ReduceOp
+    PRODUCT: ReduceOp
+    MIN: ReduceOp
+    MAX: ReduceOp
+    BAND: ReduceOp
+    BOR: ReduceOp
+    BXOR: ReduceOp
+
+    def __new__(
+        cls, kind: ReductionKind, factor: float | None = None, purpose: str = ""
+    ) -> ReduceOp:
+        """Return the instance for `kind`, `purpose` and, for PREMUL_SUM, `factor`."""
+        if (kind.prepares == "SCALE") != (factor is not None):
+            raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
+        factor = None if factor is None else float(factor)
+        # As text: -0.0 equals 0.0, and NaN does not equal itself.
+        key = (kind, "" if factor is None else factor.hex(), purpose)
+        with _interning:
+            found = _reduce_ops.get(key)
+            if found is None:
+                found = object.__new__(cls)
+                found.kind, found.factor, found.purpose = kind, factor, purpose
+                _reduce_ops[key] = found
+            return found
+
+    @property
+    def name(self) -> str:
+        """The kind's name, as c10d spells it, and the purpose if there is any."""
+        return f"{self.kind.name} for {self.purpose}" if self.purpose else self.kind.name
+
+    @property
+    def compared(self) -> str:
+        """What ranks compare of a reduction, as text: name, purpose and factor."""
+        return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+    @property
+    def pairwise(self) -> Pairwise:
+        """The step that combines two operands."""
+        return self.kind.pairwise
+
+    @property
+    def unfinished(self) -> ReduceOp:
+        """The same reduction without its last step: an average becomes a sum."""
+        return ReduceOp(kind_named(self.pairwise.name)) if self.kind.finishes else self
+
+    def meant_for(self, purpose: str) -> ReduceOp:
+        """Return the same reduction with a purpose, in a few words; "" for none."""
+        return ReduceOp(self.kind, self.factor, purpose)
+
+    def __repr__(self) -> str:
+        inner = self.name if self.factor is None else f"{self.name}, factor={self.factor}"
+        return f"ReduceOp({inner})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReduceOp, (self.kind, self.factor, self.purpose)
+
+
+_interning = threading.RLock()
+_reduce_ops: WeakValueDictionary[tuple[ReductionKind, str, str], ReduceOp] = WeakValueDictionary()
+
+SUM = ReduceOp.SUM = ReduceOp(kind_named("SUM"))
+AVG = ReduceOp.AVG = ReduceOp(kind_named("AVG"))
+PRODUCT = ReduceOp.PRODUCT = ReduceOp(kind_named("PRODUCT"))
+MIN = ReduceOp.MIN = ReduceOp(kind_named("MIN"))
+MAX = ReduceOp.MAX = ReduceOp(kind_named("MAX"))
+BAND = ReduceOp.BAND = ReduceOp(kind_named("BAND"))
+BOR = ReduceOp.BOR = ReduceOp(kind_named("BOR"))
+BXOR = ReduceOp.BXOR = ReduceOp(kind_named("BXOR"))
+REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
+"""All reductions without a factor; the place of each is its number."""
+
+
+def premul_sum(factor: float) -> ReduceOp:
+    """Return the reduction that multiplies every contribution by `factor` before summing."""
+    return ReduceOp(kind_named("PREMUL_SUM"), factor)
+
+
+EXAMPLES = (*REDUCE_OPS, premul_sum(1.0))
+"""A reduction of each kind."""
