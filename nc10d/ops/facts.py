@@ -1,7 +1,7 @@
 """What a kind of operation is, as data: one record for each kind, which all layers look up.
 
     facts_of(op).name                              # "all_reduce"
-    FACTS[AllGather].written                       # "out"
+    FACTS[AllGather].per_rank                      # ("out",)
     FACTS[Send].split(op), FACTS[Send].make(...)   # an operation as (extra, x, y), and again
 
 What can be read off a class is read off its fields: an operation with `op` reduces, with `root` has
@@ -53,12 +53,18 @@ _ARRAYS = ("x", "out", "inp")
 class OperationFacts:
     """The facts of a kind of operation.
 
-    `reads` and `writes` say on which ranks each array is read and written. `per_rank` names the
-    arrays with a chunk for each rank, which may be lists. Ranks compare type and count of
-    `compared`; an operation with `own_sizes(op)` has sizes that only a sender and its receiver
-    know. `split` and `make` turn an operation into Parts and back. In an operation with
-    `in_place_piece`, one array has a chunk for each rank, and the other may be this rank's chunk;
-    an operation that `is_cut_by_rows` cuts flat arrays along dimension 0.
+    | field | meaning |
+    |---|---|
+    | `split`, `make` | an operation as Parts, and Parts as an operation |
+    | `reads`, `writes` | the ranks on which each array is read and written |
+    | `per_rank` | the arrays with a chunk for each rank: lists, or flat arrays |
+    | `flat_name` | the public call for flat arrays, where it is another one |
+    | `compared` | the array whose type and count all ranks must give alike |
+    | `own_sizes` | whether only a sender and its receiver know the sizes of an operation |
+    | `fields`, `arrays` | the names of all fields, and those of the arrays |
+    | `reduces`, `has_root`, `is_message`, `on_one_array` | what the fields show |
+    | `in_place_piece` | one array has chunks, and the other may be this rank's chunk |
+    | `is_cut_by_rows` | flat arrays are cut along dimension 0 |
     """
 
     kind: type[Any]
@@ -68,13 +74,13 @@ class OperationFacts:
     reads: Mapping[str, str] = field(default_factory=dict)
     writes: Mapping[str, str] = field(default_factory=dict)
     per_rank: tuple[str, ...] = ()
+    flat_name: str = ""
     compared: str = "x"
     own_sizes: Callable[[Any], bool] = lambda op: False
 
-    # Read off the class:
+    # Read off the class and the fields above:
     fields: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
-    written: str = ""
     reduces: bool = False
     has_root: bool = False
     is_message: bool = False
@@ -87,7 +93,6 @@ class OperationFacts:
         found = {
             "fields": names,
             "arrays": tuple(name for name in _ARRAYS if name in names),
-            "written": next(iter(self.writes), ""),
             "reduces": "op" in names,
             "has_root": "root" in names,
             "is_message": "peer" in names,
@@ -209,6 +214,7 @@ _FACTS = (
         _split_all_gather,
         lambda extra, x, y: AllGather(y, x),
         **_FROM_INP_TO_OUT,
+        flat_name="all_gather_into_tensor",
         per_rank=("out",),
         compared="out",
     ),
@@ -218,6 +224,7 @@ _FACTS = (
         _split_reduce_scatter,
         _make_reduce_scatter,
         **_FROM_INP_TO_OUT,
+        flat_name="reduce_scatter_tensor",
         per_rank=("inp",),
         compared="inp",
     ),
@@ -227,6 +234,7 @@ _FACTS = (
         _split_all_to_all,
         _make_all_to_all,
         **_FROM_INP_TO_OUT,
+        flat_name="all_to_all_single",
         per_rank=("out", "inp"),
         compared="inp",
         own_sizes=_has_splits,
@@ -237,6 +245,7 @@ _FACTS = (
         lambda op: ((op.root, op.even), op.inp, settled(op.out)),
         lambda extra, x, y: Gather(y, x, *extra),
         **_FROM_INP_TO_OUT,
+        flat_name="gather_single",
         per_rank=("out",),
         compared="inp",
         own_sizes=lambda op: not op.even,
@@ -247,6 +256,7 @@ _FACTS = (
         lambda op: ((op.root, op.even), op.out, settled(op.inp)),
         lambda extra, x, y: Scatter(x, y, *extra),
         **_FROM_INP_TO_OUT,
+        flat_name="scatter_single",
         per_rank=("inp",),
         compared="out",
         own_sizes=lambda op: not op.even,

@@ -14,32 +14,20 @@ from typing import Any
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, OperationFacts
 from nc10d.ops.reductions import KINDS, kind_named
 from nc10d.testing.layouts import LAYOUTS
 from nc10d.testing.modes import MODES
 from nc10d.testing.pair_cover import pairwise
 from nc10d.testing.strategies import CollectiveCall, mixed_values
 
-CALLS: dict[str, tuple[type[Any], bool]] = {
-    "all_reduce": (O.AllReduce, False),
-    "reduce": (O.Reduce, False),
-    "broadcast": (O.Broadcast, False),
-    "all_gather": (O.AllGather, False),
-    "all_gather_into_tensor": (O.AllGather, True),
-    "reduce_scatter": (O.ReduceScatter, False),
-    "reduce_scatter_tensor": (O.ReduceScatter, True),
-    "all_to_all": (O.AllToAll, False),
-    "all_to_all_single": (O.AllToAll, True),
-    "gather": (O.Gather, False),
-    "scatter": (O.Scatter, False),
-    "gather_single": (O.Gather, True),
-    "scatter_single": (O.Scatter, True),
+CALLS: dict[str, tuple[OperationFacts, bool]] = {
+    name: (facts, flat)
+    for flat in (False, True)
+    for kind in COLLECTIVE_KINDS
+    if (facts := FACTS[kind]).arrays and (name := facts.flat_name if flat else facts.name)
 }
-_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
-_RAGGED = frozenset(
-    {"all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "gather", "scatter"}
-)
-_TABLE = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})  # one chunk for each rank
+"""The public calls by name: the facts of the operation, and whether its arrays are flat."""
 NO_OP = "-"
 OPS = (*(kind.name for kind in KINDS), NO_OP)
 SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
@@ -65,17 +53,17 @@ class CollectiveCase:
 
     def build(self) -> CollectiveCall:
         """Make the call: its arrays' contents follow from the case alone."""
-        kind, flat = CALLS[self.call]
+        facts, flat = CALLS[self.call]
         op = O.SUM if self.op == NO_OP else reduction(self.op, self.dtype)
         root = self.seed % self.size
         layout = self.shape if self.shape in LAYOUTS else "plain"
-        return CollectiveCall(kind, self._inputs(), op, root, flat, layout)
+        return CollectiveCall(facts.kind, self._inputs(), op, root, flat, layout)
 
     def _inputs(self) -> list[Any]:
-        kind, _ = CALLS[self.call]
+        facts, _ = CALLS[self.call]
         seeds = itertools.count(1000 * self.seed)
         make = functools.partial(mixed_values, self.dtype)
-        if kind in _TABLE:
+        if "inp" in facts.per_rank:
             return [
                 [make(self._shape_of(r, c), next(seeds)) for c in range(self.size)]
                 for r in range(self.size)
@@ -85,7 +73,7 @@ class CollectiveCase:
     def _shape_of(self, rank: int, chunk: int) -> tuple[int, ...]:
         if self.shape == "ragged":
             # In all_to_all every pair of ranks exchanges another size.
-            place = chunk + rank if CALLS[self.call][0] is O.AllToAll else chunk
+            place = chunk + rank if CALLS[self.call][0].is_cut_by_rows else chunk
             return (_SIZES[(place + self.seed) % len(_SIZES)],)
         if self.shape == "large":
             return (LARGE_BYTES // self.dtype.itemsize + 3,)
@@ -123,12 +111,18 @@ def cover(
 
 def _fits(one: str, a: Any, other: str, b: Any) -> bool:
     if (one, other) == ("call", "op"):
-        return bool((a in _REDUCING) == (b != NO_OP))
+        return bool(CALLS[a][0].reduces == (b != NO_OP))
     if (one, other) == ("dtype", "op"):
         return b == NO_OP or allowed(a, b)
     if (one, other) == ("call", "shape"):
-        return a in _RAGGED if b == "ragged" else (a, b) != ("all_to_all_single", "0-d")
+        return (
+            _may_be_ragged(*CALLS[a]) if b == "ragged" else (a, b) != ("all_to_all_single", "0-d")
+        )
     return True
+
+
+def _may_be_ragged(facts: OperationFacts, flat: bool) -> bool:
+    return bool(facts.per_rank) and (not flat or facts.is_cut_by_rows)
 
 
 def allowed(dtype: DType, op: str) -> bool:

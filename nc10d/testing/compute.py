@@ -6,20 +6,22 @@ results of `reference` into every rank's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nc10d import ops as O
+from nc10d.ops.facts import facts_of, rank_is_in
 from nc10d.testing import reference
 
 
 def compute(ops: Sequence[Any]) -> None:
     """Run an operation, given as the operations of all ranks."""
-    for op, value in zip(ops, _VALUES[type(ops[0])](ops), strict=True):
-        if value is not None:
-            _assign_all(op.x if hasattr(op, "x") else op.out, value)
+    facts = facts_of(ops[0])
+    for name, ranks in facts.writes.items():
+        for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):
+            if value is not None and rank_is_in(ranks, op, rank):
+                _assign_all(getattr(op, name), value)
 
 
 def assign(out: Any, value: Any) -> None:
@@ -38,43 +40,26 @@ def _assign_all(outs: Any, value: Any) -> None:
         assign(outs, np.concatenate([np.ravel(part) for part in value]))
 
 
-def _inputs(ops: Sequence[Any]) -> list[Any]:
-    return [op.x if hasattr(op, "x") else op.inp for op in ops]
+def _results(ops: Sequence[Any]) -> Sequence[Any]:
+    """Return the result of each rank by the function of `reference` of the operation's name."""
+    facts, first, size = facts_of(ops[0]), ops[0], len(ops)
+    by_reference: Any = getattr(reference, facts.name)
+    if "inp" not in facts.per_rank:
+        inputs = [getattr(op, next(iter(facts.reads))) for op in ops]
+    elif facts.has_root:
+        return list(by_reference(_sent(ops[first.root], size)))
+    else:
+        inputs = [_sent(op, size) for op in ops]
+    options = [getattr(first, name) for name in ("root", "op") if name in facts.fields]
+    return list(by_reference(inputs, *options))
 
 
 def _chunks(xs: Any, size: int) -> list[Any]:
     return list(xs) if isinstance(xs, (list, tuple)) else np.split(np.ravel(xs), size)
 
 
-def _sent(op: O.AllToAll, size: int) -> list[Any]:
-    if op.in_splits is None:
+def _sent(op: Any, size: int) -> list[Any]:
+    """Return the chunks of an operation's input."""
+    if getattr(op, "in_splits", None) is None:
         return _chunks(op.inp, size)
     return np.split(op.inp, np.cumsum(op.in_splits)[:-1].tolist())
-
-
-def _reduce(ops: Sequence[O.Reduce]) -> list[Any]:
-    root = ops[0].root
-    values = reference.reduce(_inputs(ops), root, ops[0].op)
-    return [value if rank == root else None for rank, value in enumerate(values)]
-
-
-def _broadcast(ops: Sequence[O.Broadcast]) -> list[Any]:
-    root = ops[0].root
-    values = reference.broadcast(_inputs(ops), root)
-    return [None if rank == root else value for rank, value in enumerate(values)]
-
-
-# The value that each rank's output gets; None if the rank's arrays stay as they are.
-_VALUES: dict[type[Any], Callable[[Any], Sequence[Any]]] = {
-    O.AllReduce: lambda ops: reference.all_reduce(_inputs(ops), ops[0].op),
-    O.Reduce: _reduce,
-    O.Broadcast: _broadcast,
-    O.AllGather: lambda ops: reference.all_gather(_inputs(ops)),
-    O.ReduceScatter: lambda ops: reference.reduce_scatter(
-        [_chunks(op.inp, len(ops)) for op in ops], ops[0].op
-    ),
-    O.AllToAll: lambda ops: reference.all_to_all([_sent(op, len(ops)) for op in ops]),
-    O.Gather: lambda ops: reference.gather(_inputs(ops), ops[0].root),
-    O.Scatter: lambda ops: reference.scatter(_chunks(ops[ops[0].root].inp, len(ops))),
-    O.Barrier: lambda ops: [None] * len(ops),
-}

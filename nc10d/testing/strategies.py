@@ -10,7 +10,7 @@ a test can run it any number of times, and it knows the expected outputs from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -19,7 +19,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nc10d import ops as O
+from nc10d.arrays import access
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, facts_of
 from nc10d.ops.reductions import REDUCE_OPS
 from nc10d.testing.compute import compute
 from nc10d.testing.layouts import lay
@@ -130,7 +132,27 @@ class CollectiveCall:
 
     def make(self, rank: int) -> Any:
         """Return rank's operation, on fresh memory; outputs hold zeros."""
-        return _MAKE[self.kind](self, rank)
+        facts = FACTS[self.kind]
+        made = {name: self._array(name, rank) for name in facts.arrays}
+        made |= {"op": self.op, "root": self.root, "even": self.flat}
+        made |= {"out_splits": None, "in_splits": None}
+        if facts.is_cut_by_rows and self.flat:
+            made["out_splits"] = [len(x) for x in self.column(rank)]
+            made["in_splits"] = [len(x) for x in self.inputs[rank]]
+        return self.kind(**{name: made[name] for name in facts.fields})
+
+    def _array(self, name: str, rank: int) -> Any:
+        """Return an argument on fresh memory; None where only the root has it."""
+        facts = FACTS[self.kind]
+        of_chunks = "inp" in facts.per_rank
+        chunks = self.inputs[self.root if facts.has_root else rank]
+        if name in facts.per_rank and facts.has_root and rank != self.root:
+            return None
+        if name != "out":
+            return self.pack(chunks) if name in facts.per_rank else self.lay(self.inputs[rank])
+        if name in facts.per_rank:
+            return self.pack(_zeros(self.column(rank) if of_chunks else self.inputs))
+        return self.lay(np.zeros_like(chunks[rank]))
 
     def expected(self) -> list[list[Array]]:
         """Return the expected `outputs` of each rank."""
@@ -155,98 +177,47 @@ class CollectiveCall:
 
 def outputs(op: Any) -> list[Array]:
     """Return the arrays that an operation may write to, in order."""
-    out = getattr(op, "x", None) if hasattr(op, "x") else getattr(op, "out", None)
-    if out is None:
-        return []
-    return list(out) if isinstance(out, list) else [out]
+    return access.outputs([op])
 
 
 def issue(group: Any, op: Any, async_op: bool = False) -> Any:
     """Make the call of `group` for an operation; return the call's result."""
-    return _ISSUE[type(op)](group, op, async_op)
+    facts = facts_of(op)
+    flat = _is_flat(op)
+    names = _ORDER.get(type(op), facts.fields)
+    left_out = {"even"} if flat else {"even", "out_splits", "in_splits"}
+    given = [getattr(op, name) for name in names if name not in left_out]
+    return getattr(group, facts.flat_name if flat else facts.name)(*given, async_op=async_op)
 
 
-_ISSUE: dict[type[Any], Callable[[Any, Any, bool], Any]] = {
-    O.AllReduce: lambda g, o, a: g.all_reduce(o.x, o.op, async_op=a),
-    O.Reduce: lambda g, o, a: g.reduce(o.x, o.root, o.op, async_op=a),
-    O.Broadcast: lambda g, o, a: g.broadcast(o.x, o.root, async_op=a),
-    O.AllGather: lambda g, o, a: _either(o.out, g.all_gather, g.all_gather_into_tensor)(
-        o.out, o.inp, async_op=a
-    ),
-    O.ReduceScatter: lambda g, o, a: _either(o.inp, g.reduce_scatter, g.reduce_scatter_tensor)(
-        o.out, o.inp, o.op, async_op=a
-    ),
-    O.AllToAll: lambda g, o, a: (
-        g.all_to_all(o.out, o.inp, async_op=a)
-        if isinstance(o.out, list)
-        else g.all_to_all_single(o.out, o.inp, o.out_splits, o.in_splits, async_op=a)
-    ),
-    O.Gather: lambda g, o, a: (
-        g.gather_single(o.inp, o.out, o.root, async_op=a)
-        if o.even
-        else g.gather(o.inp, o.out, o.root, async_op=a)
-    ),
-    O.Scatter: lambda g, o, a: (
-        g.scatter_single(o.out, o.inp, o.root, async_op=a)
-        if o.even
-        else g.scatter(o.out, o.inp, o.root, async_op=a)
-    ),
-    O.Barrier: lambda g, o, a: g.barrier(async_op=a),
-}
+_ORDER: dict[type[Any], tuple[str, ...]] = {O.Gather: ("inp", "out", "root")}
+"""The order of a public call's arguments where they are not in the order of the fields."""
 
 
-def _either(arrays: Any, listed: Any, flat: Any) -> Any:
-    return listed if isinstance(arrays, list) else flat
+def _is_flat(op: Any) -> bool:
+    facts = facts_of(op)
+    if hasattr(op, "even"):  # only the root has the array
+        return bool(op.even)
+    return any(not isinstance(getattr(op, name), list) for name in facts.per_rank)
 
 
 def _zeros(chunks: Sequence[Array]) -> list[Array]:
     return [np.zeros_like(x) for x in chunks]
 
 
-def _make_all_to_all(c: CollectiveCall, r: int) -> O.AllToAll:
-    sent, received = c.inputs[r], c.column(r)
-    op = O.AllToAll(c.pack(_zeros(received)), c.pack(sent))
-    if c.flat:
-        op.out_splits, op.in_splits = [len(x) for x in received], [len(x) for x in sent]
-    return op
-
-
-_MAKE: dict[type[Any], Callable[[CollectiveCall, int], Any]] = {
-    O.AllReduce: lambda c, r: O.AllReduce(c.lay(c.inputs[r]), c.op),
-    O.Reduce: lambda c, r: O.Reduce(c.lay(c.inputs[r]), c.root, c.op),
-    O.Broadcast: lambda c, r: O.Broadcast(c.lay(c.inputs[r]), c.root),
-    O.AllGather: lambda c, r: O.AllGather(c.pack(_zeros(c.inputs)), c.lay(c.inputs[r])),
-    O.ReduceScatter: lambda c, r: O.ReduceScatter(
-        c.lay(np.zeros_like(c.inputs[r][r])), c.pack(c.inputs[r]), c.op
-    ),
-    O.AllToAll: _make_all_to_all,
-    O.Gather: lambda c, r: O.Gather(
-        c.pack(_zeros(c.inputs)) if r == c.root else None, c.lay(c.inputs[r]), c.root, c.flat
-    ),
-    O.Scatter: lambda c, r: O.Scatter(
-        c.lay(np.zeros_like(c.inputs[c.root][r])),
-        c.pack(c.inputs[c.root]) if r == c.root else None,
-        c.root,
-        c.flat,
-    ),
-    O.Barrier: lambda c, r: O.Barrier(),
-}
-KINDS = tuple(_MAKE)
-_REDUCING = frozenset({O.AllReduce, O.Reduce, O.ReduceScatter})
-_SAME_SHAPE = frozenset({O.AllReduce, O.Reduce, O.Broadcast})
-_FLAT = frozenset({O.AllGather, O.ReduceScatter, O.AllToAll, O.Gather, O.Scatter})
-_MATRIX = frozenset({O.ReduceScatter, O.AllToAll, O.Scatter})
+KINDS = COLLECTIVE_KINDS
 
 
 @st.composite
 def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> CollectiveCall:
     """Draw a collective of `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
-    flat = kind in _FLAT and draw(st.booleans())
+    facts = FACTS[kind]
+    flat = bool(facts.flat_name) and draw(st.booleans())
     return CollectiveCall(
         kind=kind,
         inputs=draw(_inputs(kind, size, dtype, flat)),
-        op=draw(reduce_ops(dtype)) if kind in _REDUCING else O.SUM,
+        op=draw(reduce_ops(dtype)) if facts.reduces else O.SUM,
         root=draw(st.integers(0, size - 1)),
         flat=flat,
         layout=draw(st.sampled_from(["plain", "strided"])),
@@ -256,16 +227,17 @@ def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Col
 @st.composite
 def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: bool) -> list[Any]:
     """Draw each rank's input; sizes agree where the collective requires it."""
-    if kind is O.Barrier:
+    facts = FACTS[kind]
+    if not facts.arrays:
         return [None] * size
-    if kind in _SAME_SHAPE:
+    if facts.on_one_array:
         return draw(same_shape_per_rank(size, dtype))
     sizes = draw(st.lists(counts(255), min_size=size, max_size=size))
-    if flat and kind is not O.AllToAll:
+    if flat and not facts.is_cut_by_rows:
         sizes = sizes[:1] * size
-    if kind not in _MATRIX:
+    if "inp" not in facts.per_rank:
         return [draw(arrays(dtype, (n,))) for n in sizes]
-    rows = [sizes] * size if kind is not O.AllToAll else _rotations(sizes)
+    rows = _rotations(sizes) if facts.is_cut_by_rows else [sizes] * size
     return [[draw(arrays(dtype, (n,))) for n in row] for row in rows]
 
 
