@@ -77,9 +77,9 @@ test-slow: warm
 # On another Python, in a venv of its own: the parts that depend on CPython's own objects and frames,
 # on signals, and on the standard library. `make test-python PYTHON=python3.13`.
 OTHER := .venv-$(notdir $(PYTHON))
-PARTS = tests/test_import.py tests/test_api.py tests/test_coalescing.py tests/test_mistakes.py \
-  tests/test_objects.py tests/test_prepared_objects.py tests/test_signal_errors.py \
-  tests/test_uncaught.py tests/test_work.py \
+PARTS = tests/pages/test_import.py tests/api/test_api.py tests/api/test_coalescing.py \
+  tests/api/test_mistakes.py tests/api/test_objects.py tests/api/test_prepared_objects.py \
+  tests/base/test_signal_errors.py tests/base/test_uncaught.py tests/test_work.py \
   tests/codec tests/backend/cpu/test_call_sites.py tests/backend/cpu/test_prepared_calls.py \
   tests/backend/cpu/test_object_offsets.py tests/run/test_cli.py tests/run/test_readme.py
 test-python: $(OTHER)/python.stamp

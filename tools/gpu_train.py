@@ -84,7 +84,7 @@ def has_cuda(_group: ProcessGroup) -> bool:
 def prepare(group: ProcessGroup, path: str) -> None:
     """Form torch's process group, and make sums reproducible to the bit."""
     import torch
-    from test_ddp import join_gloo
+    from beside_torch import join_gloo
 
     on.be_a_host_of_ones_own(group)
     torch.cuda.set_device(on.device(group))
@@ -94,7 +94,7 @@ def prepare(group: ProcessGroup, path: str) -> None:
 
 def first_difference(group: ProcessGroup, name: str, options: dict[str, Any]) -> str | None:
     """Return where gradients first differ from those of torch's DDP."""
-    from test_ddp import both
+    from beside_torch import both
 
     found = both(group, name, PASSES, {**options, "device_ids": [on.device(group)]})
     return None if found is None else f"step {found[0]}, tensor {found[1]}"

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import math
 import pickle
-import struct
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from same_objects import same
 
 from nc10d import register_dataclass, register_type
 from nc10d.arrays.dtypes import DType
@@ -44,28 +44,6 @@ def through(value: Any, **how: Any) -> Any:
         message = walk(value)
         assert same(message.envelope().open(message.flat(), **how), found)
     return found
-
-
-def same(a: Any, b: Any) -> bool:
-    """Return whether two objects are equal in types, bits and order."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
-    if isinstance(a, np.generic):
-        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, float):
-        return struct.pack("d", a) == struct.pack("d", b)
-    if isinstance(a, complex):
-        return same(a.real, b.real) and same(a.imag, b.imag)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
-    if dataclasses.is_dataclass(a):
-        names = [field.name for field in dataclasses.fields(a)]
-        return all(same(getattr(a, name), getattr(b, name)) for name in names)
-    return bool(a == b)
 
 
 @register_dataclass

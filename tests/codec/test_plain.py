@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_codec import same
+from same_objects import same
 
 from nc10d import register_type
 from nc10d.codec import MessageKind, constructors, encode

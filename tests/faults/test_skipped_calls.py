@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs import Job
-from test_hosts import ranks_on
+from lettered_hosts import ranks_on
 
 import nc10d as dist
 from nc10d.errors import CollectiveMismatch, DistError, PeerLost

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import zoo
-from test_compiled_programs import PROGRAMS, outcome, same
+from graph_programs import PROGRAMS, outcome, same
 
 from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel

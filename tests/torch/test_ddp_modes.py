@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed
 import zoo
-from test_ddp import VARYING, join_gloo, same
+from beside_torch import VARYING, join_gloo, same
 
 from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel, MixedPrecision, apply_optimizer_in_backward

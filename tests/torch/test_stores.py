@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import test_store_laws as laws
+import store_laws as laws
 import torch
 import torch.distributed as dist
 
@@ -74,15 +74,15 @@ def store(fresh: laws.MakeStore) -> Iterator[Store]:
         yield made
 
 
-test_calls_return_what_a_dict_would_give = laws.test_calls_return_what_a_dict_would_give
-test_additions_from_many_threads_all_count = laws.test_additions_from_many_threads_all_count
-test_a_timeout_of_the_call_replaces_the_stores = laws.test_a_timeout_of_the_call_replaces_the_stores
-test_the_callers_mistakes = laws.test_the_callers_mistakes_are_refused_at_the_call
+test_calls_return_what_a_dict_would_give = laws.calls_return_what_a_dict_would_give
+test_additions_from_many_threads_all_count = laws.additions_from_many_threads_all_count
+test_a_timeout_of_the_call_replaces_the_stores = laws.a_timeout_of_the_call_replaces_the_stores
+test_the_callers_mistakes = laws.the_callers_mistakes_are_refused_at_the_call
 
 
 @pytest.mark.parametrize("write", ["set", "add", "append", "multi_set", "compare_set"])
 def test_every_kind_of_write_ends_a_wait(store: Store, write: str) -> None:
-    laws.test_every_kind_of_write_wakes_waiters(store, write)
+    laws.every_kind_of_write_wakes_waiters(store, write)
 
 
 @pytest.mark.parametrize("blocked", ["get", "multi_get", "wait"])

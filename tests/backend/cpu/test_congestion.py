@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from test_connect import close, join
+from peer_sockets import close, join
 
 from nc10d.backend.cpu.transport import addresses
 from nc10d.backend.cpu.transport.addresses import VARIABLE, control, tcp_socket

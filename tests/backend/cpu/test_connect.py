@@ -14,33 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+from peer_sockets import close, endpoints, join
 
 from nc10d.auth.admission import UNPROVEN_SECONDS
 from nc10d.auth.handshake import PROOF_BYTES, HandshakeCaller, Introduction, group_digest
 from nc10d.backend.cpu.transport import addresses
-from nc10d.backend.cpu.transport import connect as connect_module
-from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, connect
+from nc10d.backend.cpu.transport.connect import PeerSockets, connect
 from nc10d.base.deadline import Deadline
 from nc10d.errors import AuthError, PeerLost, RendezvousError
 from nc10d.store import HashStore
-
-
-def nothing() -> None:
-    pass
-
-
-def endpoints(store: HashStore, rank: int) -> EndpointExchange:
-    return EndpointExchange(store, addresses.own_address(store), "world", rank)
-
-
-def join(store: HashStore, rank: int, size: int, timeout: float = 10.0) -> PeerSockets:
-    peers = [r for r in range(size) if r != rank]
-    return connect(endpoints(store, rank), peers, 2, Deadline.after(timeout), nothing)
-
-
-def close(*made: PeerSockets) -> None:
-    for some in made:
-        connect_module.close_all(some)
 
 
 def endpoint(store: HashStore, rank: int) -> tuple[str, int]:

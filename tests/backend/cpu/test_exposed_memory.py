@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_peer_arrays import reading, released, slow_reader
+from slow_readers import reading, released, slow_reader
 
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT
 from nc10d.backend.cpu.lowering.lower import ProgramCache

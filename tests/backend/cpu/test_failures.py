@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_calls import CALLS, caught, stand_aside
 
 import nc10d as dist
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
@@ -30,15 +31,6 @@ from nc10d.errors import (
 )
 from nc10d.ops import AllReduce, Recv, Send
 from nc10d.testing.ranks import Ranks, run_ranks
-
-
-def caught(group: Any, call: Any) -> DistError:
-    """Return the error that `call` ends with on this rank."""
-    try:
-        call(group)
-    except DistError as error:
-        return error
-    raise AssertionError(f"rank {group.rank} noticed nothing")
 
 
 def every_rank(call: Any, size: int, **options: Any) -> list[DistError]:
@@ -157,28 +149,6 @@ def test_a_timeout_of_a_message_names_the_message(late: str) -> None:
         assert error.waited is None, "no collective is under way"
         assert f"{error.op} #3" in str(error)
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
-
-
-def stand_aside(group: Any) -> DistError:
-    """Call nothing until the group has failed, then make a call to hear why."""
-    backend = group.backend("cpu")
-    while backend.failure() is None:
-        pass
-    return caught(group, lambda g: g.barrier())
-
-
-CALLS: dict[str, Any] = {
-    "all_reduce": lambda g: g.all_reduce(np.ones(4)),
-    "barrier": lambda g: g.barrier(),
-    "broadcast": lambda g: g.broadcast(np.ones(4), 0),
-    "root": lambda g: g.broadcast(np.ones(4), 1),
-    "dtype": lambda g: g.all_reduce(np.ones(4, np.float32)),
-    "count": lambda g: g.all_reduce(np.ones(5)),
-    "op": lambda g: g.all_reduce(np.ones(4), dist.ReduceOp.MAX),
-    "large": lambda g: g.all_reduce(np.ones(1 << 18)),
-    "gather": lambda g: g.all_gather_into_tensor(np.ones(4 * g.size), np.ones(4)),
-    "reduce": lambda g: g.reduce(np.ones(4), 0),
-}
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_calls import CALLS, caught, stand_aside
 from jobs import Job
-from test_failures import CALLS, caught, stand_aside
-from test_hosts import ranks_on
+from lettered_hosts import ranks_on
 
 from nc10d.backend.cpu.engine.call_sites import text_at
 from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError, PeerLost

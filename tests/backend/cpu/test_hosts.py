@@ -7,42 +7,21 @@ import gc
 import mmap
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from lettered_hosts import on_hosts, ranks_on
 
 import nc10d as dist
 from nc10d.api.queries import coalescing_manager
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.algorithms.hosts_reduce import CHAINED, SEGMENT
-from nc10d.backend.cpu.backend import CpuBackend, make
-from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.kernels import copy
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 from nc10d.testing import check_backend, reference
-from nc10d.testing.ranks import Ranks
 
 EXACT = (DType.INT32, DType.UINT8, DType.BOOL)
-
-
-def on_hosts(names: str, setup: BackendSetup) -> CpuBackend:
-    """Make the backend of a rank whose host is a letter of `names`."""
-    return make(setup, names[setup.rank % len(names)])
-
-
-@contextmanager
-def ranks_on(names: str, timeout: float = 20.0) -> Iterator[Ranks]:
-    """Ranks as threads, each on the host that its letter names."""
-    register_backend("hosts", functools.partial(on_hosts, names))
-    try:
-        with Ranks(len(names), backend="hosts", timeout=timeout) as ranks:
-            yield ranks
-    finally:
-        unregister_backend("hosts")
 
 
 @pytest.mark.slow

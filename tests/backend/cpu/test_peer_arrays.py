@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import random
 import threading
 from collections.abc import Callable
@@ -16,17 +15,17 @@ import pytest
 from algorithm_cases import MAKERS, Case, data, fold, layouts, program, reduction
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_readers import left, reading, released, slow_reader
 
 import nc10d
 from nc10d.backend.cpu.algorithms import gather, message
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Thresholds
 from nc10d.backend.cpu.failure import cause
-from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
+from nc10d.backend.cpu.lowering.lower import ProgramCache
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.program.linker import Linked, link
-from nc10d.backend.cpu.program.program import Kernel, Program, Step, StepKind, staging, user
+from nc10d.backend.cpu.program.program import Program, Step, StepKind, user
 from nc10d.base import error_wire
 from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
@@ -238,41 +237,6 @@ def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -
         for index in steps:
             if whole.steps[index].kind is StepKind.WAIT:
                 assert any(caught_at(rank, index, seed) for seed in range(25)), (rank, index)
-
-
-def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
-    """Plans that let rank 1 rest, before each step of `kind`, until `released` is set."""
-
-    def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
-        program = request.build()
-        if programs._shape.rank == 1:
-            steps: list[Step] = []
-            for step in program.steps:
-                if step.kind.name == kind:
-                    steps.append(Step(StepKind.APPLY, dst=staging(1), src=staging(1), kernel=REST))
-                steps.append(step)
-            program = replace(program, steps=tuple(steps))
-        return link(program, programs._shape.size, at.C_TABLES, address_of)
-
-    return linked
-
-
-REST = Kernel("REST", "-")
-released = threading.Event()
-reading = threading.Event()
-left = threading.Event()
-
-
-@ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-def rest(*_: int) -> None:
-    reading.set()
-    assert released.wait(30)
-
-
-def address_of(kernel: Kernel) -> int:
-    if kernel is REST:
-        return int(ctypes.cast(rest, ctypes.c_void_p).value or 0)
-    return _kernel_address(kernel)
 
 
 def gives_up_while_read(group: ProcessGroup, call: str) -> None:

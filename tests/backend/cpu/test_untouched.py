@@ -11,7 +11,7 @@ import pytest
 from algorithm_cases import MAKERS, layouts
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_hosts import ranks_on
+from lettered_hosts import ranks_on
 
 import nc10d
 from nc10d import ops as O

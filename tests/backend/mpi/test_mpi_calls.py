@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpi_launchers import LIBRARIES
+from overlapping_blocks import CALLS, Call, early, every_way, shares_alone
 from polled_laws import (
     SIZE,
     calls_differ,
@@ -20,7 +21,6 @@ from polled_laws import (
     sizes_differ,
     whole_group,
 )
-from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
 from nc10d.errors import (

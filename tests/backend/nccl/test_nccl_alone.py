@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import device_ranks as on
 import lone_ranks as lone
@@ -11,7 +10,6 @@ import pytest
 from emulated import emulators, needs_emulators
 from reducing_ranks import REDUCING
 
-import nc10d as dist
 from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
@@ -41,11 +39,4 @@ def one_rank(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("law", [*LONE, lone.arrays_of_numba], ids=lambda law: law.__name__)
 def test_single_rank_laws_hold_on_a_device(one_rank: Ranks, law: Callable[..., None]) -> None:
-    one_rank.run(_afresh, [law])
-
-
-def _afresh(group: Any, law: Callable[..., None]) -> None:
-    """Run a law in a new group, which the law may end."""
-    mine = dist.new_group([0])
-    law(mine)
-    dist.destroy_process_group(mine)
+    one_rank.run(on.afresh, [law])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import device_ranks as on
 import pytest
@@ -59,16 +58,7 @@ def two() -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_laws_hold_on_two_devices(two: Ranks, law: Callable[..., None]) -> None:
-    two.run(_afresh, [law] * 2)
-
-
-def _afresh(group: Any, law: Callable[..., None]) -> None:
-    """Run a law in a new group, so that its keys in the store are new too."""
-    import nc10d as dist
-
-    mine = dist.new_group(range(group.size))
-    law(mine)
-    dist.destroy_process_group(mine)
+    two.run(on.afresh, [law] * 2)
 
 
 BLOCKING, NONBLOCKING = "0", "1"

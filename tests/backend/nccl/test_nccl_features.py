@@ -8,8 +8,8 @@ import lone_ranks as lone
 import nccl_features as features
 import pytest
 from captured_training import a_captured_training_step_reads_nothing
+from device_ranks import afresh
 from emulated import emulators, needs_emulators
-from test_nccl_device import _afresh
 
 from nc10d.testing.ranks import Ranks
 
@@ -35,7 +35,7 @@ def test_laws_of_features_hold(
     if nonblocking == "1" and law is features.an_estimate_launches_nothing:
         law = features.nonblocking_groups_have_no_estimate
     them, size = ranks
-    them.run(_afresh, [law] * size)
+    them.run(afresh, [law] * size)
 
 
 def test_a_rank_that_does_not_suspend_is_named() -> None:
@@ -51,12 +51,12 @@ def test_a_release_before_a_function_is_refused_by_name(release: str) -> None:
 
 def test_a_machine_without_symmetric_memory_is_a_refusal_on_all_ranks() -> None:
     with emulators(NC10D_EMULATED_NO_WINDOWS="1"), Ranks(2, "processes", "nccl") as two:
-        two.run(_afresh, [features.a_machine_has_no_windows] * 2)
+        two.run(afresh, [features.a_machine_has_no_windows] * 2)
 
 
 def test_a_captured_training_step_reads_nothing(ranks: tuple[Ranks, int]) -> None:
     them, size = ranks
-    them.run(_afresh, [a_captured_training_step_reads_nothing] * size)
+    them.run(afresh, [a_captured_training_step_reads_nothing] * size)
 
 
 @pytest.mark.parametrize("law", [lone.pool_of_numba, lone.torchs_allocator_is_nccls])

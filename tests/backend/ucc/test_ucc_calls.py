@@ -14,6 +14,7 @@ import pytest
 from emulated_ucc import emulated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from overlapping_blocks import CALLS, Call, early, every_way, shares_alone
 from polled_laws import (
     SIZE,
     calls_differ,
@@ -22,7 +23,6 @@ from polled_laws import (
     sizes_differ,
     whole_group,
 )
-from test_block_order import CALLS, Call, early, every_way, shares_alone
 
 import nc10d as dist
 from nc10d.backend.ucc.backend import UccOptions

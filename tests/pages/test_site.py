@@ -18,7 +18,7 @@ import pytest
 import nc10d
 from tools.site_hooks import broken, titled, unplaced
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TORCH = any(found.name == "torch" for found in distributions())
 SITE = (ROOT / "mkdocs.yml").read_text()

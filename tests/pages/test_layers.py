@@ -1,7 +1,8 @@
 """A module imports only from lines above its own, or from its left in the same line.
 
 Two tables in docs/design.md give the order: for the folders and files of nc10d, and for those of
-backend/cpu. All imports count, also inside functions and for types only.
+backend/cpu. All imports count, also inside functions and for types only. Tests mirror
+the package's folders, and no module of tests is imported by another.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from nc10d.kernels.cache_dir import SOURCES, matching
 
 PACKAGE = Path(nc10d.__file__).parent
 CPU = PACKAGE / "backend" / "cpu"
-DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+DESIGN = ROOT / "docs" / "design.md"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ADAPTERS = {"torch"}
 MOST_MODULES = 15
 """Most modules in a folder, so that a reader can keep them in mind."""
 LARGE = {"backend/cpu/native", "store"}
 """Folders that may have more: the compiled engine, and a protocol with all of its stores."""
+
+OF_NO_FOLDER = {"emulators", "faults", "pages"}
+"""Folders of tests that mirror no folder of the package."""
+OF_NO_MODULE = {"test_closed_descriptors.py"}
+"""Loose tests of no single module: the library, its store and its launcher together."""
 
 ENTRIES = {"nc10d", "nc10d.base.torch_entry"}
 """The modules that lead to the layers above: the public names, and torch's way to nc10d.torch."""
@@ -249,3 +257,27 @@ def test_compiled_code_reaches_only_the_sources_that_name_its_cache() -> None:
     for module in compiling:
         reached = {name for name in graph()[module] if not name.startswith("nc10d.base.")}
         assert reached <= sources | {"nc10d.errors"}, module
+
+
+def misplaced(tests: Iterable[str]) -> list[str]:
+    """Return the files of tests, relative to tests/, that mirror nothing of the package."""
+
+    def mirrors(folder: str, name: str) -> bool:
+        if folder:
+            return folder in OF_NO_FOLDER or (PACKAGE / folder).is_dir()
+        return name in OF_NO_MODULE or (PACKAGE / name.removeprefix("test_")).exists()
+
+    split = (test.rpartition("/") for test in tests)
+    return [folder + slash + name for folder, slash, name in split if not mirrors(folder, name)]
+
+
+def test_tests_mirror_the_package() -> None:
+    assert misplaced(str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")) == []
+    lost = ["test_group.py", "objects/test_codec.py", "calls/test_work.py"]
+    assert misplaced(["test_work.py", "backend/cpu/test_arena.py", *lost]) == lost
+
+
+def test_no_module_of_tests_is_imported_by_another() -> None:
+    for path in TESTS.rglob("*.py"):
+        found = packages(ast.parse(path.read_text()))
+        assert not {name for name in found if name.startswith("test_")}, path

@@ -32,7 +32,7 @@ from nc10d.ops import (
 )
 
 RANK, SIZE = 1, 3
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def f(n: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ import nc10d
 # Modules that an import of the package itself must not import.
 _HEAVY_NAMES = "numba asyncio ml_dtypes torch socket selectors multiprocessing numpy"
 HEAVY = _HEAVY_NAMES.split()
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TORCH = any(found.name == "torch" for found in distributions())
 
 

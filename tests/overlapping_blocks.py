@@ -1,24 +1,20 @@
-"""A coalescing block has the effect of its calls in order, however their arrays overlap.
+"""Blocks of calls on overlapping arrays, beside the same calls made alone.
 
-Calls are drawn at random on views of a small matrix (rows, columns, reversed, strided, nested), so
-that nearly all of them overlap; some are messages around the ring. The same calls are made alone,
-then in a block, sync and async: every element must be the same.
+A rank runs each function with its group, of three ranks. Calls are drawn on views of a small matrix
+(rows, columns, reversed, strided, nested), so that nearly all of them overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, MAX, SUM
-from nc10d.testing import Ranks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = tuple[str, int, int]
@@ -35,12 +31,6 @@ VIEWS = (
     np.s_[8:8],
 )
 COLLECTIVES = ("sum", "avg", "max", "broadcast", "reduce", "barrier")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, timeout=30) as found:
-        yield found
 
 
 def matrix(rank: int, dtype: str, order: str) -> Array:
@@ -101,19 +91,6 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(CALLS, st.sampled_from(["i4", "f8", "i2", "u1"]), st.sampled_from("CF"))
-def test_a_block_is_its_calls_in_order(
-    ranks: Ranks, calls: list[Call], dtype: str, order: str
-) -> None:
-    ranks.run(every_way, [calls] * 3, [dtype] * 3, [order] * 3)
-
-
-def test_a_message_in_a_block_carries_the_result_of_the_call_before_it(ranks: Ranks) -> None:
-    calls = [("sum", 0, 0), ("message", 3, 0), ("avg", 4, 0), ("message", 4, 0), ("max", 2, 0)]
-    ranks.run(every_way, [calls] * 3, ["f4"] * 3, ["C"] * 3)
-
-
 def shares_alone(group: ProcessGroup) -> None:
     """Only rank 1's arrays overlap: all ranks must run the calls in order with it."""
     base = np.full(100, group.rank + 1.0)
@@ -128,11 +105,6 @@ def shares_alone(group: ProcessGroup) -> None:
     assert (arrays[2][:30] == twice).all()
     assert (arrays[2][30:60] == 1 + twice + 3).all()
     assert (arrays[2][90:] == 6).all()
-
-
-def test_ranks_with_disjoint_arrays_follow_a_rank_with_overlapping_arrays(ranks: Ranks) -> None:
-    for _ in range(3):
-        ranks.run(shares_alone)
 
 
 def early(group: ProcessGroup, src: int | None) -> None:
@@ -157,8 +129,3 @@ def early(group: ProcessGroup, src: int | None) -> None:
             x[...] = group.rank + 1.0
     assert np.array_equal(x[::2], np.full(3, 22.0))
     assert np.array_equal(x[1::2], np.full(2, 10.0 if group.rank == 0 else 6.0))
-
-
-@pytest.mark.parametrize("src", [1, None])
-def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
-    ranks.run(early, [src] * 3)

@@ -13,7 +13,7 @@ import pytest
 
 from tools.mpi4py_names import unknown
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "from_mpi4py.md"
 
 

@@ -25,7 +25,7 @@ import nc10d.__main__
 from nc10d.base.variables import VARIABLES
 
 PACKAGE = Path(nc10d.__file__).parent
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "docs" / "logs"
 """Former pages: the files that they name may have moved."""
 FIRST = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
