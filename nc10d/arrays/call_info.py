@@ -116,7 +116,7 @@ def _runs(calls: Sequence[CallInfo]) -> Iterator[str]:
 
 
 def _memory(arrays: Any, lists_differ: bool) -> tuple[str, int, str]:
-    """Return the type and the count of an array, or of a list and what is to be said of it."""
+    """Return the type and the count of an array, or of a list, and a detail of the list."""
     if not isinstance(arrays, (list, tuple)):
         buffer = as_buffer(arrays)
         return buffer.dtype.label, buffer.count, ""

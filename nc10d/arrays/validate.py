@@ -23,7 +23,7 @@ from nc10d.arrays.interop import map_to_numpy
 
 def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
     """Return `op` on its arrays' memory; ValueError or TypeError if this rank cannot launch it."""
-    rule = _RULES.get(type(op))
+    rule = RULES.get(type(op))
     if rule is None:
         raise TypeError(f"unknown operation {op!r}: expected one of those in nc10d.ops")
     settled = map_to_numpy(op)
@@ -126,7 +126,7 @@ def _barrier(op: ops.Barrier, rank: int, size: int) -> None:
     """Accept: a barrier has no arguments."""
 
 
-_RULES: dict[type[Any], Callable[[Any, int, int], None]] = {
+RULES: dict[type[Any], Callable[[Any, int, int], None]] = {
     ops.AllReduce: _all_reduce,
     ops.Reduce: _reduce,
     ops.Broadcast: _broadcast,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.dtypes import DType
 from nc10d.base.deadline import monotonic
 from nc10d.base.stored import read_json
-from nc10d.bench.workloads import COLLECTIVES, Call
+from nc10d.bench.workloads import COLLECTIVES, FACTORS, Call
 from nc10d.group.process_group import ProcessGroup
 
 
@@ -55,21 +54,6 @@ class Row:
     def busbw(self) -> float:
         """GB/s of the memory (or the network)."""
         return self.algbw * FACTORS[self.job.collective](self.ranks)
-
-
-_EXCHANGES = (
-    *("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"),
-    *("all_gather_list", "reduce_scatter_list", "all_to_all_list"),
-    *("all_gather_object", "gather_object"),
-)
-FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "window": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(("reduce", "broadcast", "send_recv", "broadcast_object_list"), lambda n: 1.0),
-    "sendrecv": lambda n: 1.0,
-    **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
-    "barrier": lambda n: 0.0,
-}
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:

@@ -263,3 +263,17 @@ COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "gather_object": gather_object,
 }
 """Workloads by name; `_list` is the form of c10d with lists of chunks."""
+_EXCHANGES = (
+    *("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"),
+    *("all_gather_list", "reduce_scatter_list", "all_to_all_list"),
+    *("all_gather_object", "gather_object"),
+)
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "window": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(("reduce", "broadcast", "send_recv", "broadcast_object_list"), lambda n: 1.0),
+    "sendrecv": lambda n: 1.0,
+    **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
+    "barrier": lambda n: 0.0,
+}
+"""GB/s of the memory or network for GB/s of the caller's data, by the number of ranks."""

@@ -51,10 +51,10 @@ def canonical(step: Pairwise, dtype: DType) -> tuple[str, DType]:
 def combine(step: str, dtype: DType) -> Combine:
     """Return the function that emits `x op y`; the pair must be canonical."""
     if dtype not in WIDEN:
-        return _RULES[dtype.family][step]
+        return RULES[dtype.family][step]
     if step in _CHOICES:
         return _choose_float(_CHOICES[step], WIDEN[dtype])
-    rule, widen, narrow = _RULES[dtype.family][step], WIDEN[dtype], NARROW[dtype]
+    rule, widen, narrow = RULES[dtype.family][step], WIDEN[dtype], NARROW[dtype]
     return lambda b, x, y: narrow(b, rule(b, widen(b, x), widen(b, y)))
 
 
@@ -101,7 +101,7 @@ _WRAPPING: dict[str, Combine] = {
     "BOR": Builder.or_,
     "BXOR": Builder.xor,
 }
-_RULES: dict[ElementKind, dict[str, Combine]] = {
+RULES: dict[ElementKind, dict[str, Combine]] = {
     ElementKind.BOOL: {s: _of_truth(_WRAPPING[s]) for s, step in PAIRWISE.items() if step.bitwise},
     ElementKind.UINT: _WRAPPING
     | {k: _choose_int(Builder.icmp_unsigned, c) for k, c in _CHOICES.items()},

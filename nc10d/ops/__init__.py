@@ -3,8 +3,8 @@
 | file | contents |
 |---|---|
 | `operations` | a class for each operation: arrays and options as data |
-| `reductions` | what a reduction is: its pairwise step, what it prepares and finishes |
-| `facts` | what a kind of operation is: one record for each class |
+| `reductions` | the kinds of reduction: pairwise steps, and the work before and after |
+| `facts` | the facts about each kind of operation: one record for each class |
 """
 
 from nc10d.ops.operations import (

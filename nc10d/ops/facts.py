@@ -1,10 +1,10 @@
-"""What a kind of operation is, as data: one record for each kind, which all layers look up.
+"""Facts about operations as data: one record for each kind, which all layers look up.
 
     facts_of(op).name                              # "all_reduce"
     FACTS[AllGather].per_rank                      # ("out",)
     FACTS[Send].split(op), FACTS[Send].make(...)   # an operation as (extra, x, y), and again
 
-What can be read off a class is read off its fields: an operation with `op` reduces, with `root` has
+Some facts are read off the fields of a class: an operation with `op` reduces, with `root` has
 a root, with `peer` is a message. The other facts stand in the table at the end of this file.
 """
 
@@ -62,7 +62,7 @@ class OperationFacts:
     | `compared` | the array whose type and count all ranks must give alike |
     | `own_sizes` | whether only a sender and its receiver know the sizes of an operation |
     | `fields`, `arrays` | the names of all fields, and those of the arrays |
-    | `reduces`, `has_root`, `is_message`, `on_one_array` | what the fields show |
+    | `reduces`, `has_root`, `is_message`, `on_one_array` | read off the fields |
     | `in_place_piece` | one array has chunks, and the other may be this rank's chunk |
     | `is_cut_by_rows` | flat arrays are cut along dimension 0 |
     """

@@ -1,9 +1,9 @@
-"""What a reduction is, as data: all that backends, kernels and the reference look up.
+"""Reductions as data: all that backends, kernels and the reference look up.
 
 | part | meaning |
 |---|---|
 | `Pairwise` | the step that combines two elements |
-| `ReductionKind` | a name, its step, what happens to operands before and to results after |
+| `ReductionKind` | a name, a pairwise step, and the work on operands before and on results after |
 | `ReduceOp` | a kind, PREMUL_SUM's factor, and the purpose of a call |
 
 A reduction of `n` arrays is finish(prepare(x_0) step prepare(x_1) step ... prepare(x_n-1)), in rank
@@ -160,7 +160,7 @@ class ReduceOp:
 
     @property
     def compared(self) -> str:
-        """What ranks compare of a reduction, as text: name, purpose and factor."""
+        """Name, purpose and factor as text, which ranks compare."""
         return self.name if self.factor is None else f"{self.name}({self.factor})"
 
     @property

@@ -101,9 +101,9 @@ def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
 def pairwise(x: Array, y: Array, step: Pairwise) -> Array:
     """Return x op y in the arrays' dtype, rounded once."""
     dtype = dtype_of(x.dtype)
-    rule = _RULES[step.name]
+    rule = RULES[step.name]
     if dtype.family is ElementKind.BOOL:
-        rule = _LOGICAL[step.of_truth]
+        rule = LOGICAL[step.of_truth]
     elif dtype.family is ElementKind.COMPLEX and rule is np.multiply:
         rule = _complex_product
     with np.errstate(all="ignore"):
@@ -126,7 +126,7 @@ def scaled(x: Array, factor: float) -> Array:
     return _by_parts(x, lambda real: real * _rounded(factor, x.dtype, real.dtype))
 
 
-_RULES: dict[str, Callable[[Array, Array], Array]] = {
+RULES: dict[str, Callable[[Array, Array], Array]] = {
     "SUM": np.add,
     "PRODUCT": np.multiply,
     "MIN": lambda x, y: np.where((x < y) | np.isnan(x), x, y),
@@ -135,7 +135,7 @@ _RULES: dict[str, Callable[[Array, Array], Array]] = {
     "BOR": np.bitwise_or,
     "BXOR": np.bitwise_xor,
 }
-_LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
+LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
     "BAND": np.logical_and,
     "BOR": np.logical_or,
     "BXOR": np.logical_xor,

@@ -21,7 +21,7 @@ from nc10d.group.collectives import Collectives
 from nc10d.ops import SUM
 from nc10d.reducer.hooks.deferred_future import OrderedFuture
 from nc10d.reducer.hooks.grad_bucket import require_work
-from nc10d.torch.backend.reductions import reduction
+from nc10d.torch.backend.torch_reductions import reduction
 from nc10d.work import Future, Work
 
 _REDUCTIONS = (torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)

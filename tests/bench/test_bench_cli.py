@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nc10d.arrays.dtypes import DType
 from nc10d.base.text import byte_size
 from nc10d.bench import cli
-from nc10d.bench.measure import FACTORS, BenchJob, Row
-from nc10d.bench.workloads import COLLECTIVES
+from nc10d.bench.measure import BenchJob, Row
+from nc10d.bench.workloads import COLLECTIVES, FACTORS
 
 BENCH = [sys.executable, "-m", "nc10d.bench"]
 QUICK = ["--min-bytes", "8", "--max-bytes", "64", "--repeats", "1"]

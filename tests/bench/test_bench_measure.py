@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
-from nc10d.bench.measure import FACTORS, BenchJob, Row, measure
+from nc10d.bench.measure import BenchJob, Row, measure
 from nc10d.bench.workloads import COLLECTIVES, pattern
 from nc10d.testing import run_local, run_ranks
 

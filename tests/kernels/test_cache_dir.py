@@ -46,7 +46,8 @@ def test_the_default_folder_lies_in_the_users_cache(monkeypatch, tmp_path):
 
 def test_other_parts_and_other_sources_have_other_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("NC10D_CACHE_DIR", str(tmp_path / "code"))
-    asked = [(cache_dir.SOURCES, ("1",)), (cache_dir.SOURCES, ("2",)), (("ops/reductions.py",), ("1",))]
+    few = ("ops/reductions.py",)
+    asked = [(cache_dir.SOURCES, ("1",)), (cache_dir.SOURCES, ("2",)), (few, ("1",))]
     assert len({cache_dir.code_folder(*each) for each in asked}) == 3
 
 

@@ -26,7 +26,7 @@ _MOVED = {
     8: MPI.UINT64_T,
     16: MPI.C_DOUBLE_COMPLEX,
 }
-_OPS = {
+OPERATORS = {
     "SUM": MPI.SUM,
     "PRODUCT": MPI.PROD,
     "MIN": MPI.MIN,
@@ -73,7 +73,7 @@ def native(step: Pairwise, dtype: DType) -> MpiReduction | None:
         return None
     if stored in _TOO_NARROW and not exact:
         return None
-    return MpiReduction(datatype, dtype.itemsize // stored.itemsize, _OPS[name])
+    return MpiReduction(datatype, dtype.itemsize // stored.itemsize, OPERATORS[name])
 
 
 @functools.cache

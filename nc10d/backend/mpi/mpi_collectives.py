@@ -37,7 +37,7 @@ SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all
 def steps(comm: Comm, op: ops.Op, any_order: bool) -> Steps:
     """Return the steps of a validated collective on which all ranks have agreed."""
     buffers = OpBuffers()
-    yield from _STEPS[type(op)](comm, op, buffers, any_order)
+    yield from STEPS[type(op)](comm, op, buffers, any_order)
     buffers.finish()
 
 
@@ -191,7 +191,7 @@ def _announce(comm: Comm, op: ops.Op, sends: Sequence[int], takes: Sequence[int]
     raise_if_sizes_differ(op, int(first[0]), comm.rank, sizes, comm.size)
 
 
-_STEPS: dict[type[Any], Callable[[Comm, Any, OpBuffers, bool], Steps]] = {
+STEPS: dict[type[Any], Callable[[Comm, Any, OpBuffers, bool], Steps]] = {
     ops.AllReduce: _all_reduce,
     ops.Reduce: _reduce,
     ops.Broadcast: _broadcast,

@@ -24,7 +24,7 @@ _MOVED = {
     8: _DT["UCC_DT_UINT64"],
     16: _DT["UCC_DT_UINT128"],
 }
-_OPS = {
+OPERATORS = {
     "SUM": _OP["UCC_OP_SUM"],
     "AVG": _OP["UCC_OP_AVG"],
     "PRODUCT": _OP["UCC_OP_PROD"],
@@ -80,16 +80,16 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     step, stored = canonical(op.pairwise, x.dtype)
     exact = PAIRWISE[step].exact
     if not exact and any_order and stored in _NARROW:
-        return UccReduction(_NUMBERS[stored], 1, _OPS[step])
+        return UccReduction(_NUMBERS[stored], 1, OPERATORS[step])
     # UCC's minimum ignores NaN on some ranks, its narrow floats round at other places.
     is_int = stored.family in (ElementKind.INT, ElementKind.UINT)
     if not is_int and (stored not in _EXACT or exact):
         return None
-    return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, _OPS[step])
+    return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, OPERATORS[step])
 
 
 def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
-    operator, datatype = _OPS.get(op.kind.name), _NUMBERS.get(dtype)
+    operator, datatype = OPERATORS.get(op.kind.name), _NUMBERS.get(dtype)
     if operator is None or datatype is None:
         raise TypeError(
             f"UCC has no {op.name} of {dtype.label} on a device: copy the array to the host, or "

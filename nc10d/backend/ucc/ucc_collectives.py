@@ -49,7 +49,7 @@ next poll)."""
 def steps(team: UccTeam, op: ops.Op, any_order: bool) -> Steps:
     """Return the steps of a validated collective on which all ranks have agreed."""
     buffers = OpBuffers()
-    yield from _STEPS[type(op)](team, op, buffers, any_order)
+    yield from STEPS[type(op)](team, op, buffers, any_order)
     buffers.finish()
 
 
@@ -264,7 +264,7 @@ def _check_device_array(op: ops.Op, listed: bool, buffer: Any, size: int) -> Non
     native(how, flat, size, True)
 
 
-_STEPS: dict[type[Any], Callable[[UccTeam, Any, OpBuffers, bool], Steps]] = {
+STEPS: dict[type[Any], Callable[[UccTeam, Any, OpBuffers, bool], Steps]] = {
     ops.AllReduce: _all_reduce,
     ops.Reduce: _reduce,
     ops.Broadcast: _broadcast,

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from nc10d import ops as O
 from nc10d.base.call_site import here
 from nc10d.testing.local_backend import _PostedOp
-from nc10d.testing.simulated.operations import copied, fits
+from nc10d.testing.simulated.posted_ops import copied, fits
 from nc10d.testing.simulated.simulated_network import SimulatedExchange, SimulatedHub
 from nc10d.testing.simulated.virtual_time import POLL_SECONDS, Choose, Label, RankTask, Scheduler
 

@@ -27,7 +27,7 @@ from nc10d.group import world
 from nc10d.testing.compute import assign, compute
 from nc10d.testing.local_backend import LocalExchange, LocalHub, LocalWork, _PostedOp
 from nc10d.testing.simulated.faults import Fault, Partition
-from nc10d.testing.simulated.operations import calls_text, copied, fits
+from nc10d.testing.simulated.posted_ops import calls_text, copied, fits
 from nc10d.testing.simulated.survivors import Announcements
 from nc10d.testing.simulated.virtual_time import RankTask, Scheduler
 

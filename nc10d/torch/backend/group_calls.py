@@ -26,8 +26,8 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, current_world
 from nc10d.ops.facts import LISTS, NOTHING
 from nc10d.torch.backend.launching import UNSET, TorchLauncher
-from nc10d.torch.backend.reductions import BY_NUMBER, reduction, sparse_all_reduce
 from nc10d.torch.backend.torch_errors import barrier_error, raising_torch_errors
+from nc10d.torch.backend.torch_reductions import BY_NUMBER, reduction, sparse_all_reduce
 from nc10d.torch.backend.works import TorchWork, ended_work
 from nc10d.torch.stores import as_timedelta, release
 

@@ -65,7 +65,7 @@ class LoweredOp:
 
 def lower(op: Op, shape: GroupShape) -> LoweredOp:
     """Lower a collective, which has been validated, for this rank of a group of this shape."""
-    return _LOWERINGS[type(op)](op, shape)
+    return LOWERINGS[type(op)](op, shape)
 
 
 def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
@@ -239,7 +239,7 @@ def _sized_exchange(op: Op, shape: GroupShape, sends: Pieces, recvs: Pieces) -> 
     return LoweredOp(key, [sizes, *pair[0].buffers, *pair[1].buffers], outs, build)
 
 
-_LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
+LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
     ops.AllReduce: _all_reduce,
     ops.Reduce: _all_reduce,
     ops.Broadcast: _broadcast,

@@ -38,7 +38,7 @@ _NATIVE = {
     DType.FLOAT64: _TYPES["ncclFloat64"],
 }
 _HALVES = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
-_KINDS = {
+OPERATORS = {
     "SUM": _OPS["ncclSum"],
     "PRODUCT": _OPS["ncclProd"],
     "MAX": _OPS["ncclMax"],
@@ -69,9 +69,9 @@ def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
         return NcclReduction(_TYPES["ncclUint8"], 1, _OF_TRUTH[step.of_truth], dtype)
     half = _HALVES.get(dtype)
     if half is not None and step.name == "SUM":  # of complex numbers: the sums of their parts
-        return NcclReduction(_NATIVE[half], 2, _KINDS[name], half)
-    if dtype in _NATIVE and name in _KINDS:
-        return NcclReduction(_NATIVE[dtype], 1, _KINDS[name], dtype)
+        return NcclReduction(_NATIVE[half], 2, OPERATORS[name], half)
+    if dtype in _NATIVE and name in OPERATORS:
+        return NcclReduction(_NATIVE[dtype], 1, OPERATORS[name], dtype)
     raise TypeError(f"NCCL has no {op.name} of {dtype.label}: {_why(dtype)}")
 
 

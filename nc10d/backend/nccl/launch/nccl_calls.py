@@ -45,7 +45,7 @@ class CallContext:
 def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
     """Return the calls of a validated operation; calls that would move nothing are left out."""
     # TypeError or ValueError for arrays and reductions that NCCL can't take.
-    return [call for call in _CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
+    return [call for call in CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
 
 
 # The index of the count of elements in a call of each function.
@@ -207,7 +207,7 @@ def _barrier(op: ops.Barrier, place: CallContext) -> Iterator[Call]:
     yield "ncclAllReduce", place.scratch, place.scratch, 1, INT32, SUM
 
 
-_CALLS: dict[type[Any], Callable[[Any, CallContext], Iterator[Call]]] = {
+CALLS: dict[type[Any], Callable[[Any, CallContext], Iterator[Call]]] = {
     ops.AllReduce: _all_reduce,
     ops.Reduce: _reduce,
     ops.Broadcast: _broadcast,
