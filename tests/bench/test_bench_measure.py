@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
 from nc10d.bench.measure import BenchJob, Row, measure
-from nc10d.bench.workloads import COLLECTIVES, pattern
+from nc10d.bench.workloads import COLLECTIVES, FACTORS, pattern
 from nc10d.testing import run_local, run_ranks
 
 # Each collective's method of a group, and the place of the output among its arguments.

@@ -54,9 +54,8 @@ def has_oracle(facts: OperationFacts) -> bool:
 
 COLLECTIVE = {
     "nc10d/arrays/validate.py": table("arrays.validate", "RULES"),
-    "nc10d/group/collectives.py": lambda facts: (
-        all(map(ProcessGroup.__dict__.get, ()))
-        and all(hasattr(ProcessGroup, name) for name in names(facts))
+    "nc10d/group/collectives.py": lambda facts: all(
+        hasattr(ProcessGroup, name) for name in names(facts)
     ),
     "nc10d/group/typed_calls.pyi": defines("nc10d/group/typed_calls.pyi"),
     "nc10d/api/calls.py": defines("nc10d/api/calls.py"),
