@@ -7,34 +7,53 @@ import os
 import sys
 import sysconfig
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from nc10d.base.signal_errors import raised_here
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_USER_PARTS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
-_NOT_USERS = tuple(
-    f"{_PACKAGE}testing{os.sep}{name}" for name in ("asserts.py", f"simulated{os.sep}")
-)
+_programs: tuple[str, ...] = ()
+_libraries: tuple[str, ...] = ()
 _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
 bystanders: dict[int, threading.Thread | None] = {}
-"""By ident, threads that make no call of any rank: those from before the test kit's ranks, such as
+"""By ident, threads that make no call of any rank: those older than ranks that are threads, such as
 a test runner's. None: the module `threading` has not started it. An ident may be used again."""
+rank_threads: list[str] = []
+"""Prefixes of the names of threads that are ranks, registered by the code that starts them."""
+idle_code: set[CodeType] = set()
+"""The code of functions that wait for the results of ranks, and make no call meanwhile."""
 MOST_BYTES = 63
 """The longest text of a line. The engine keeps it with each call, and a zero behind it."""
+
+
+def count_as_users(init: str, libraries: Sequence[str] = ()) -> None:
+    """Count the code in the folder of a package's `__init__.py` as a user's.
+
+    For nc10d's own programs. Files and folders in it named by `libraries` stay nc10d's.
+    """
+    global _programs, _libraries
+    folder = f"{Path(init).parent}{os.sep}"
+    _programs = (*_programs, folder)
+    _libraries = (*_libraries, *[f"{folder}{name}" for name in libraries])
+
+
+def is_own(name: str) -> bool:
+    """Return whether a file is nc10d's, and of none of its programs."""
+    return name.startswith(_PACKAGE) and not name.startswith(_programs)
 
 
 def is_users(name: str) -> bool:
     """Return whether a file is the user's: not nc10d's, the standard library's or an adapter's.
 
-    nc10d's own programs (bench, debug, most of testing) count as a user's. torch is an adapter: its
-    modules and optimizers call nc10d for the program.
+    nc10d's own programs count as a user's (see `count_as_users`). torch is an adapter: its modules
+    and optimizers call nc10d for the program.
     """
     if name.startswith(_PACKAGE):
-        return name.startswith(_USER_PARTS) and not name.startswith(_NOT_USERS)
+        return name.startswith(_programs) and not name.startswith(_libraries)
     if name.startswith(_LIBRARY) and not name.startswith(_PACKAGES):
         return False
     adapter = _is_torchs(name) or any(part in name for part in _ADAPTERS)

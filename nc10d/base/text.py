@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 RETURNED = "has returned from its function"
-"""Part of the text about a rank of the test kit that makes no call until all have returned."""
+"""Part of the text about a rank whose function has ended, while those of other ranks run."""
 
 
 def digest(text: str) -> str:

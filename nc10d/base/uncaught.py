@@ -12,19 +12,16 @@ with an error, which nobody waits for: it is not printed.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from traceback import StackSummary, TracebackException, walk_tb
 from types import TracebackType
 
+from nc10d.base.call_site import is_own
 from nc10d.base.debug_level import DebugLevel, get_debug_level
 from nc10d.errors import DistError
 
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_PROGRAMS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("bench", "debug", "testing"))
 _FOR_USERS = (DistError, ValueError, TypeError)
 """The kinds that are shortened where the source of nc10d is not there to look at."""
 menders: list[Callable[[BaseException, TracebackException], None]] = []
@@ -104,8 +101,3 @@ def is_raised_by_nc10d(frames: StackSummary, error: BaseException) -> bool:
 def _repeats(text: str, cause: str) -> bool:
     """Return whether an error's text ends with its cause's, which is more than a word."""
     return text.endswith(cause) and (" " in cause or text == cause)
-
-
-def is_own(name: str) -> bool:
-    """Return whether a file is nc10d's, and of none of its programs."""
-    return name.startswith(_PACKAGE) and not name.startswith(_PROGRAMS)

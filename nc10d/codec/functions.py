@@ -3,7 +3,7 @@
 A function of a notebook, a REPL or another function has no name that a new process could import.
 It is sent as its code, with the values of the names that the code uses; a class by cloudpickle,
 where that is installed. The bytes are unpickled and run as code, so they are for processes of the
-same user and Python only: the test kit's ranks.
+same user and Python only: ranks for tests.
 """
 
 from __future__ import annotations

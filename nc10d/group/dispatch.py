@@ -51,7 +51,7 @@ class Dispatcher(Collectives, PointToPoint):
     watch_work: Callable[[Dispatcher, Sequence[Op], Work | None], Work | None] = staticmethod(
         lambda group, ops, work: work
     )
-    """At the debug level DETAIL, returns what a caller gets for a Work; for the test kit."""
+    """At the debug level DETAIL, returns the Work that a caller gets; may be replaced."""
     rank: CallableInt
     size: CallableInt
 

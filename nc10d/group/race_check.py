@@ -149,7 +149,7 @@ class DeviceRaceCheckedWork(RaceCheckedWork):
 
 
 kind_of_work: type[RaceCheckedWork] = RaceCheckedWork
-"""The class of checked works; the test kit's strict mode has its own."""
+"""The class of checked works; may be replaced."""
 
 
 def race_checked(ops: Sequence[Op], launch: Callable[[Sequence[Op]], Work | None]) -> Work | None:

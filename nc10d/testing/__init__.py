@@ -28,6 +28,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nc10d.base.call_site import count_as_users
 from nc10d.run import moved
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from nc10d.testing.hosts.host_ranks import HostRanks as HostRanks
     from nc10d.testing.local_backend import run_local as run_local
     from nc10d.testing.pair_cover import pairwise as pairwise
+    from nc10d.testing.rank_kinds import run_ranks as run_ranks
     from nc10d.testing.ranks import Ranks as Ranks
-    from nc10d.testing.ranks import run_ranks as run_ranks
     from nc10d.testing.simulated.explore import explore as explore
     from nc10d.testing.simulated.faults import ClockJump as ClockJump
     from nc10d.testing.simulated.faults import Kill as Kill
@@ -79,12 +80,13 @@ _HOME = {
     "ClockJump": "simulated.faults",
     "pairwise": "pair_cover",
     "run_local": "local_backend",
-    "run_ranks": "ranks",
+    "run_ranks": "rank_kinds",
 }
 _MOVED = {"simulator": "simulation.race_simulator.simulator"}
 __all__ = sorted([*_HOME, *_MODULES])
 
 
+count_as_users(__file__, libraries=("asserts.py", "simulated"))
 moved.install()
 
 

@@ -24,8 +24,8 @@ from nc10d.base.signal_errors import Condition
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, GroupClosed
 from nc10d.store.base import Store
-from nc10d.testing.compute import assign, compute
 from nc10d.testing.ranks import Ranks
+from nc10d.testing.reference import assign, compute
 from nc10d.work import Work
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from nc10d.base.call_site import frames_of_threads
+from nc10d.base.call_site import frames_of_threads, idle_code, rank_threads
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Condition
 from nc10d.codec.functions import dumps
@@ -43,6 +43,7 @@ from nc10d.testing.outcomes import (
 STOP = None
 RENEW = "renew"
 RANK_THREAD = "nc10d-rank"
+rank_threads.append(RANK_THREAD)
 ANSWER_SECONDS = 1.0
 """Seconds that a process has to answer where it is; it has no answer while it holds the GIL."""
 FORMING_SECONDS = 60.0
@@ -118,6 +119,9 @@ class ThreadWorker(RankWorker):
         self._tasks.put(STOP)  # the thread ends after its task; it can't be killed
 
 
+idle_code.add(ThreadWorker.result.__code__)
+
+
 class PipeWorker(RankWorker):
     """A rank in another process, at the other end of a pipe."""
 
@@ -141,6 +145,9 @@ class PipeWorker(RankWorker):
     def _ask_to_end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send(STOP)
+
+
+idle_code.add(PipeWorker.result.__code__)
 
 
 class ProcessWorker(PipeWorker):

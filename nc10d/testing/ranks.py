@@ -11,7 +11,6 @@ caller, which kills ranks that are processes at once.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
@@ -194,44 +193,3 @@ class Ranks:
             error.add_note(note)
         setattr(error, REPORT, RunReport(self._described, ends, frozenset(notes)))
         return error
-
-
-def run_ranks(
-    function: Callable[..., T],
-    world_size: int,
-    kind: Kind = "threads",
-    *columns: Sequence[Any],
-    timeout: float = 30.0,
-    seed: int = 0,
-    faults: Sequence[Any] = (),
-    hosts: int = 1,
-) -> list[T]:
-    """Form a group of `world_size` ranks, call function(group, *row) on each, return the results.
-
-    `Ranks` keeps the ranks for several calls. `group` is each rank's default group as well, so that
-    `nc10d.all_reduce(x)` works in the function. `run_local` needs no engine.
-
-    With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and the delays
-    of messages, and `faults` are Kill, Pause, Partition and ClockJump of nc10d.testing. The result
-    of a killed rank is None.
-
-    With kind="processes", ranks can be on `hosts` hosts, which are network namespaces of this
-    machine: UnsupportedPlatform if this user may not make them.
-    """
-    if hosts > 1 and kind != "processes":
-        raise ValueError(f"{hosts} hosts are for kind='processes', not {kind!r}")
-    if kind == "simulated":
-        # By name: that module is built on this one.
-        module = importlib.import_module("nc10d.testing.simulated.simulated_ranks")
-        found: list[T] = module.SimulatedRanks(world_size, seed, timeout, faults).run(
-            function, *columns
-        )
-        return found
-    if faults:
-        raise ValueError("faults are for kind='simulated'")
-    ranks = Ranks(world_size, kind, timeout=timeout)
-    if hosts > 1:
-        module = importlib.import_module("nc10d.testing.hosts.host_ranks")
-        ranks = module.HostRanks(world_size, hosts, timeout)
-    with ranks:
-        return ranks.run(function, *columns)

@@ -2,7 +2,8 @@
 
 Contract: `arrays[r]` is the input of rank r. Item r of the result is the array that rank r must
 hold afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
-rounding once each time. Nothing here uses nc10d's kernels; nothing is changed in place.
+rounding once each time. Nothing here uses nc10d's kernels; only `compute` changes arrays in place:
+the outputs of an operation, given as the operations of all ranks.
 
 >>> import numpy as np
 >>> ranks = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
@@ -22,6 +23,7 @@ import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
 from nc10d.ops import SUM, ReduceOp
+from nc10d.ops.facts import facts_of, rank_is_in
 from nc10d.ops.reductions import Pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -84,6 +86,59 @@ def same_bits(x: Array, y: Array) -> bool:
     if dtype_of(x.dtype).family is ElementKind.FLOAT:
         equal |= np.isnan(x) & np.isnan(y)
     return bool(np.all(equal))
+
+
+# The collectives as operations
+
+
+def compute(ops: Sequence[Any]) -> None:
+    """Run an operation, given as the operations of all ranks."""
+    facts = facts_of(ops[0])
+    for name, ranks in facts.writes.items():
+        for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):
+            if value is not None and rank_is_in(ranks, op, rank):
+                _assign_all(getattr(op, name), value)
+
+
+def assign(out: Any, value: Any) -> None:
+    """Write `value` into `out`; shapes may differ, element counts must agree."""
+    np.copyto(out, np.asarray(value).reshape(out.shape))
+
+
+def _assign_all(outs: Any, value: Any) -> None:
+    """Write an array, or a list of an array per rank: into a list, or in sequence if flat."""
+    if not isinstance(value, list):
+        assign(outs, value)
+    elif isinstance(outs, (list, tuple)):
+        for out, part in zip(outs, value, strict=True):
+            assign(out, part)
+    else:
+        assign(outs, np.concatenate([np.ravel(part) for part in value]))
+
+
+def _results(ops: Sequence[Any]) -> Sequence[Any]:
+    """Return the result of each rank by the function of the operation's name."""
+    facts, first, size = facts_of(ops[0]), ops[0], len(ops)
+    by_name: Any = globals()[facts.name]
+    if "inp" not in facts.per_rank:
+        inputs = [getattr(op, next(iter(facts.reads))) for op in ops]
+    elif facts.has_root:
+        return list(by_name(_sent(ops[first.root], size)))
+    else:
+        inputs = [_sent(op, size) for op in ops]
+    options = [getattr(first, name) for name in ("root", "op") if name in facts.fields]
+    return list(by_name(inputs, *options))
+
+
+def _chunks(xs: Any, size: int) -> list[Any]:
+    return list(xs) if isinstance(xs, (list, tuple)) else np.split(np.ravel(xs), size)
+
+
+def _sent(op: Any, size: int) -> list[Any]:
+    """Return the chunks of an operation's input."""
+    if getattr(op, "in_splits", None) is None:
+        return _chunks(op.inp, size)
+    return np.split(op.inp, np.cumsum(op.in_splits)[:-1].tolist())
 
 
 # The reductions

@@ -23,9 +23,9 @@ from nc10d.arrays import access
 from nc10d.arrays.dtypes import DType, ElementKind, allows
 from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, facts_of
 from nc10d.ops.reductions import REDUCE_OPS
-from nc10d.testing.compute import compute
 from nc10d.testing.layouts import lay
 from nc10d.testing.programs.draw import mixed_programs as mixed_programs
+from nc10d.testing.reference import compute
 from nc10d.testing.simulated.faults import FAULTS, Fault, faults_from
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nc10d.api import join
-from nc10d.base import torch_entry
+from nc10d.base import torch_registration
 from nc10d.base.run_to_end import import_to_end
 from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
@@ -78,7 +78,9 @@ torch_calls.register()
 compiling.register()
 compiling.mark_public_calls()
 compiling.rewrite_calls()
-torch_entry.register()
+torch_registration.register(
+    lambda *arguments: import_to_end("nc10d.torch.backend.creation").create(*arguments)
+)
 
 
 def __getattr__(name: str) -> Any:

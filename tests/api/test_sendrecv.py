@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nc10d as dist
 from nc10d.errors import CollectiveTimeout, PeerLost
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 SIZES = [0, 1, 1000, 16_384, 16_385, 70_001]
 

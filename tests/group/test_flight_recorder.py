@@ -22,8 +22,7 @@ from nc10d.debug.diagnosis import diagnose
 from nc10d.errors import DistError
 from nc10d.group import flight_recorder
 from nc10d.group.flight_recorder import COMPLETED, STARTED, Dump, Entry, FlightRecorder, Traffic
-from nc10d.testing import run_local
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_local, run_ranks
 
 
 def recorded(group: Any) -> list[Entry]:

@@ -17,7 +17,7 @@ from nc10d.group import race_check
 from nc10d.group.race_check import race_checked, wait_for_conflicts
 from nc10d.ops import AllReduce, Broadcast, Op, Recv, Send
 from nc10d.reducer.reducer import Reducer
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 from nc10d.work import Work
 
 

@@ -17,8 +17,7 @@ import nc10d as dist
 from nc10d import numba as nb
 from nc10d.arrays.dtypes import DType
 from nc10d.numba import compiled_calls
-from nc10d.testing import reference
-from nc10d.testing.ranks import run_ranks
+from nc10d.testing import reference, run_ranks
 from nc10d.testing.strategies import mixed_values
 
 

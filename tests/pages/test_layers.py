@@ -36,8 +36,10 @@ OF_NO_FOLDER = {"emulators", "faults", "pages"}
 OF_NO_MODULE = {"test_closed_descriptors.py"}
 """Loose tests of no single module: the library, its store and its launcher together."""
 
-ENTRIES = {"nc10d", "nc10d.base.torch_entry"}
-"""The modules that lead to the layers above: the public names, and torch's way to nc10d.torch."""
+ENTRIES = {"nc10d"}
+"""The module that leads to the layers above: the public names."""
+BELOW_TESTING = 7
+"""The layers below the test kit's: they know nothing of the kit, not even its name."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 Place = tuple[int, int]
@@ -165,6 +167,21 @@ def test_a_folder_has_few_modules(folder: Path) -> None:
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     if name not in LARGE:
         assert len(modules) <= (10 if folder == PACKAGE else MOST_MODULES), name
+
+
+def by_string(source: str) -> list[str]:
+    """Return what a file names by strings: modules of nc10d that it imports, and the test kit."""
+    imported = re.findall(r"\bimport_module\(f?\"nc10d\b", source)
+    return imported + re.findall(r"\bnc10d[./]testing\b|\"testing\"", source)
+
+
+def test_lower_layers_import_no_module_by_string_and_do_not_know_the_test_kit() -> None:
+    low = {name for name, (line, _) in table("layer").items() if line < BELOW_TESTING}
+    for module, path in MODULES.items():
+        if {*module.split(".")[1:2]} & low and module != "nc10d.run.moved":
+            assert by_string(path.read_text()) == [], module
+    for found in ('import_module("nc10d.api")', 'import_module(f"nc10d.{x}")', '"nc10d/testing/"'):
+        assert by_string(found), found
 
 
 def test_the_law_can_fail() -> None:

@@ -17,10 +17,10 @@ from clocks import soon
 import nc10d as dist
 from nc10d import testing
 from nc10d.base.promise import copy_to_raise
+from nc10d.testing import Ranks, run_ranks
 from nc10d.testing.local_backend import run_local
 from nc10d.testing.outcomes import Outcome
 from nc10d.testing.rank_workers import RankWorker, portable
-from nc10d.testing.ranks import Ranks, run_ranks
 
 
 def test_every_public_name_of_the_kit_can_be_imported() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from nc10d import ops as O
 from nc10d.arrays.dtypes import check_reduce, dtype_of
 from nc10d.testing import reference, strategies
-from nc10d.testing.compute import compute
 from nc10d.testing.local_backend import run_local
+from nc10d.testing.reference import compute
 
 sized_calls = strategies.worlds().flatmap(
     lambda size: st.tuples(st.just(size), strategies.calls(size))

@@ -24,8 +24,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.text import RETURNED, in_seconds, join_words
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from nc10d.group import world
-from nc10d.testing.compute import assign, compute
 from nc10d.testing.local_backend import LocalExchange, LocalHub, LocalWork, _PostedOp
+from nc10d.testing.reference import assign, compute
 from nc10d.testing.simulated.faults import Fault, Partition
 from nc10d.testing.simulated.posted_ops import calls_text, copied, fits
 from nc10d.testing.simulated.survivors import Announcements

@@ -15,13 +15,12 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-import nc10d.torch
 from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import digest
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
@@ -34,8 +33,6 @@ from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.stores import as_own_store
 from nc10d.torch.uncompiled import modules_in_python
-
-assert nc10d.torch, "tensors are arrays from here on"
 
 torch_world = World()
 """The groups below torch's groups of this process."""
@@ -123,4 +120,4 @@ def _meet(
 
 
 # torch calls this package, and stores, also below compiled frames.
-modules_in_python("nc10d.torch.backend", "nc10d.torch.stores", "nc10d.base.torch_entry")
+modules_in_python("nc10d.torch.backend", "nc10d.torch.stores", "nc10d.torch_entry")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from nc10d.base.signal_errors import raised_here, suppress_here
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.debug import torch_trace
 from nc10d.errors import DistError
 from nc10d.group.flight_recorder import FlightRecorder

@@ -19,7 +19,7 @@ from torch import Tensor
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.arrays.arguments import check_elements, each_once
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nc10d.base.callable_values import CallableInt
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.c10d_operators import through_operators

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nc10d.base.deadline import Timeout, seconds
-from nc10d.base.torch_entry import NAME
+from nc10d.base.torch_registration import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import close_at_exit, current_world, group_or_default
 from nc10d.torch.backend.groups import group_of

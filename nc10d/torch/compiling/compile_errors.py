@@ -16,7 +16,7 @@ from traceback import FrameSummary, TracebackException
 import torch
 
 from nc10d.base import uncaught
-from nc10d.base.call_site import is_users
+from nc10d.base.call_site import is_own, is_users
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _COMPILER = f"{_TORCH}_dynamo{os.sep}"
@@ -57,5 +57,5 @@ def _mend(error: BaseException, printed: TracebackException) -> None:
 def _is_of_groups(text: str, traced: list[FrameSummary]) -> bool:
     names = [frame.filename for frame in traced]
     return bool(_OF_GROUPS.search(text)) or any(
-        name.startswith(_CALLERS) or uncaught.is_own(name) for name in names
+        name.startswith(_CALLERS) or is_own(name) for name in names
     )

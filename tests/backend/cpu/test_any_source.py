@@ -18,7 +18,7 @@ import nc10d as dist
 from nc10d.backend.cpu.native.offsets import C_GUARD
 from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 KINDS = pytest.mark.parametrize("kind", ["threads", "processes"])
 Receive = tuple[int, int, bool]

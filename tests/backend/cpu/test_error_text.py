@@ -14,7 +14,7 @@ import pytest
 from nc10d.backend.cpu.memory import host_peer
 from nc10d.backend.cpu.memory.host_peer import HostPeer
 from nc10d.errors import Aborted, DistError, PeerLost
-from nc10d.testing.ranks import run_ranks
+from nc10d.testing import run_ranks
 
 
 def test_the_end_of_a_process_is_reported_whatever_bytes_its_name_has() -> None:

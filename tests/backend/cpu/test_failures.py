@@ -30,7 +30,7 @@ from nc10d.errors import (
     PeerLost,
 )
 from nc10d.ops import AllReduce, Recv, Send
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 
 def every_rank(call: Any, size: int, **options: Any) -> list[DistError]:

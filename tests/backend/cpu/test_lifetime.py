@@ -33,7 +33,7 @@ from nc10d.group.process_group import prefix_store
 from nc10d.group.world import current_world, own_world
 from nc10d.init_methods.meeting import meet
 from nc10d.store import HashStore
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 MIB = 1 << 20
 TIMEOUT = 20.0

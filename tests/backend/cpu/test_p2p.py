@@ -14,7 +14,7 @@ import nc10d as dist
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout
 from nc10d.group.coalescing import BatchedWork
-from nc10d.testing.ranks import Ranks, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 
 import nc10d as dist
 from nc10d.backend.cpu.native.offsets import TRACE_DONE, TRACE_START
-from nc10d.testing.ranks import run_ranks
+from nc10d.testing import run_ranks
 
 
 def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]]:

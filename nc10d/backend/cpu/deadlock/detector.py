@@ -37,14 +37,21 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import signal_errors
-from nc10d.base.call_site import bystanders, called, frames_of_threads, here
+from nc10d.base.call_site import (
+    bystanders,
+    called,
+    frames_of_threads,
+    here,
+    idle_code,
+    rank_threads,
+)
 from nc10d.base.signal_errors import thread_ident
 from nc10d.base.text import RETURNED
 
-_NC10D = ("worker", "notify", "control", "poller", "store", "cache", "watch", "rank")
+_NC10D = ("worker", "notify", "control", "poller", "store", "cache", "watch")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
 """Prefixes of the names of threads that never make a call of this rank: nc10d's own (the notifier
-only in callbacks, which count apart), the test kit's other ranks, and pytest-timeout's timer."""
+only in callbacks, which count apart), and pytest-timeout's timer. """
 
 
 class DeadlockDetector:
@@ -61,7 +68,7 @@ class DeadlockDetector:
         self._published: WaitNotice | None = None
         self._owner = 0
         """The thread that has published the notice; 0 if there is none."""
-        self._finished = 0  # tasks of the test kit; see `rest`
+        self._finished = 0  # tasks of the rank; see `rest`
         self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
         self._told = ""
@@ -167,8 +174,8 @@ class DeadlockDetector:
         """Return whether no other thread of this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, thread_ident()):
             return False
-        threads = threading.enumerate()
-        own = {thread.ident for thread in threads if thread.name.startswith(OWN_THREADS)}
+        threads, others = threading.enumerate(), (*OWN_THREADS, *rank_threads)
+        own = {thread.ident for thread in threads if thread.name.startswith(others)}
         own.add(thread_ident())
         frames = frames_of_threads()
         own |= _bystanders(threads)
@@ -206,13 +213,13 @@ def idles(frame: FrameType) -> bool:
     """Return whether the thread of a frame (its innermost) is an executor's and has no work.
 
     Work that is assigned to the thread, but not begun for lack of a core, may make calls. A thread
-    that waits for the test kit's ranks is idle, too.
+    in `idle_code` is idle, too.
     """
     file, function = frame.f_code.co_filename, frame.f_code.co_name
     while file == _WAITS and frame.f_back is not None:
         frame = frame.f_back
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-    if function == "result" and file.endswith("nc10d/testing/rank_workers.py"):
+    if frame.f_code in idle_code:
         return True
     if function != "_worker" or not file.endswith("concurrent/futures/thread.py"):
         return False
@@ -228,7 +235,7 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
 _WAITS = signal_errors.__file__
 """The file of Event and Condition, whose frames are those of a wait and not of its caller."""
 _TASKS = _key("tasks")
-"""The key of a rank's progress in the tasks of the test kit."""
+"""The key of a rank's progress in its tasks."""
 
 
 def _link_key(group: Group, channel: Channel) -> int:
