@@ -25,7 +25,6 @@ nc10d.group.collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import get_ident
 from typing import Literal, overload
 
 from nc10d.base.deadline import Timeout
@@ -93,13 +92,7 @@ def all_reduce(
     `tensor` keeps its values; not in a coalescing block. TypeError if `op` means nothing for the
     dtype (AVG of bools, MAX of complex numbers).
     """
-    # A coalescing block has dozens of such calls: add the array in as few steps as possible.
     found = process_world.default if group is None is out and not own_worlds else None
-    if found is not None and found._batches and not async_op:
-        batch = found._batches.get(get_ident())
-        if batch is not None and op is batch.reduction and batch.array_type is type(tensor):
-            batch.take(tensor)
-            return None
     if out is not None and not isinstance(group, NonMember):
         tensor = fill_output("all_reduce", group_or_default(group), out, tensor, op)
     return (found or group_or_default(group)).all_reduce(tensor, op, async_op)

@@ -27,6 +27,8 @@ UnownedView = Callable[[Any], ops.Array | None]
 unowned_views: dict[type, UnownedView] = {}
 _addresses: dict[type, Callable[[Any], int]] = {}
 _owners: dict[type, Callable[[Any], Any]] = {}
+_AS_THEY_ARE = (np.ndarray, int, type(None))
+"""Types of arguments of which `lend` makes no view."""
 
 
 def register_unowned_view(
@@ -105,20 +107,16 @@ def unowned_view(x: ops.Array) -> ops.Array | None:
 
 
 def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
-    """Return unowned views of the arguments of a prepared call, None if an array has no such view.
+    """Return the arguments of a prepared call with unowned views of other libraries' arrays.
+
+    None if an array has no such view.
 
     Each is an array or a tuple of arrays; y may also be x itself, None, or a tag.
     """
     make = unowned_views.get(type(x))  # `unowned_view` without its frame
-    a = None if make is None else make(x)
-    b = a if y is x else y if y is None or type(y) is int else unowned_view(y)
+    a = make(x) if make is not None else x if type(x) is np.ndarray else None
+    b = a if y is x else y if type(y) in _AS_THEY_ARE else unowned_view(y)
     return None if a is None or (b is None and y is not None) else (a, b)
-
-
-def lend_pair(x: Any, y: Any) -> tuple[Any, Any] | None:
-    """Return ndarrays in the memory of two arrays, None if one has no unowned view."""
-    pair = _unowned_each((x, y))
-    return None if pair is None else (pair[0], pair[1])
 
 
 def owners(x: Any, y: Any) -> list[Any]:

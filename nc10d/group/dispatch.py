@@ -11,13 +11,13 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
-from nc10d.arrays.interop import lend, lend_pair, map_to_numpy, unowned_views, use_unowned_views
+from nc10d.arrays.interop import lend, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.base import Backend, PreparedCall, PreparingBackend
@@ -34,15 +34,40 @@ from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.ops.facts import FACTS
 from nc10d.work import Work
 
+R = TypeVar("R")
+Given = tuple[Any, Any] | None
+Attempt = Callable[[PreparingBackend, Any, Any, Any, float, Given], R | None]
+"""Called as attempt(backend, prepared, x, y, timeout, given); see Dispatcher._attempt."""
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
 
-def _latest(backend: PreparingBackend, kind: type[Op], extra: Any) -> PreparedCall | None:
-    try:
-        return backend.latest[kind].get(extra)
-    except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
-        return None
+def _run(
+    backend: PreparingBackend, call: Any, x: Any, y: Any, timeout: float, _: Given
+) -> Literal[True] | None:
+    answer = call.run(call.words, x, y)
+    done = not (answer or call.in_flight) or backend.finish(call, answer, x, y, timeout)
+    return True if done else None
+
+
+def _start(
+    backend: PreparingBackend, call: Any, x: Any, y: Any, timeout: float, given: Given
+) -> Work | None:
+    started: Work | None = call.start(backend.waiter, x, y, timeout, False, given)
+    return started
+
+
+def _start_messages(
+    backend: PreparingBackend, _call: Any, ops: Any, _y: Any, timeout: float, _: Given
+) -> list[Work] | None:
+    return backend.start_messages(ops, timeout)
+
+
+def _exchange(
+    backend: PreparingBackend, route: Any, x: Any, y: Any, timeout: float, _: Given
+) -> Literal[True] | None:
+    dst, tag, src, take = route
+    return True if backend.exchange(dst, x, tag, src, y, take, timeout) else None
 
 
 class Dispatcher(Collectives, PointToPoint):
@@ -94,13 +119,14 @@ class Dispatcher(Collectives, PointToPoint):
         if async_op:
             return self._start(kind, extra, x, y, timeout)
         if backend is None or type(x) in unowned_views:
-            self._call_lent(kind, extra, x, y, timeout)
-            return None
+            if self._attempt(_run, kind, extra, x, y, timeout):
+                return None
+            return self._run(FACTS[kind].make(extra, x, y), x, False, timeout)
         limit = self.timeout if timeout is None else seconds(timeout)
         # One frame for all of it: each frame costs a small call a twentieth of its time.
         try:
             prepared = backend.latest[kind].get(extra)
-        except TypeError:  # what was passed as `op` is no key: `_run` says what is wrong
+        except TypeError:  # as in `_attempt`
             prepared = None
         if prepared is not None:
             try:
@@ -116,28 +142,43 @@ class Dispatcher(Collectives, PointToPoint):
                 return None
         return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
-    def _call_lent(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> None:
-        """Run a call on another library's arrays; prepared if possible."""
-        backend = self._preparing
-        limit = self.timeout if timeout is None else seconds(timeout)
-        prepared = None if backend is None else _latest(backend, kind, extra)
-        # A lent view does not keep its array alive: the caller of this call does.
-        views = None if prepared is None else lend(x, y)
-        if backend is not None and prepared is not None and views is not None:
-            a, b = views
+    def _attempt(
+        self, run: Attempt[R], kind: type[Op] | None, extra: Any, x: Any, y: Any, timeout: Timeout
+    ) -> R | None:
+        """Return `run(backend, prepared, x, y, timeout, given)`; None: nothing has happened.
+
+        `prepared` is the prepared call of `kind` and `extra`; without a kind, `extra` itself. Other
+        libraries' arrays are lent: `run` gets views of them, and `given` is the arrays, which the
+        caller or a Work keeps alive. Otherwise `given` is None.
+        """
+        backend, prepared = self._preparing, extra
+        if backend is None:
+            return None
+        if kind is not None:
             try:
-                answer = prepared.run(prepared.words, a, b)
-                done = not (answer or prepared.in_flight) or backend.finish(
-                    prepared, answer, a, b, limit
-                )
-            except BaseException:
-                self._stranded.append((x, y))  # first: a second Ctrl-C may come
+                prepared = backend.latest[kind].get(extra)
+            except TypeError:  # what was passed as `op` is no key: the checks say what is wrong
+                prepared = None
+            if prepared is None:
+                return None
+        a, b, given = x, y, None
+        if unowned_views and (type(x) in unowned_views or type(y) in unowned_views):
+            views = lend(x, y)
+            if views is None:
+                return None
+            (a, b), given = views, (x, y)
+        limit = self.timeout if timeout is None else seconds(timeout)
+        try:
+            result = run(backend, prepared, a, b, limit, given)
+        except BaseException:
+            if given is not None:
+                self._stranded.append(given)  # first: a second Ctrl-C may come
+            if kind is not None:
                 backend.abandon(prepared, a, b)
-                raise
-            if done:
-                next(self._launches)
-                return
-        self._run(FACTS[kind].make(extra, x, y), x, False, timeout)
+            raise
+        if result is not None:
+            next(self._launches)
+        return result
 
     def run_hooked(
         self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
@@ -198,49 +239,15 @@ class Dispatcher(Collectives, PointToPoint):
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
-        backend, prepared = self._preparing, None
-        limit = self.timeout if timeout is None else seconds(timeout)
-        if backend is not None:
-            try:
-                prepared = backend.latest[kind].get(extra)
-            except TypeError:  # as in `_call`
-                prepared = None
-        given: tuple[Any, Any] | None = None
-        views: tuple[Any, Any] | None = (x, y)
-        if prepared is not None and unowned_views and type(x) in unowned_views:
-            # A lent view does not keep its array alive: the Work does, until the call ends.
-            given, views = (x, y), lend(x, y)
-        if backend is not None and prepared is not None and views is not None:
-            a, b = views
-            try:
-                work = prepared.start(backend.waiter, a, b, limit, False, given)
-            except BaseException:
-                backend.abandon(prepared, a, b)
-                raise
-            if work is not None:
-                next(self._launches)
-                return work
+        work = self._attempt(_start, kind, extra, x, y, timeout)
+        if work is not None:
+            return work
         return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 
     def _exchange(self, dst: int, x: Array, tag: int, src: int, y: Array, take: int) -> bool:
-        backend = self._preparing
-        if backend is None:
-            return False
-        a, b = x, y
-        if type(x) in unowned_views or type(y) in unowned_views:
-            views = lend_pair(x, y)
-            if views is None:
-                return False
-            a, b = views
-        try:
-            done = backend.exchange(dst, a, tag, src, b, take, self.timeout)
-        except BaseException:
-            if a is not x or b is not y:
-                self._stranded.append((x, y))
-            raise
-        if done:
-            next(self._launches)
-        return done
+        """Send x while receiving y, if both are prepared; False: nothing has happened."""
+        route = dst, tag, src, take
+        return self._attempt(_exchange, None, route, x, y, None) is not None
 
     def _probe(self, src: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
         check_probe(src, tag, self.rank, self.size)
@@ -251,13 +258,9 @@ class Dispatcher(Collectives, PointToPoint):
 
     def try_prepared_messages(self, ops: Sequence[Send | Recv]) -> list[Work] | None:
         """Start a batch of messages if all are prepared; None: nothing has happened."""
-        backend = self._preparing
-        if backend is None:
-            return None
         seen = [op if type(op.x) is np.ndarray else map_to_numpy(op) for op in ops]
-        works = backend.start_messages(seen, self.timeout)
+        works = self._attempt(_start_messages, None, None, seen, None, None)
         if works is not None:
-            next(self._launches)
             for work, op, view in zip(works, ops, seen, strict=True):
                 if view is not op:
                     work.ops = (op,)  # the caller sees its own arrays
