@@ -16,7 +16,6 @@ SHARED = {
     "works": "each backend has its Works in works.py",
     "datatypes": "each library has its table of data types",
     "library": "each foreign library is loaded in library.py",
-    "base": "the abstract class of backends, and that of stores",
     "cli": "each command has its options in cli.py",
     "nccl": "nc10d.nccl is nc10d.api.nccl",
     "functional": "nc10d.functional, and the names of torch.distributed.nn.functional",

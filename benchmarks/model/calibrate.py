@@ -18,7 +18,7 @@ from benchmarks.model.memory_rates import handshakes, rates
 from benchmarks.model.program_timer import ProgramTimer, often, repeated
 from benchmarks.model.wire_rates import latencies, streams
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.protocol import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
 from nc10d.backend.cpu.engine.cpu_policy import own_thresholds
 from nc10d.backend.registry import register_backend

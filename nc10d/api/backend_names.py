@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from nc10d.backend.availability import why_unavailable
 from nc10d.backend.config import TOGETHER, UNNAMED, BackendConfig
-from nc10d.backend.registry import backend_devices
+from nc10d.backend.registry import backend_names, find_backend
 
 _NAMES = ("UNDEFINED", "GLOO", "NCCL", "UCC", "MPI", "XCCL", "FAKE", "CPU", "STAGED", "NC10D")
 
 
 class _BackendNames(type):
     def __getattr__(cls, name: str) -> str:
-        known = name in _NAMES or name.lower() in backend_devices()
+        known = name in _NAMES or name.lower() in backend_names()
         if not name.isupper() or not known:
             raise AttributeError(f"no backend is called {name}: known are {cls.backend_list}")
         return name.lower()
@@ -25,13 +24,13 @@ class _BackendNames(type):
     @property
     def backend_list(cls) -> list[str]:
         """The names that `init_process_group` takes, registered ones among them."""
-        return sorted({*backend_devices(), *TOGETHER})
+        return sorted({*backend_names(), *TOGETHER})
 
     @property
     def backend_capability(cls) -> dict[str, list[str]]:
         """The devices of each backend."""
         together = {name: [*devices] for name, devices in TOGETHER.items()}
-        return together | {name: [*d] for name, d in backend_devices().items()}
+        return together | {name: [*find_backend(name).devices] for name in backend_names()}
 
     @property
     def default_device_backend_map(cls) -> dict[str, str]:
@@ -55,7 +54,7 @@ class BackendName(str, metaclass=_BackendNames):
         return str(name).lower()
 
 
-Backend = BackendName  # under another name, since nc10d.backend.base.Backend is the protocol
+Backend = BackendName  # under another name, since nc10d.backend.protocol.Backend is the protocol
 
 
 def is_backend_available(backend: str) -> bool:
@@ -69,7 +68,7 @@ def is_backend_available(backend: str) -> bool:
         return False
     if config.asked in TOGETHER:
         return True
-    return not any(map(why_unavailable, config.devices.values()))
+    return not any(find_backend(name).why_unavailable() for name in config.devices.values())
 
 
 def is_gloo_available() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nc10d.arrays.dtypes import DType, allows
 from nc10d.arrays.op_advice import advice_for
-from nc10d.backend.base import Backend
+from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Timeout
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup

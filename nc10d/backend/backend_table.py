@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from nc10d.backend.base import Backend, FailureDetector, OtherBackends, cause_of
+from nc10d.backend.abilities import FailureDetector, OtherBackends, cause_of
+from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import DistError, ForkedGroupError

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from nc10d.backend.base import Meeting
+from nc10d.backend.protocol import Meeting
 from nc10d.backend.registry import find_backend, load_meeting
+from nc10d.errors import UnsupportedPlatform
 
 DEFAULT = "nc10d"
 UNNAMED = "gloo"
@@ -65,6 +66,19 @@ class BackendConfig:
     def get_device_backend_map(self) -> dict[str, str]:
         """Return the name of the backend of each device."""
         return dict(self.devices)
+
+    def require(self) -> None:
+        """Raise UnsupportedPlatform unless the backend that every group needs can work here.
+
+        That is the backend of CPU arrays, or the first of a configuration for devices alone. A
+        backend for devices beside it may be missing, as in the default configuration.
+        """
+        reason = find_backend(self.backend_for(self.first)).why_unavailable()
+        if reason is not None:
+            message = f"the backend {self.asked!r} can't work on this machine: {reason}"
+            raise UnsupportedPlatform(
+                f'{message}; for arrays in host memory pass "gloo" or nothing'
+            )
 
     def meeting(self) -> Meeting | None:
         """Return how ranks meet by default: by their only backend, None if it has no way."""

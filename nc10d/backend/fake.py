@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import GroupClosed

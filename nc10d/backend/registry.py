@@ -1,19 +1,30 @@
 """The registry of backends: names that `init_process_group("name")` accepts.
 
 A factory is a function from BackendSetup to Backend, or its address as "module:function", which
-is imported when the backend is first made. A user's own backend is registered in the same way.
+is imported when the backend is first made. A user's own backend is registered in the same way: by
+a call of `register_backend`, or by a package's entry point of the group "nc10d.backends", whose
+name is the backend's. The entry point is a function without arguments that calls
+`register_backend`; it runs when the name is first asked for:
+
+    [project.entry-points."nc10d.backends"]
+    mine = "my_package:register"
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nc10d.backend.base import Factory, Meeting
+from nc10d.backend.protocol import Factory, Meeting
 from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import UnsupportedPlatform
+
+PLUGINS = "nc10d.backends"
+"""The group of entry points that register backends."""
+Requirement = Callable[[], object]
+"""Raises UnsupportedPlatform, with the reason, where a backend can't work on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,17 @@ class BackendEntry:
     options: tuple[type[Any], ...] = (object,)
     meet: Meeting | str | None = None
     failure_detector: str | None = None
+    requires: Requirement | str | None = None
+
+    def why_unavailable(self) -> str | None:
+        """Return why the backend can't work on this machine, None if it can, as far as known."""
+        if self.requires is None:
+            return None
+        try:
+            cast(Requirement, _load(self, self.requires))()
+        except UnsupportedPlatform as error:
+            return str(error)
+        return None
 
     def check_options(self, options: Any) -> None:
         """Raise TypeError for options of a type that this backend does not take."""
@@ -50,18 +72,20 @@ def register_backend(
     options: tuple[type[Any], ...] = (object,),
     meet: Meeting | str | None = None,
     failure_detector: str | None = None,
+    requires: Requirement | str | None = None,
 ) -> None:
     """Register a backend as `name`; it serves `devices` when it is requested by name alone.
 
-    The factory returns an object that derives from `nc10d.backend.base.Backend`. `options` are the
-    types of `pg_options` that it takes (by default any type, and the factory checks them); a group
-    with other options is refused before its ranks meet.
+    The factory returns an object that derives from `nc10d.backend.protocol.Backend`. `options` are
+    the types of `pg_options` that it takes (by default any type, and the factory checks them); a
+    group with other options is refused before its ranks meet.
 
     `meet(rank, size, deadline)`, or its address, finds the other ranks of a job whose only backend
     this is, if init_process_group gets neither a method nor a store; rank and size are -1 if
     unknown. A backend that can't detect dead peers names a `failure_detector` ("cpu"), which
-    a group makes beside it. ValueError if the name is taken, is empty, or has a colon, a comma or a
-    space.
+    a group makes beside it. `requires()`, or its address, raises UnsupportedPlatform with the
+    reason where the backend can't work on this machine (by default, it is taken to work).
+    ValueError if the name is taken, is empty, or has a colon, a comma or a space.
     """
     name = name.lower()
     if not name or set(name) & set(":, "):
@@ -70,7 +94,9 @@ def register_backend(
         raise ValueError(f"a backend named {name!r} is registered already")
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices must be a sequence like ['cpu', 'cuda'], got {devices!r}")
-    _entries[name] = BackendEntry(name, factory, tuple(devices), options, meet, failure_detector)
+    _entries[name] = BackendEntry(
+        name, factory, tuple(devices), options, meet, failure_detector, requires
+    )
 
 
 def unregister_backend(name: str) -> None:
@@ -78,18 +104,32 @@ def unregister_backend(name: str) -> None:
     _entries.pop(name.lower(), None)
 
 
-def backend_devices() -> dict[str, tuple[str, ...]]:
-    """Return the registered names, each with the devices that it serves by itself."""
-    return {name: entry.devices for name, entry in _entries.items()}
+def backend_names() -> list[str]:
+    """Return the registered names, and those of installed packages' entry points; imports none."""
+    return sorted({*_entries, *_plugins()})
 
 
 def find_backend(name: str) -> BackendEntry:
-    """Return the entry of `name`; ValueError that lists the registered names."""
-    entry = _entries.get(name.lower())
-    if entry is None:
-        known = ", ".join(sorted(_entries))
-        raise ValueError(f"unknown backend {name!r}; known are: {known}")
-    return entry
+    """Return the entry of `name`, which a package's entry point may register now.
+
+    ValueError that lists the known names.
+    """
+    asked, name = name, name.lower()
+    if name not in _entries and (plugin := _plugins().get(name)) is not None:
+        plugin.load()()
+        if name not in _entries:
+            raise ValueError(
+                f"{plugin.value} (entry point of {PLUGINS}) has not registered {name!r}"
+            )
+    if name not in _entries:
+        raise ValueError(f"unknown backend {asked!r}; known are: {', '.join(backend_names())}")
+    return _entries[name]
+
+
+def _plugins() -> dict[str, Any]:
+    """Return the entry points of installed packages, by the names of their backends."""
+    found = import_to_end("importlib.metadata").entry_points(group=PLUGINS)
+    return {plugin.name.lower(): plugin for plugin in found}
 
 
 def load_factory(entry: BackendEntry) -> Factory:
@@ -119,10 +159,30 @@ def _load(entry: BackendEntry, target: object) -> object:
 
 
 register_backend("cpu", "nc10d.backend.cpu.backend:make", ["cpu"], options=())
-register_backend("nccl", "nc10d.backend.nccl.backend:make", ["cuda"], failure_detector="cpu")
-register_backend("staged", "nc10d.backend.staged.backend:make", ["cuda"])
 register_backend(
-    "mpi", "nc10d.backend.mpi.backend:make", ["cpu"], meet="nc10d.backend.mpi.forming:meet"
+    "nccl",
+    "nc10d.backend.nccl.backend:make",
+    ["cuda"],
+    failure_detector="cpu",
+    requires="nc10d.backend.nccl.bindings.library:require",
 )
-register_backend("ucc", "nc10d.backend.ucc.backend:make", ["cpu", "cuda"])
+register_backend(
+    "staged",
+    "nc10d.backend.staged.backend:make",
+    ["cuda"],
+    requires="nc10d.cuda.driver:require_device",
+)
+register_backend(
+    "mpi",
+    "nc10d.backend.mpi.backend:make",
+    ["cpu"],
+    meet="nc10d.backend.mpi.forming:meet",
+    requires="nc10d.backend.mpi:require",
+)
+register_backend(
+    "ucc",
+    "nc10d.backend.ucc.backend:make",
+    ["cpu", "cuda"],
+    requires="nc10d.backend.ucc.library:library",
+)
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")

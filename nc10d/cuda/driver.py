@@ -87,6 +87,17 @@ def device_count() -> int:
     return int(call("cuDeviceGetCount"))
 
 
+def require_device() -> None:
+    """Raise UnsupportedPlatform, with the reason, unless this process can use a CUDA device."""
+    try:
+        count = device_count()
+    except (CudaError, UnsupportedPlatform) as error:
+        raise UnsupportedPlatform(f"it needs a GPU, and none can be used ({error})") from error
+    if not count:
+        message = "it needs a GPU, and the driver shows none to this process (CUDA_VISIBLE_DEVICES)"
+        raise UnsupportedPlatform(message)
+
+
 @functools.cache
 def context(device: int) -> Any:
     """Return the primary context of a device; it is kept until the process ends."""

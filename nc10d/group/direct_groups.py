@@ -14,7 +14,6 @@ import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.run_to_end import import_to_end
@@ -57,7 +56,7 @@ class DirectGroup(ProcessGroup):
         kind = type(self).__name__
         config = BackendConfig(self.backend_config)
         config.options(options)
-        require(config)
+        config.require()
         limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
         deadline = Deadline.after(limit)
         _check_meeting(store, None, rank, size)

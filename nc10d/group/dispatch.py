@@ -20,8 +20,9 @@ from nc10d.arrays.buffer import device_type
 from nc10d.arrays.interop import lend, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
-from nc10d.backend.base import Backend, PreparedCall, PreparingBackend
 from nc10d.backend.config import BackendConfig
+from nc10d.backend.prepared_protocol import PreparedCall, Preparing
+from nc10d.backend.protocol import Backend
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.debug_level import DebugLevel, get_debug_level
@@ -36,14 +37,14 @@ from nc10d.work import Work
 
 R = TypeVar("R")
 Given = tuple[Any, Any] | None
-Attempt = Callable[[PreparingBackend, Any, Any, Any, float, Given], R | None]
+Attempt = Callable[[Preparing, Any, Any, Any, float, Given], R | None]
 """Called as attempt(backend, prepared, x, y, timeout, given); see Dispatcher._attempt."""
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
 
 def _run(
-    backend: PreparingBackend, call: Any, x: Any, y: Any, timeout: float, _: Given
+    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, _: Given
 ) -> Literal[True] | None:
     answer = call.run(call.words, x, y)
     done = not (answer or call.in_flight) or backend.finish(call, answer, x, y, timeout)
@@ -51,20 +52,20 @@ def _run(
 
 
 def _start(
-    backend: PreparingBackend, call: Any, x: Any, y: Any, timeout: float, given: Given
+    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, given: Given
 ) -> Work | None:
     started: Work | None = call.start(backend.waiter, x, y, timeout, False, given)
     return started
 
 
 def _start_messages(
-    backend: PreparingBackend, _call: Any, ops: Any, _y: Any, timeout: float, _: Given
+    backend: Preparing, _call: Any, ops: Any, _y: Any, timeout: float, _: Given
 ) -> list[Work] | None:
     return backend.start_messages(ops, timeout)
 
 
 def _exchange(
-    backend: PreparingBackend, route: Any, x: Any, y: Any, timeout: float, _: Given
+    backend: Preparing, route: Any, x: Any, y: Any, timeout: float, _: Given
 ) -> Literal[True] | None:
     dst, tag, src, take = route
     return True if backend.exchange(dst, x, tag, src, y, take, timeout) else None
@@ -96,7 +97,7 @@ class Dispatcher(Collectives, PointToPoint):
         self._stranded: list[Any] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
-        self._preparing: PreparingBackend | None = None
+        self._preparing: Preparing | None = None
         self._race_check = get_debug_level() is DebugLevel.DETAIL
         self.direct = np.zeros(1, np.int64)
         """A word for compiled code: 1 while prepared calls may pass everything by."""
@@ -221,7 +222,7 @@ class Dispatcher(Collectives, PointToPoint):
         return None
 
     def _finish_hooked(
-        self, backend: PreparingBackend, prepared: PreparedCall, answer: int, hooks: Hooks, *xy: Any
+        self, backend: Preparing, prepared: PreparedCall[Any], answer: int, hooks: Hooks, *xy: Any
     ) -> None:
         """Complete the operation at which the hooks have stopped, if it has begun; may block."""
         x, y = xy

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nc10d.arrays.arguments import integer, split_lists
-from nc10d.backend.availability import require
-from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.config import FAILURE_DETECTOR, BackendConfig
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.base import debug_level
 from nc10d.base.callable_values import CallableInt, CallableStr
@@ -346,7 +345,7 @@ def terms(
     config = parent.config if backend is None else BackendConfig(backend)
     config.options(options)
     if backend is not None:
-        require(config)
+        config.require()
     return limit, config
 
 

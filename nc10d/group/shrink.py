@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nc10d.arrays.arguments import integer
-from nc10d.backend.base import Shrinkable
+from nc10d.backend.abilities import Shrinkable
+from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.signal_errors import raised_here
 from nc10d.base.stored import distinct, read_json
@@ -93,7 +94,7 @@ def shrink_group(
     return new
 
 
-def _shrinkable(group: ProcessGroup) -> Shrinkable:
+def _shrinkable(group: ProcessGroup) -> Shrinkable[Backend]:
     """Return the backend that detects failures, and over whose connections survivors agree."""
     place = group.config.failure_detector
     backend = group.backend(place) if place in group.config.places else None

@@ -19,7 +19,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, overload
 
 import nc10d.group.process_group
-from nc10d.backend.availability import require
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
@@ -279,7 +278,7 @@ def init_process_group(
         raise ValueError(f"{message}: call destroy_process_group() before another init")
     config = BackendConfig(backend)
     config.options(pg_options)
-    require(config)
+    config.require()
     limit = DEFAULT_TIMEOUT if timeout is None else seconds(timeout)
     deadline = Deadline.after(limit)
     _check_meeting(store, init_method, rank, world_size)

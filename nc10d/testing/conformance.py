@@ -24,7 +24,7 @@ import numpy as np
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.base import Factory
+from nc10d.backend.protocol import Factory
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference

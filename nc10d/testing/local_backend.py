@@ -16,7 +16,7 @@ from nc10d import ops as O
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.call_info import call_of
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise

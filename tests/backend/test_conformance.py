@@ -12,8 +12,8 @@ import pytest
 
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import make
+from nc10d.backend.protocol import BackendSetup
 from nc10d.errors import GroupClosed
 from nc10d.testing import check_backend, local_backend
 from nc10d.testing.cases import CALLS, OPS, SHAPES, CollectiveCase, allowed, cover

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import nc10d
-from nc10d.backend.base import BackendSetup
 from nc10d.backend.config import BackendConfig
 from nc10d.backend.fake import FakeBackend
+from nc10d.backend.protocol import BackendSetup
 from nc10d.backend.registry import find_backend, load_factory, register_backend, unregister_backend
 from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, ForkedGroupError, GroupClosed, PeerLost, UnsupportedPlatform

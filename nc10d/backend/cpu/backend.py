@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, DIRECT, GroupShape, one_shot_bytes
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
@@ -31,6 +30,7 @@ from nc10d.backend.cpu.membership.group import Group
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.waiter import Waiter
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline

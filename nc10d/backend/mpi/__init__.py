@@ -22,3 +22,13 @@ MPI has limits that the built-in engine does not have:
 nc10d requests MPI_THREAD_MULTIPLE. It warns about SERIALIZED (no other code may call MPI
 meanwhile), and refuses a lower level.
 """
+
+from importlib.util import find_spec
+
+from nc10d.errors import UnsupportedPlatform
+
+
+def require() -> None:
+    """Raise UnsupportedPlatform if mpi4py is not installed."""
+    if find_spec("mpi4py") is None:
+        raise UnsupportedPlatform("mpi4py is not installed: pip install mpi4py, beside an MPI")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.mpi.buffers import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup
 from nc10d.backend.mpi.mpi_progress import engine
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_number
 from nc10d.base.text import ranks_text

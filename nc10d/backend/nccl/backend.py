@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from nc10d.arrays.access import first_array
-from nc10d.backend.base import Backend, BackendSetup, OtherBackends
+from nc10d.backend.abilities import OtherBackends
 from nc10d.backend.nccl.any_source import QueuedNcclReceive, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import Library, library
@@ -26,6 +26,7 @@ from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.cuda.driver import current_device, ordinal

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nc10d.backend.base import OtherBackends
+from nc10d.backend.abilities import OtherBackends
 from nc10d.backend.nccl.bindings.library import RESULT
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline

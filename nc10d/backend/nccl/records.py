@@ -1,4 +1,4 @@
-"""The launches of a group on NCCL as a flight recorder reads them; see backend.base.CallRecords."""
+"""The launches of a group on NCCL as a flight recorder reads them; see abilities.CallRecords."""
 
 from __future__ import annotations
 

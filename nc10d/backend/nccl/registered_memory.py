@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nc10d.arrays.dtypes import dtype_of
-from nc10d.backend.base import Backend
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
+from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event, Thread, suppress_here
 from nc10d.cuda.driver import call, event_done, event_pool

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging

@@ -10,8 +10,9 @@ from typing import Any
 from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import Backend, BackendSetup, FailureDetector, cause_of
+from nc10d.backend.abilities import FailureDetector, cause_of
 from nc10d.backend.polled.progress_thread import progress_thread
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.ucc.library import library
 from nc10d.backend.ucc.team import UccContext, UccTeam

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.call_info import block_of, call_of
-from nc10d.backend.base import Backend, cause_of
+from nc10d.backend.abilities import cause_of
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.launches import side_by_side
 from nc10d.backend.polled.progress_thread import ProgressThread
+from nc10d.backend.protocol import Backend
 from nc10d.backend.ucc.team import UccTeam
 from nc10d.backend.ucc.ucc_collectives import Steps, steps
 from nc10d.backend.ucc.ucc_tasks import CollectivesTask, HeldMessage, InnerWork, UccWork

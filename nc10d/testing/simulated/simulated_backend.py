@@ -8,7 +8,7 @@ from typing import Any
 
 from nc10d import ops as O
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import BackendSetup
+from nc10d.backend.protocol import BackendSetup
 from nc10d.backend.registry import register_backend
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nc10d.backend.availability import require
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
 from nc10d.base.deadline import Deadline
@@ -68,7 +67,7 @@ def _make(setup: Any, options: Any) -> ProcessGroup:
     config = BackendConfig()
     config.asked = NAME
     config.options(options)
-    require(config)
+    config.require()
     limit = setup.timeout.total_seconds()
     deadline = Deadline.after(limit)
     members = [*setup.global_ranks_in_group]

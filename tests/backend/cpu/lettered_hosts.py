@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nc10d.backend.base import BackendSetup
 from nc10d.backend.cpu.backend import CpuBackend, make
+from nc10d.backend.protocol import BackendSetup
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.testing.ranks import Ranks
 

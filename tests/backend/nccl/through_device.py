@@ -18,10 +18,10 @@ from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
 from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
-from nc10d.backend.base import Backend, BackendSetup
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
 from nc10d.backend.nccl.launch.contiguous import MOST, piece_count
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.ops import Op

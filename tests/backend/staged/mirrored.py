@@ -15,7 +15,7 @@ import numpy as np
 from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
 from nc10d.arrays.interop import map_arrays
-from nc10d.backend.base import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.staged.backend import make as make_staged
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING

@@ -44,7 +44,7 @@ _WORD = 8
 
 
 class Prepared:
-    """The base of prepared calls; see nc10d.backend.base.PreparedCall."""
+    """The base of prepared calls; see nc10d.backend.prepared_protocol.PreparedCall."""
 
     __slots__ = (
         "__weakref__",

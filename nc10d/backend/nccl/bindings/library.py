@@ -20,6 +20,7 @@ from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, ENUMS, FUNCTIONS, Version
 from nc10d.base.signal_errors import raised_here
+from nc10d.cuda.driver import require_device
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
 RESULT = ENUMS["ncclResult_t"]
@@ -186,6 +187,12 @@ def config_type(version: Version) -> type[ctypes.Structure]:
 def library() -> Library:
     """Return the libnccl of this process, loaded at the first call."""
     return Library(find_library())
+
+
+def require() -> None:
+    """Raise UnsupportedPlatform, with the reason, where NCCL can't work."""
+    require_device()
+    library()
 
 
 def find_library() -> str:
