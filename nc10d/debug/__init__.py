@@ -1,5 +1,1 @@
 """Diagnosis of failed jobs: `python -m nc10d.debug DIR` reads the dumps of all ranks."""
-
-from nc10d.run import moved
-
-moved.install()

@@ -28,8 +28,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nc10d.run import moved
-
 if TYPE_CHECKING:
     from nc10d.testing import conformance as conformance
     from nc10d.testing import layouts as layouts
@@ -81,16 +79,10 @@ _HOME = {
     "run_local": "local_backend",
     "run_ranks": "ranks",
 }
-_MOVED = {"simulator": "simulation.race_simulator.simulator"}
 __all__ = sorted([*_HOME, *_MODULES])
 
 
-moved.install()
-
-
 def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        raise AttributeError(f"it has moved: in a checkout, {_MOVED[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
     module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")
