@@ -26,9 +26,6 @@ TABLES = {
     "engine": ("micro.engine", "a call's cost at each level, from engine to API"),
     "kernels": ("micro.kernels", "a core's additions per second, by element type"),
     "imports": ("micro.imports", "import nc10d beside import numpy"),
-    "model": ("model.predict", "predicted time of collectives, up to 65536 ranks"),
-    "check-model": ("model.predict", "predictions against measurements on this machine"),
-    "draw": ("model.predict", "a collective's programs as a picture"),
     "faults": ("faults.table", "fault scenarios, beside gloo"),
     "kills": ("faults.kills", "a rank killed amid collectives, COUNT times, as JSON"),
 }
@@ -62,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in TABLES:
         print(f"unknown table {name}; known: {', '.join(TABLES)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"benchmarks.{TABLES[name][0]}")
-    if TABLES[name][0] == "model.predict":
-        return int(module.main(name, options))
-    return int(module.main(options))
+    return int(importlib.import_module(f"benchmarks.{TABLES[name][0]}").main(options))
 
 
 if __name__ == "__main__":

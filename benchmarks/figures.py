@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,40 +91,3 @@ def _bars(found: Sequence[Estimate]) -> list[list[float]]:
         [1e6 * (cell.median - cell.low) for cell in found],
         [1e6 * (cell.high - cell.median) for cell in found],
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Predicted seconds at sizes in bytes; at each of `switches` the algorithm changes."""
-
-    label: str
-    sizes: Sequence[int]
-    times: Sequence[float]
-    switches: Sequence[int]
-
-
-def predictions(lines: Sequence[Line], path: Path) -> None:
-    """Draw predicted time over bytes: a line a world, a mark where the algorithm changes."""
-    figure = new_figure((9, 5.5))
-    panel: Any = figure.add_subplot()
-    for line in lines:
-        us = [seconds * 1e6 for seconds in line.times]
-        (drawn,) = panel.plot(line.sizes, us, "o-", markersize=4, label=line.label)
-        mark = {"color": drawn.get_color(), "markersize": 16, "mew": 2}
-        for nbytes in line.switches:
-            if line.sizes[0] <= nbytes <= line.sizes[-1]:
-                panel.plot(nbytes, 1e6 * _between(line, nbytes), "|", **mark)
-    sizes = sorted({nbytes for line in lines for nbytes in line.sizes})
-    _over_bytes(panel, sizes, ylabel="predicted µs a call")
-    panel.plot([], [], "|", color="#333333", markersize=14, label="choose.py switches")
-    panel.legend(frameon=False, fontsize=9)
-    figure.savefig(path)
-
-
-def _between(line: Line, nbytes: int) -> float:
-    """Return the seconds at a size between two of the line's."""
-    pairs = list(zip(line.sizes, line.times, strict=True))
-    for (low, fast), (high, slow) in pairwise(pairs):
-        if low <= nbytes <= high:
-            return fast + (slow - fast) * (nbytes - low) / (high - low)
-    return pairs[-1][1]

@@ -29,7 +29,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from nc10d.base.call_site import count_as_users
-from nc10d.run import moved
 
 if TYPE_CHECKING:
     from nc10d.testing import conformance as conformance
@@ -82,17 +81,13 @@ _HOME = {
     "run_local": "local_backend",
     "run_ranks": "rank_kinds",
 }
-_MOVED = {"simulator": "simulation.race_simulator.simulator"}
 __all__ = sorted([*_HOME, *_MODULES])
 
 
 count_as_users(__file__, libraries=("asserts.py", "simulated"))
-moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        raise AttributeError(f"it has moved: in a checkout, {_MOVED[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'nc10d.testing' has no attribute {name!r}")
     module = importlib.import_module(f"nc10d.testing.{_HOME.get(name, name)}")

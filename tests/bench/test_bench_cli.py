@@ -115,16 +115,6 @@ def test_the_command_measures_the_job_of_a_launcher() -> None:
     assert done.stdout.startswith("# 2 ranks on ")
 
 
-@pytest.mark.parametrize("words", [["--compare", "gloo", "--help"], ["--draw=all_reduce", "-h"]])
-def test_a_former_option_names_its_new_command_and_runs_it(words: list[str]) -> None:
-    done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=100)
-    table = words[0].partition("=")[0][2:]
-    new = f"in a checkout, python -m benchmarks {table}\n"
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"usage: python -m benchmarks {table} ")
-    assert done.stderr == f"python -m nc10d.bench --{table} has moved: {new}"
-
-
 def test_ctrl_c_ends_the_command_without_output() -> None:
     def attempt() -> float:
         with AtTerminal([*BENCH, "all_reduce", "--repeats", "1000000"]) as bench:

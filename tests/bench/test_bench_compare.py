@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import estimates
+from benchmarks import estimates, figures
 from benchmarks.compare import call_times, compare
 from benchmarks.libraries import jobs
 from benchmarks.libraries.namespaces import run_on_hosts
@@ -22,6 +22,21 @@ SAMPLES: compare.Samples = {
     "gloo": {CELLS[0]: [8e-6] * 3, CELLS[1]: [4.5e-6] * 3, CELLS[2]: [5e-7] * 3},
     "mpich": {CELLS[0]: [2.5e-6] * 3, CELLS[1]: [5e-6] * 3, CELLS[2]: [2e-6] * 3},
 }
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (64 << 10, "64 KiB"),
+        (1 << 10, "1 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (1 << 30, "1 GiB"),
+    ],
+)
+def test_sizes_are_labelled_for_people(nbytes: int, text: str) -> None:
+    assert figures.bytes_label(nbytes) == text
 
 
 def test_options_name_the_peers_and_the_sizes() -> None:

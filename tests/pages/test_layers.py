@@ -178,7 +178,7 @@ def by_string(source: str) -> list[str]:
 def test_lower_layers_import_no_module_by_string_and_do_not_know_the_test_kit() -> None:
     low = {name for name, (line, _) in table("layer").items() if line < BELOW_TESTING}
     for module, path in MODULES.items():
-        if {*module.split(".")[1:2]} & low and module != "nc10d.run.moved":
+        if {*module.split(".")[1:2]} & low:
             assert by_string(path.read_text()) == [], module
     for found in ('import_module("nc10d.api")', 'import_module(f"nc10d.{x}")', '"nc10d/testing/"'):
         assert by_string(found), found

@@ -98,7 +98,7 @@ def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
     """Return the largest array in bytes that every rank reduces completely by itself."""
     # For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
     # work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
-    # cores (measured), else up to 4 KiB of all ranks together (by the cost model).
+    # cores (measured), else up to 4 KiB of all ranks together (computed).
     if ranks <= 2:
         return 64 * 1024
     return 16 * 1024 if oversubscribed else 4 * 1024 // ranks

@@ -46,7 +46,7 @@ SMALL_BYTES = 256 * 1024
 LEAST = 2048
 """The bytes of a host that travel with the barrier however many hosts there are.
 
-With many hosts the rails are even slower, by the cost model.
+With many hosts the rails are even slower; computed from times on two cores, not measured.
 """
 SEGMENT = 256 * 1024
 """Bytes of a broadcast that a host forwards at a time."""
@@ -55,7 +55,7 @@ MOST_WINDOWS = 16
 CHAINED = 128 * 1024
 """Bytes per host from which a broadcast goes down a chain of hosts.
 
-By the cost model, with the constants of `benchmarks/model/machine.py`.
+Computed from times on two cores, not measured with many hosts.
 """
 
 

@@ -1,1 +1,0 @@
-"""A cost model of the CPU engine: machine constants, predictions, drawings of programs."""
