@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
@@ -32,15 +32,8 @@ from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.hooks.local_sgd import PostLocalSGDState
 from nc10d.reducer.hooks.powersgd import PowerSGDState
 from nc10d.reducer.left_pass import LeftPass
-from nc10d.reducer.plan import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    ReducePlan,
-    arrival_order,
-    spec_of,
-    with_dtypes,
-)
-from nc10d.reducer.settings import Settings, checked_indices, checked_names, checked_sparse
+from nc10d.reducer.plan import ReducePlan, arrival_order, spec_of, with_dtypes
+from nc10d.reducer.settings import ReducerOptions, Settings
 from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
 from nc10d.reducer.verify import agree_on_order, verify_alike
@@ -54,26 +47,15 @@ class Reducer(PassStats):
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; a gradient has the shape and dtype of its parameter, or the dtype that
-    `gradient_dtypes` has for it. `names` has a name per parameter, for errors; ranks compare the
-    names. `hook(state, bucket)` reduces a bucket; the default hook computes the mean, and the
-    default state is the group.
+    `gradient_dtypes` has for it. `hook(state, bucket)` reduces a bucket; the default hook computes
+    the mean, and the default state is the group. `options` are the keywords of ReducerOptions:
+    names, buckets, sparse and unused gradients, a static graph.
 
-    Buckets hold about `cap_bytes`, the first about `first_bytes`; `size_limits` has the limit of
-    each bucket instead, and the last repeats. `bucket_indices` are the parameters of each bucket,
-    in the order of launches, for all passes. `allocate(count, dtype)` makes their memory, or maps
-    devices to such functions. Without it, buckets on the CPU are memory that peers can access
-    directly (nc10d.zeros), if the group's backend has such memory.
-
-    A parameter with `expect_sparse` has SparseGradients, also in hooks. With
-    `find_unused_parameters`, a pass may declare gradients unused, and a gradient that no rank has
-    used stays unchanged; with `skip_unused_buckets`, a bucket of such gradients alone is not
-    reduced, and the same must be unused on all ranks. With `static_graph`, the first pass counts
-    how often each gradient is marked, and later passes expect the same counts.
-
-    With `delay_all_reduce`, `finish` launches all buckets. The `delayed` parameters share a bucket
-    per dtype and device, which is launched behind the bucket of parameter `delayed_until`, or last.
-    `on_reduced(params)` is called for each bucket of a pass, in plan order, on a thread of the
-    pass: the gradients of these parameters are means, but not yet those of later buckets.
+    `allocate(count, dtype)` makes the memory of buckets, or maps devices to such functions. Without
+    it, buckets on the CPU are memory that peers can access directly (nc10d.zeros), if the group's
+    backend has such memory. `on_reduced(params)` is called for each bucket of a pass, in plan
+    order, on a thread of the pass: the gradients of these parameters are means, but not yet those
+    of later buckets.
 
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
     or options differ, or if there are no parameters.
@@ -84,40 +66,18 @@ class Reducer(PassStats):
         params: Sequence[Array],
         group: ProcessGroup,
         *,
-        names: Sequence[str] | None = None,
         hook: CommHook | None = None,
         state: Any = None,
-        cap_bytes: int = BUCKET_BYTES,
-        first_bytes: int = FIRST_BUCKET_BYTES,
-        expect_sparse: Sequence[bool] | None = None,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        delay_all_reduce: bool = False,
-        size_limits: Sequence[int] | None = None,
-        bucket_indices: Sequence[Sequence[int]] | None = None,
-        delayed: Sequence[int] = (),
-        delayed_until: int | None = None,
-        skip_unused_buckets: bool = False,
         allocate: Allocation = None,
         gradient_dtypes: Sequence[Any] | None = None,
         on_reduced: Callable[[Sequence[int]], None] | None = None,
+        **options: Unpack[ReducerOptions],
     ) -> None:
         self.group = group
         self._params = list(params)
         self.specs = with_dtypes([spec_of(x) for x in self._params], gradient_dtypes)
         self._on_reduced = on_reduced
-        self.settings = Settings(
-            checked_names(names, len(self._params)),
-            tuple(size_limits or (first_bytes, cap_bytes)),
-            find_unused_parameters,
-            static_graph,
-            delay_all_reduce,
-            checked_sparse(expect_sparse, len(self._params)),
-            None if bucket_indices is None else tuple(map(tuple, bucket_indices)),
-            checked_indices(delayed, len(self._params), "delayed"),
-            delayed_until,
-            skip_unused_buckets,
-        )
+        self.settings = Settings.of(len(self._params), options)
         self._hook = None if hook is None else (hook, _bound(state, group))
         self._lock = threading.RLock()
         self._averaging = AveragingHook(group.size)

@@ -23,6 +23,7 @@ from nc10d.kernels.streaming import STREAM_BYTES
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Mark, Reducer
 from nc10d.reducer.schedule import UnexpectedGradientError
+from nc10d.reducer.settings import ReducerOptions
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
 from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of, write_means
@@ -51,7 +52,7 @@ class Gradients:
         targets: Mapping[str, torch.Tensor],
         dtypes: Mapping[str, torch.dtype] | None,
         as_views: bool,
-        options: Mapping[str, Any],
+        options: ReducerOptions,
         find_unused: bool,
         static: bool,
         on_end: Callable[[], None] | None = None,
@@ -62,17 +63,20 @@ class Gradients:
         self._stepped: set[int] = set()
         self._with_state: set[int] = set()
         early = bool(self._stepping) and (static or not find_unused)
+        all_options: ReducerOptions = {
+            **options,
+            "names": list(params),
+            "expect_sparse": [name in sparse for name in params],
+            "find_unused_parameters": find_unused or static,
+            "static_graph": static,
+        }
         self.reducer = Reducer(
             self._targets,
             group,
-            names=list(params),
-            expect_sparse=[name in sparse for name in params],
-            find_unused_parameters=find_unused or static,
-            static_graph=static,
             allocate=allocation(self.params),
             gradient_dtypes=None if dtypes is None else [DTYPES[x] for x in dtypes.values()],
             on_reduced=_weak_step(weakref.ref(self)) if early else None,
-            **options,
+            **all_options,
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
