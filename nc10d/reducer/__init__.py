@@ -23,12 +23,14 @@ if TYPE_CHECKING:
         compute_bucket_assignment_by_size as compute_bucket_assignment_by_size,
     )
     from nc10d.reducer.reducer import Reducer as Reducer
+    from nc10d.reducer.settings import ReducerOptions as ReducerOptions
 
 _HOME = {
     "CommHook": "hooks.grad_bucket",
     "GradBucket": "hooks.grad_bucket",
     "Logger": "logger",
     "Reducer": "reducer",
+    "ReducerOptions": "settings",
     "SparseGradient": "gradients",
     "compute_bucket_assignment_by_size": "plan",
 }

@@ -1,50 +1,54 @@
 """A backward pass, from its beginning until all of its buckets are reduced.
 
-Contract: each pass is a new object, so no state remains from the last pass. The object is not
-thread-safe: its owner holds a lock. The pass calls `launch(index, unused)` once for every bucket,
-in plan order; `unused` says that the bucket is to be skipped.
+Contract: each pass is a new object, so no state remains from the last pass. Any thread may call
+`mark`, which takes the owner's lock; the owner holds this lock in `start` and `declare_unused`. The
+pass calls `launch(index, unused)` once for every bucket, in plan order; `unused` says that the
+bucket is to be skipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from nc10d.base.deadline import monotonic_ns
-from nc10d.reducer.buckets.storage import Storage
-from nc10d.reducer.schedule import Schedule
+from nc10d.reducer.buckets.storage import BucketLayout
+from nc10d.reducer.settings import Settings
 
 
 class BackwardPass:
-    """A pass in which parameter p is marked `marks[p]` times."""
+    """A pass in which parameter p is marked `marks[p]` times; `divisor` is that of `mark`."""
 
     # Without `marks` the counts are still unknown: all buckets wait for the end, and the pass
-    # counts the marks. With `delay` all buckets wait for the end as well. `arrived` lists the marks
-    # in their order. `began` is the start on the clock of monotonic_ns, `times` the last mark of
-    # each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
-    # With `skip_unused`, buckets whose gradients are all unused are skipped, `skipped` in number.
-    # `reduced(index)` is called in plan order for each bucket, as soon as the pass sees its means.
+    # counts the marks. `used[p]` becomes 1 with the first mark of parameter p. `arrived` lists the
+    # marks in their order. `began` is the start on the clock of monotonic_ns, `times` the last mark
+    # of each parameter in ns after it, `first_launch` the first bucket's launch; 0 means never.
+    # `skipped` is the number of skipped buckets. `reduced(index)` is called in plan order for each
+    # bucket, as soon as the pass sees its means.
 
     def __init__(
         self,
-        storage: Storage,
-        schedule: Schedule,
+        layout: BucketLayout,
+        settings: Settings,
         marks: Sequence[int] | None,
         launch: Callable[[int, bool], None],
         *,
-        delay: bool = False,
-        skip_unused: bool = False,
+        lock: AbstractContextManager[Any],
+        used: bytearray,
+        divisor: int,
         reduced: Callable[[int], None] | None = None,
     ) -> None:
-        self._storage = storage
-        self._schedule = schedule
+        self._storage, self._schedule = layout.storage, layout.schedule
         self._marks = marks
         self._launch = launch
-        self._delay = delay
-        self._skips, self.skipped = skip_unused, 0
+        self._lock, self._used = lock, used
+        self.divisor = divisor
+        self._delay = settings.delay
+        self._skips, self.skipped = settings.skip_unused, 0
         self._reduced, self._launched, self._handed = reduced, 0, 0
         self._delayed: list[int] = []
         self._failure: BaseException | None = None
@@ -52,33 +56,33 @@ class BackwardPass:
         self.began = monotonic_ns()
         self.first_launch = 0
         self.arrived: list[int] = []
-        self.times = [0] * len(storage.gradients)
+        self.times = [0] * len(used)
 
     def start(self) -> None:
         """Launch the buckets that expect no gradient."""
         if self._marks is not None:
             self._begin(self._marks)
 
-    def take(self, param: int, gradient: Any, divisor: int = 0, divided: bool = False) -> None:
-        """Take a gradient before its mark: an array that gets the mean, or None if in place.
+    def mark(self, param: int, gradient: Any = None, divided: bool = False) -> None:
+        """Take a final gradient: an array that gets the mean later, or None if it is in its bucket.
 
-        With a divisor a copy of the array divides it; `divided` says that this is done.
-
-        Any thread may call it without the lock, so that copies run in parallel. RuntimeError,
-        before any write, if the gradient is not expected (again).
+        May launch buckets. The caller may have divided a gradient in its bucket by `divisor`
+        (0: each gradient is divided later); `divided` says so. RuntimeError, before any write, if
+        the gradient is not expected, or not again.
         """
-        if self._marks is not None and not self._schedule.remaining[param]:
+        counting = self._marks is not None
+        if counting and not self._schedule.remaining[param]:
             self._schedule.require_expected(param)
-        self._storage.takes[param](param, gradient, divisor, divided)
-
-    def ready(self, param: int) -> None:
-        """Mark a gradient as ready; may launch buckets."""
-        self.arrived.append(param)
-        self.times[param] = monotonic_ns() - self.began
-        if self._marks is not None:
-            ready = self._schedule.mark(param)
-            if ready:
-                self._launch_all(ready)
+        # Without the lock, so that threads copy in parallel.
+        self._storage.takes[param](param, gradient, self.divisor, divided)
+        with self._lock:
+            self._used[param] = 1
+            self.arrived.append(param)
+            self.times[param] = monotonic_ns() - self.began
+            if counting:
+                ready = self._schedule.mark(param)
+                if ready:
+                    self._launch_all(ready)
 
     def declare_unused(self, param: int) -> None:
         """Mark an expected gradient as unused: its current value takes part in the mean."""
@@ -104,7 +108,7 @@ class BackwardPass:
             raise failure
 
     def release(self) -> None:
-        """Release the arrays from `take`, of a pass that will not end."""
+        """Release the arrays from `mark`, of a pass that will not end."""
         for bucket in self._storage.buckets:
             bucket.end(reduced=False)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.kernels.pack import cast_address, copy_address, move_all
+from nc10d.kernels.pack import cast_address, copy_address, move_all, row_mover
 from nc10d.kernels.reduce import divide_address, scale_address
 from nc10d.kernels.streaming import (
     SCALED,
@@ -57,9 +57,10 @@ class DividedCopy:
 
     # `written` has a dtype of real or complex floats. Not for several threads at once.
 
-    __slots__ = ("_address", "_kernel", "_row")
+    __slots__ = ("_address", "_kernel", "_move", "_row")
 
     def __init__(self, written: Buffer, past: bool) -> None:
+        self._move = row_mover()
         self._row = np.array([written.address, 0, written.nbytes], np.int64)
         self._address: int = self._row.ctypes.data
         find = stream_divide_address if past and written.dtype in SCALED else divide_address
@@ -68,7 +69,7 @@ class DividedCopy:
     def write(self, address: int, count: int) -> None:
         """Write the contiguous array at `address`, of the place's length and dtype, divided."""
         self._row[1] = address
-        move_all(self._address, 1, self._kernel, count)
+        self._move(self._address, 1, self._kernel, count)
 
 
 class Divider:

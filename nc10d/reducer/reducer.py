@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias, Unpack
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
@@ -31,45 +32,30 @@ from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.hooks.local_sgd import PostLocalSGDState
 from nc10d.reducer.hooks.powersgd import PowerSGDState
 from nc10d.reducer.left_pass import LeftPass
-from nc10d.reducer.plan import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    ReducePlan,
-    arrival_order,
-    spec_of,
-    with_dtypes,
-)
-from nc10d.reducer.settings import Settings, checked_indices, checked_names, checked_sparse
+from nc10d.reducer.plan import ReducePlan, arrival_order, spec_of, with_dtypes
+from nc10d.reducer.settings import ReducerOptions, Settings
 from nc10d.reducer.stats import PassStats
 from nc10d.reducer.timing import Moment
 from nc10d.reducer.verify import agree_on_order, verify_alike
 from nc10d.work import Work
+
+Mark: TypeAlias = "Callable[[int, Array | None, bool], None]"
+"""Marks a gradient as final, as `Reducer.grad_ready`, without the checks of its arguments."""
 
 
 class Reducer(PassStats):
     """Averages the gradients of `params` over `group`.
 
     `params` are arrays; a gradient has the shape and dtype of its parameter, or the dtype that
-    `gradient_dtypes` has for it. `names` has a name per parameter, for errors; ranks compare the
-    names. `hook(state, bucket)` reduces a bucket; the default hook computes the mean, and the
-    default state is the group.
+    `gradient_dtypes` has for it. `hook(state, bucket)` reduces a bucket; the default hook computes
+    the mean, and the default state is the group. `options` are the keywords of ReducerOptions:
+    names, buckets, sparse and unused gradients, a static graph.
 
-    Buckets hold about `cap_bytes`, the first about `first_bytes`; `size_limits` has the limit of
-    each bucket instead, and the last repeats. `bucket_indices` are the parameters of each bucket,
-    in the order of launches, for all passes. `allocate(count, dtype)` makes their memory, or maps
-    devices to such functions. Without it, buckets on the CPU are memory that peers can access
-    directly (nc10d.zeros), if the group's backend has such memory.
-
-    A parameter with `expect_sparse` has SparseGradients, also in hooks. With
-    `find_unused_parameters`, a pass may declare gradients unused, and a gradient that no rank has
-    used stays unchanged; with `skip_unused_buckets`, a bucket of such gradients alone is not
-    reduced, and the same must be unused on all ranks. With `static_graph`, the first pass counts
-    how often each gradient is marked, and later passes expect the same counts.
-
-    With `delay_all_reduce`, `finish` launches all buckets. The `delayed` parameters share a bucket
-    per dtype and device, which is launched behind the bucket of parameter `delayed_until`, or last.
-    `on_reduced(params)` is called for each bucket of a pass, in plan order, on a thread of the
-    pass: the gradients of these parameters are means, but not yet those of later buckets.
+    `allocate(count, dtype)` makes the memory of buckets, or maps devices to such functions. Without
+    it, buckets on the CPU are memory that peers can access directly (nc10d.zeros), if the group's
+    backend has such memory. `on_reduced(params)` is called for each bucket of a pass, in plan
+    order, on a thread of the pass: the gradients of these parameters are means, but not yet those
+    of later buckets.
 
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
     or options differ, or if there are no parameters.
@@ -80,40 +66,18 @@ class Reducer(PassStats):
         params: Sequence[Array],
         group: ProcessGroup,
         *,
-        names: Sequence[str] | None = None,
         hook: CommHook | None = None,
         state: Any = None,
-        cap_bytes: int = BUCKET_BYTES,
-        first_bytes: int = FIRST_BUCKET_BYTES,
-        expect_sparse: Sequence[bool] | None = None,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        delay_all_reduce: bool = False,
-        size_limits: Sequence[int] | None = None,
-        bucket_indices: Sequence[Sequence[int]] | None = None,
-        delayed: Sequence[int] = (),
-        delayed_until: int | None = None,
-        skip_unused_buckets: bool = False,
         allocate: Allocation = None,
         gradient_dtypes: Sequence[Any] | None = None,
         on_reduced: Callable[[Sequence[int]], None] | None = None,
+        **options: Unpack[ReducerOptions],
     ) -> None:
         self.group = group
         self._params = list(params)
         self.specs = with_dtypes([spec_of(x) for x in self._params], gradient_dtypes)
         self._on_reduced = on_reduced
-        self.settings = Settings(
-            checked_names(names, len(self._params)),
-            tuple(size_limits or (first_bytes, cap_bytes)),
-            find_unused_parameters,
-            static_graph,
-            delay_all_reduce,
-            checked_sparse(expect_sparse, len(self._params)),
-            None if bucket_indices is None else tuple(map(tuple, bucket_indices)),
-            checked_indices(delayed, len(self._params), "delayed"),
-            delayed_until,
-            skip_unused_buckets,
-        )
+        self.settings = Settings.of(len(self._params), options)
         self._hook = None if hook is None else (hook, _bound(state, group))
         self._lock = threading.RLock()
         self._averaging = AveragingHook(group.size)
@@ -131,7 +95,6 @@ class Reducer(PassStats):
             self._params, self.specs, self.settings, allocate, group, group.reducers
         )
         self._layout = self._layouts.make()
-        self._storage = self._layout.storage
 
     @property
     def plan(self) -> ReducePlan:
@@ -141,7 +104,7 @@ class Reducer(PassStats):
     @property
     def gradients(self) -> list[Any]:
         """The gradients by parameter, which `rebuild` replaces: views of buckets, or sparse."""
-        return self._storage.gradients
+        return self._layout.storage.gradients
 
     def zeros_like_buckets(self) -> list[GradBucket]:
         """Return the buckets as hooks see them, filled with zeros, in separate memory."""
@@ -151,7 +114,7 @@ class Reducer(PassStats):
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
         self._between_passes("zero_grad")
-        self._storage.zero()
+        self._layout.storage.zero()
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
@@ -176,31 +139,34 @@ class Reducer(PassStats):
         self._between_passes("set_forward_pass_work_handle")
         self._averaging.count_by(work, use_static_world_size)
 
-    def begin(self, unused: Collection[int] = ()) -> None:
+    def begin(self, unused: Collection[int] = ()) -> Mark:
         """Begin a pass without gradients for the `unused` parameters. Does not block.
 
         The current values in `gradients` of unused parameters take part in the mean: zero them, or
         let them accumulate. A pass without `begin` and `finish` accumulates, and reduces nothing.
+        Returns this pass's `grad_ready(param, gradient, divided)` without the checks of its
+        arguments, for a caller whose arrays fit.
         RuntimeError if the last pass is not finished. ValueError if `unused` needs
         `find_unused_parameters`. After a pass that this rank has left, waits as `settle`.
         """
         self._between_passes("begin")
-        self._begin(self.settings.marks(frozenset(unused), self._first_counts))
+        return self._begin(self.settings.marks(frozenset(unused), self._first_counts))
 
-    def _begin(self, marks: Sequence[int] | None) -> None:
-        schedule, delay = self._layout.schedule, self.settings.delay
+    def _begin(self, marks: Sequence[int] | None) -> Mark:
         self._record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(
-                self._storage,
-                schedule,
+                self._layout,
+                self.settings,
                 marks,
                 self._launch,
-                delay=delay,
-                skip_unused=self.settings.skip_unused,
+                lock=self._lock,
+                used=self._used_parameters.local,
+                divisor=self._averaging.divisor if self._hook is None else 0,
                 reduced=None if self._on_reduced is None else self._hand_over,
             )
             self._pass.start()
+            return self._pass.mark
 
     def _hand_over(self, index: int) -> None:
         assert self._on_reduced is not None
@@ -209,7 +175,7 @@ class Reducer(PassStats):
     @property
     def divisor(self) -> int:
         """The divisor of the current pass's gradients; 0 if it is unknown or a hook divides."""
-        return self._averaging.divisor if self._hook is None else 0
+        return 0 if self._pass is None else self._pass.divisor
 
     def grad_ready(
         self, param: int, gradient: Array | SparseGradient | None = None, divided: bool = False
@@ -230,18 +196,16 @@ class Reducer(PassStats):
             raise self._no_parameter("grad_ready", param)
         if isinstance(gradient, SparseGradient):
             gradient = rows_on_host(gradient)
-        if gradient is not None and not fits(gradient, self._storage.gradients[param]):
+        if gradient is not None and not fits(gradient, self._layout.storage.gradients[param]):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
-        if self._pass is not None:
-            divisor = 0 if gradient is None or self._hook is not None else self._averaging.divisor
-            self._pass.take(param, gradient, divisor, divided)
-        elif gradient is not None:
+        current = self._pass
+        if current is not None:
+            current.mark(param, gradient, divided)
+            return
+        if gradient is not None:
             assign(self.gradients[param], gradient)
-        with self._lock:
-            self._used_parameters.local[param] = 1
-            if self._pass is not None:
-                self._pass.ready(param)
+        self._used_parameters.local[param] = 1
 
     def _no_parameter(self, call: str, index: int) -> ValueError:
         count = len(self.specs)
@@ -263,12 +227,13 @@ class Reducer(PassStats):
             self._pass.declare_unused(param)
 
     def _launch(self, index: int, unused: bool) -> None:
+        buckets = self._layout.storage.buckets
         if index == 0:
             self._record(Moment.COMM_START)
         if not unused:
             hook, state = self._hook or (self._averaging, None)
-            self._storage.buckets[index].launch(hook, self.group if state is None else state)
-        if self.settings.find_unused and index == len(self._storage.buckets) - 1:
+            buckets[index].launch(hook, self.group if state is None else state)
+        if self.settings.find_unused and index == len(buckets) - 1:
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
 
@@ -318,7 +283,7 @@ class Reducer(PassStats):
     def _left_by(self, error: BaseException | None) -> None:
         if self._left is None:
             what = f"pass {self.passes + 1} of reducer {self._layouts.number}"
-            self._left = LeftPass(self.group, what, self._storage.nothing())
+            self._left = LeftPass(self.group, what, self._layout.storage.nothing())
             self._failed(error or self._left.error)
 
     def settle(self) -> None:
@@ -329,7 +294,7 @@ class Reducer(PassStats):
         """
         if self._left is not None:
             self._left.wait()
-            self._storage.wait()
+            self._layout.storage.wait()
             self._left = None
 
     def shadow_pass(self) -> list[Any]:
@@ -339,14 +304,15 @@ class Reducer(PassStats):
         `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
         self._between_passes("shadow_pass")
-        own, counts, handing = self._storage, self._first_counts, self._on_reduced
-        self._storage, self._on_reduced = self._layouts.storage(self.plan), None
+        own, counts, handing = self._layout, self._first_counts, self._on_reduced
+        self._layout = replace(own, storage=self._layouts.storage(self.plan))
+        self._on_reduced = None
         try:
             self._begin([0] * len(self._params))
             self.finish()
-            return self._storage.gradients
+            return self.gradients
         finally:
-            self._storage, self._first_counts, self._on_reduced = own, counts, handing
+            self._layout, self._first_counts, self._on_reduced = own, counts, handing
 
     def rebuild(self) -> bool:
         """Make new buckets, in the order in which rank 0's gradients arrived.
@@ -363,7 +329,6 @@ class Reducer(PassStats):
         own_order = arrival_order(self.arrived, len(self._params))
         old = self.gradients
         self._layout = self._layouts.make(agree_on_order(self.group, own_order))
-        self._storage = self._layout.storage
         for gradient, values in zip(self.gradients, old, strict=True):
             assign(gradient, values)
         self.rebuilt = True

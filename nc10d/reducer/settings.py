@@ -1,15 +1,59 @@
 """The user's options for a Reducer, and the marks that a pass expects because of them.
 
-Contract: pure. All ranks must have the same options; they compare `numbers`.
+Contract: pure. ReducerOptions are the user's; Settings are the same after their checks. All ranks
+must have the same options; they compare `numbers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 from zlib import crc32
 
-from nc10d.reducer.plan import ReducePlan, Spec, lay_out, plan_buckets
+from nc10d.reducer.plan import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    ReducePlan,
+    Spec,
+    lay_out,
+    plan_buckets,
+)
+
+
+class ReducerOptions(TypedDict, total=False):
+    """The keywords of a Reducer about its buckets and passes, with the same values on all ranks.
+
+        options: ReducerOptions = {"cap_bytes": 1 << 20, "static_graph": True}
+        reducer = Reducer(params, group, **options)
+
+    An option that is left out has its default.
+    """
+
+    names: Sequence[str] | None
+    """A name per parameter, for errors."""
+    cap_bytes: int
+    """About the size of a bucket (25 MiB)."""
+    first_bytes: int
+    """About the size of the first bucket (1 MiB)."""
+    size_limits: Sequence[int] | None
+    """The size of each bucket, in place of both; the last repeats."""
+    bucket_indices: Sequence[Sequence[int]] | None
+    """The parameters of each bucket, in the order of launches, for all passes."""
+    delayed: Sequence[int]
+    """Parameters that share a bucket per dtype and device, which is launched late."""
+    delayed_until: int | None
+    """The parameter behind whose bucket those of `delayed` are launched; None: behind all."""
+    expect_sparse: Sequence[bool] | None
+    """Whether each parameter has SparseGradients, also in hooks."""
+    find_unused_parameters: bool
+    """Whether a pass may declare gradients unused; one that no rank has used stays unchanged."""
+    skip_unused_buckets: bool
+    """Whether a bucket without used gradients is not reduced: ranks use the same parameters."""
+    static_graph: bool
+    """Whether all passes mark each gradient as often as the first pass, which counts."""
+    delay_all_reduce: bool
+    """Whether `finish` launches all buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +66,35 @@ class Settings:
     static: bool
     delay: bool
     sparse: tuple[bool, ...]
-    buckets: tuple[tuple[int, ...], ...] | None = None
-    delayed: tuple[int, ...] = ()
-    delayed_until: int | None = None
-    skip_unused: bool = False
+    buckets: tuple[tuple[int, ...], ...] | None
+    delayed: tuple[int, ...]
+    delayed_until: int | None
+    skip_unused: bool
+
+    @classmethod
+    def of(cls, count: int, options: ReducerOptions) -> Settings:
+        """Return the settings for `count` parameters; ValueError for options that do not fit them.
+
+        TypeError for an unknown option.
+        """
+        unknown = options.keys() - ReducerOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a Reducer has no option {min(unknown)!r}")
+        first = options.get("first_bytes", FIRST_BUCKET_BYTES)
+        limits = options.get("size_limits") or (first, options.get("cap_bytes", BUCKET_BYTES))
+        buckets = options.get("bucket_indices")
+        return cls(
+            checked_names(options.get("names"), count),
+            tuple(limits),
+            options.get("find_unused_parameters", False),
+            options.get("static_graph", False),
+            options.get("delay_all_reduce", False),
+            checked_sparse(options.get("expect_sparse"), count),
+            None if buckets is None else tuple(tuple(params) for params in buckets),
+            checked_indices(options.get("delayed", ()), count, "delayed"),
+            options.get("delayed_until"),
+            options.get("skip_unused_buckets", False),
+        )
 
     def numbers(self) -> dict[str, int]:
         """Return the options that must be the same on all ranks, by their names in errors."""

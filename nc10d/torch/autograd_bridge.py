@@ -21,11 +21,12 @@ import torch
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.streaming import STREAM_BYTES
 from nc10d.reducer.gradients import SparseGradient
-from nc10d.reducer.reducer import Reducer
+from nc10d.reducer.reducer import Mark, Reducer
 from nc10d.reducer.schedule import UnexpectedGradientError
+from nc10d.reducer.settings import ReducerOptions
 from nc10d.torch import in_backward
 from nc10d.torch.compiling import in_python
-from nc10d.torch.slots import Cast, Dense, Sparse, allocation, as_sparse, slot_of, write_means
+from nc10d.torch.slots import Dense, Sparse, allocation, as_sparse, slot_of, write_means
 from nc10d.torch.tensors import DTYPES, as_tensor, like
 
 
@@ -51,7 +52,7 @@ class Gradients:
         targets: Mapping[str, torch.Tensor],
         dtypes: Mapping[str, torch.dtype] | None,
         as_views: bool,
-        options: Mapping[str, Any],
+        options: ReducerOptions,
         find_unused: bool,
         static: bool,
         on_end: Callable[[], None] | None = None,
@@ -62,23 +63,28 @@ class Gradients:
         self._stepped: set[int] = set()
         self._with_state: set[int] = set()
         early = bool(self._stepping) and (static or not find_unused)
+        all_options: ReducerOptions = {
+            **options,
+            "names": list(params),
+            "expect_sparse": [name in sparse for name in params],
+            "find_unused_parameters": find_unused or static,
+            "static_graph": static,
+        }
         self.reducer = Reducer(
             self._targets,
             group,
-            names=list(params),
-            expect_sparse=[name in sparse for name in params],
-            find_unused_parameters=find_unused or static,
-            static_graph=static,
             allocate=allocation(self.params),
             gradient_dtypes=None if dtypes is None else [DTYPES[x] for x in dtypes.values()],
             on_reduced=_weak_step(weakref.ref(self)) if early else None,
-            **options,
+            **all_options,
         )
         self._begin_lock = threading.Lock()
         self._as_views, self._static, self._searching = as_views, static, find_unused and not static
-        self._reducing = self._announced = self._running = False
+        self._reducing = self._announced = False
         self._end_queued = self._compiled = self._left = False
         self._divisor = 0
+        self._mark: Mark | None = None
+        """Marks a gradient in the pass that goes on; None between passes."""
         self._unused: Collection[int] = ()
         self._arrived: set[int] = set()
         self._slots: list[Dense | Sparse] = []
@@ -104,10 +110,11 @@ class Gradients:
         RuntimeError, once, if an exception has ended the last backward pass on every rank amid its
         gradients. CollectiveMismatch, on every rank, if it has on some ranks alone.
         """
-        if self._running and self._compiled:
-            self._finish_compiled()
-        elif self._running:
-            self.leave()
+        if self._mark is not None:
+            if self._compiled:
+                self._finish_compiled()
+            else:
+                self.leave()
         self.reducer.settle()
         if self._left:
             self._left = False
@@ -139,39 +146,34 @@ class Gradients:
                     x.register_hook(hook)
 
     def _ready(self, index: int, x: torch.Tensor) -> None:
+        slot = self._slots[index]
         if not self._reducing:
-            self._slots[index].accumulate(x)
+            slot.accumulate(x)
             self.reducer.grad_ready(index)
             return
         with self._begin_lock:
-            if not self._running:
-                self._begin()
-        slot, gradient = self._slots[index], None
-        if index in self._arrived and isinstance(slot, Cast):
-            divided = slot.add(x)
-        else:
-            divided = slot.divides and slot.divide(x, self._divisor)
-            if not divided:
-                gradient = slot.take(x)
+            mark = self._mark or self._begin()
+        gradient, divided = slot.move(x, self._divisor, index in self._arrived)
         self._arrived.add(index)
         try:
-            self.reducer.grad_ready(index, gradient, divided)
+            mark(index, gradient, divided)
         except UnexpectedGradientError as error:
             error.add_note(_UNEXPECTED)
             raise
         if self._compiled and len(self._arrived) + len(self._unused) == len(self.params):
             self._end()
 
-    def _begin(self) -> None:
+    def _begin(self) -> Mark:
         for index in self._unused:
             self._slots[index].fill(self.params[index])
         self._arrived.clear()
         self._stepped.clear()
-        self._running = True
-        self.reducer.begin(() if self._static else self._unused)
+        self._mark = self.reducer.grad_ready  # if `begin` raises, the pass is left all the same
+        self._mark = self.reducer.begin(() if self._static else self._unused)
         self._divisor = self.reducer.divisor
         if not self._end_queued:
             self._queue_end()
+        return self._mark
 
     def _queue_end(self) -> None:
         """Let autograd call `_end` when the current backward pass ends.
@@ -187,10 +189,10 @@ class Gradients:
     def _end(self) -> None:
         """Wait for the means and write them to the gradients, if any parameter got a gradient."""
         self._end_queued = False
-        if not self._running:
+        if self._mark is None:
             return
         late = self._declare_rest_unused() if self._searching else ()
-        self._running = self._announced = False
+        self._mark, self._announced = None, False
         try:
             self.reducer.finish()
         except RuntimeError as error:
@@ -246,7 +248,7 @@ class Gradients:
 
     def check_finished(self) -> None:
         """Raise a RuntimeError if a backward pass has begun and not ended."""
-        if self._running or self._left:
+        if self._mark is not None or self._left:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
 
     def take_means(self, means: Sequence[Any]) -> None:
@@ -262,7 +264,7 @@ class Gradients:
 
     def _finish_compiled(self) -> None:
         """Raise the error of a compiled pass that has ended without its last gradient."""
-        self._running = self._announced = False
+        self._mark, self._announced = None, False
         try:
             self.reducer.finish()
         except RuntimeError as error:
@@ -271,8 +273,8 @@ class Gradients:
 
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
-        self._left = self._running
-        self._running = self._announced = self._end_queued = False
+        self._left = self._mark is not None
+        self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from nc10d.reducer.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from nc10d.reducer.settings import ReducerOptions
 
 _MIB = 1 << 20
 
@@ -34,7 +35,7 @@ def delayed_options(
     trained: Mapping[str, torch.Tensor],
     named: Iterable[tuple[str, torch.Tensor]] | None,
     until: torch.Tensor | None,
-) -> dict[str, Any]:
+) -> ReducerOptions:
     """Return the Reducer's options for `delay_all_reduce_named_params` and its partner."""
     if named is None and until is None:
         return {}

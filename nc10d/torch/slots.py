@@ -1,10 +1,9 @@
 """Move a parameter's gradient into the Reducer, and its mean back: by a bucket's slot, or by rows.
 
-Contract: `take` copies the accumulated `x.grad` to its slot, or returns an array that the Reducer
-copies to the slot and back. `divide` copies it divided, `fill` always copies it, and `add` adds a
-further one. `give` writes the mean to `x.grad`, or returns the (target, source) of a copy, which
-`write_means` makes. Compiled code copies only between plain CPU tensors of one dtype, shape and
-layout.
+Contract: `move` copies the accumulated `x.grad` to its slot, divided if compiled code copies, or
+returns an array that the Reducer copies to the slot and back. `fill` copies it, undivided. `give`
+writes the mean to `x.grad`, or returns the (target, source) of a copy, which `write_means` makes.
+Compiled code copies only between plain CPU tensors of one dtype, shape and layout.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, like, zeros
 Copy = tuple[torch.Tensor, torch.Tensor]
 _HOST = torch.device("cpu")
 _STRIDED = torch.strided
+Moved = tuple[torch.Tensor | None, bool]
+"""An array for the Reducer, if it has to copy the gradient, and whether the copy has divided it."""
 MOVED = {"cuda"}
 """Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
 
@@ -42,29 +43,27 @@ class Dense:
         self.as_view = as_view
         # The view in `x.grad`: `x.grad.data = y` gives it other memory, and not `view`.
         self._shown: torch.Tensor | None = None
-        # A view accumulates. The Reducer copies on devices.
-        self.divides = x.is_cpu and x.is_floating_point() and not as_view
-        """Whether `divide` may succeed."""
         self._shape, self._stride = self.view.shape, self.view.stride()
         self._memory = self.view.data_ptr(), self.view.nbytes
-        self._divided_copy = DividedCopy(as_buffer(self.view), past) if self.divides else None
+        # A view accumulates. The Reducer copies on devices.
+        plain = x.is_cpu and x.is_floating_point() and not as_view
+        self._divided_copy = DividedCopy(as_buffer(self.view), past) if plain else None
 
-    def take(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Copy the gradient of `x` into the bucket; return None."""
-        self.fill(x)
-        return None
+    def move(self, x: torch.Tensor, divisor: int, again: bool) -> Moved:
+        """Copy the gradient of `x` into the bucket, divided by `divisor` where that costs nothing.
 
-    def divide(self, x: torch.Tensor, divisor: int) -> bool:
-        """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
+        0 is no divisor. `again` says that the gradient has come in this pass before.
+        """
         grad, copy = x.grad, self._divided_copy
-        if not divisor or copy is None or not self._is_alike(grad):
-            return False
-        address = grad.data_ptr()
-        # A gradient that is its own slot may be marked again; the bucket divides it at the launch.
-        if address == self._memory[0]:
-            return False
-        copy.write(address, divisor)
-        return True
+        if divisor and copy is not None and self._is_alike(grad):
+            address = grad.data_ptr()
+            # A gradient that is its own slot may be marked again: the bucket divides it at the
+            # launch.
+            if address != self._memory[0]:
+                copy.write(address, divisor)
+                return None, True
+        self.fill(x)
+        return None, False
 
     def _is_alike(self, grad: Any) -> TypeGuard[torch.Tensor]:
         """Return whether the gradient has memory, and its elements are laid out as `view`'s."""
@@ -112,8 +111,8 @@ class Dense:
     def row(self, target: torch.Tensor) -> Row | None:
         """Return (target, source, bytes) of a copy of the view to a tensor of the same layout."""
         source, nbytes = self._memory
-        plain = self.divides and not target.requires_grad and self._is_alike(target)
-        return (target.data_ptr(), source, nbytes) if plain else None
+        plain = self._divided_copy is not None and not target.requires_grad
+        return (target.data_ptr(), source, nbytes) if plain and self._is_alike(target) else None
 
 
 def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
@@ -149,23 +148,17 @@ class Cast(Dense):
         super().__init__(x, gradient, False, past)
         self._target, self._divided_by = target, 1
 
-    def divide(self, x: torch.Tensor, divisor: int) -> bool:
-        """Copy the gradient of `x`, divided, into the bucket; return False if `take` has to."""
-        self._divided_by = 1
-        if self._target.grad is not None or not super().divide(x, divisor):
-            return False
-        x.grad, self._divided_by = None, divisor
-        return True
-
-    def add(self, x: torch.Tensor) -> bool:
-        """Add a further gradient of the pass to the bucket, divided as the first one was.
-
-        Return whether that was divided.
-        """
-        own = self._taken(x)
-        if own is not None:
-            self.view.add_(own, alpha=1 / self._divided_by)
-        return self._divided_by > 1
+    def move(self, x: torch.Tensor, divisor: int, again: bool) -> Moved:
+        """Copy the gradient of `x` into the bucket, or add a further one of the pass to it."""
+        if again:
+            if (own := self._taken(x)) is not None:
+                self.view.add_(own, alpha=1 / self._divided_by)
+            return None, self._divided_by > 1
+        _, divided = super().move(x, 0 if self._target.grad is not None else divisor, again)
+        self._divided_by = divisor if divided else 1
+        if divided:
+            x.grad = None
+        return None, divided
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` to the bucket, with what has been accumulated before."""
@@ -201,7 +194,7 @@ class Cast(Dense):
         return None if own is None else own.detach()
 
 
-class Moved(Dense):
+class OnDevice(Dense):
     """A slot on a device: the Reducer copies all gradients of a bucket in a single launch."""
 
     def __init__(self, x: torch.Tensor, gradient: Array) -> None:
@@ -209,13 +202,13 @@ class Moved(Dense):
         self._flat = gradient.shape, gradient.stride()
         self._passed = False
 
-    def take(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the gradient of `x` as a flat view if the strides match, else copy it."""
+    def move(self, x: torch.Tensor, divisor: int, again: bool) -> Moved:
+        """Return the gradient of `x` as a flat view if dtype and strides match, else copy it."""
         grad = x.grad
-        self._passed = grad is not None and grad.stride() == self.view.stride()
-        if not self._passed:
-            return super().take(x)
-        return grad.detach().as_strided(*self._flat)
+        if grad is None or grad.dtype is not self.view.dtype or grad.stride() != self._stride:
+            return super().move(x, 0, again)
+        self._passed = True
+        return grad.detach().as_strided(*self._flat), False
 
     def fill(self, x: torch.Tensor) -> None:
         """Copy the gradient of `x` into the bucket, also after a failed pass."""
@@ -231,18 +224,15 @@ class Moved(Dense):
 class Sparse:
     """The rows of an embedding's gradient, which have no slot in a bucket."""
 
-    as_view = divides = False
-
-    def divide(self, _x: torch.Tensor, _divisor: int) -> bool:
-        """Return False: every rank divides the rows of all ranks."""
-        return False
+    as_view = False
 
     def __init__(self, gradient: SparseGradient) -> None:
         self._gradient = gradient
 
-    def take(self, x: torch.Tensor) -> None:
-        """Pass the rows of the gradient of `x` to the Reducer; see `fill`."""
+    def move(self, x: torch.Tensor, _divisor: int, _again: bool) -> Moved:
+        """Pass the rows of `x` to the Reducer, undivided: every rank divides those of all ranks."""
         self.fill(x)
+        return None, False
 
     def fill(self, x: torch.Tensor) -> None:
         """Pass the rows of the gradient of `x` to the Reducer; no rows without a gradient."""
@@ -266,7 +256,7 @@ def slot_of(
         return Cast(x, gradient, target, past)
     same = as_tensor(gradient.reshape(-1)).dtype is x.dtype
     if x.device.type in MOVED and same and not as_view:
-        return Moved(x, gradient)
+        return OnDevice(x, gradient)
     return Dense(x, gradient, as_view and same, past)
 
 

@@ -101,12 +101,13 @@ def test_no_package_has_a_name_and_a_module_of_that_name() -> None:
 
 
 def test_names_of_the_reducer_are_imported_on_first_use() -> None:
-    names = "Reducer GradBucket Logger SparseGradient CommHook compute_bucket_assignment_by_size"
+    names = """Reducer ReducerOptions GradBucket Logger SparseGradient CommHook
+        compute_bucket_assignment_by_size"""
     code = f"""
 import sys, nc10d.reducer
 print([m for m in sys.modules if m.startswith("nc10d.reducer.")])
 from nc10d.reducer import {", ".join(names.split())}
-print(Reducer.__module__, set(nc10d.reducer.__all__) == set("{names}".split()))"""
+print(Reducer.__module__, set(nc10d.reducer.__all__) == set({names.split()}))"""
     assert fresh(code).split("\n") == ["[]", "nc10d.reducer.reducer True"]
 
 

@@ -321,6 +321,8 @@ def test_mistakes_at_the_beginning():
             three(group, find_unused_parameters=True).declare_unused(0)
         with pytest.raises(ValueError, match="1 names for 2"):
             Reducer([np.zeros(1)] * 2, group, names=["x"])
+        with pytest.raises(TypeError, match="no option 'bucket_cap_mb'"):
+            Reducer([np.zeros(1)], group, bucket_cap_mb=1)
         with pytest.raises(ValueError, match="at least one parameter"):
             Reducer([], group)
 

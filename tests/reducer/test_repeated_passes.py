@@ -38,8 +38,8 @@ def test_a_pass_takes_few_python_frames(own: bool) -> None:
     two, six = (
         run_ranks(partial(frames_of_passes, count=count, own=own), 1)[0] for count in (2, 6)
     )
-    assert two <= 66 + 2 * own
-    assert six - two <= 4 * (5 + own)
+    assert two <= 58 + 3 * own
+    assert six - two <= 4 * (4 + own)
 
 
 def mean_of_a_late_long_gradient(group: Any) -> Any:

@@ -248,7 +248,7 @@ def test_large_gradients_are_divided_by_their_copy_unless_they_accumulate():
     def body(group):
         layer = nn.Linear(512, 512, bias=False)
         model = DistributedDataParallel(layer, mixed_precision=MixedPrecision(LOW))
-        assert all(slot.divides for slot in model._gradients._slots)
+        assert all(slot._divided_copy for slot in model._gradients._slots)
         seen = []
         for _ in range(3):
             model(torch.full((1, 512), float(group.rank + 1))).sum().backward()

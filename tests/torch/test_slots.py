@@ -1,12 +1,15 @@
 """A gradient gets into its slot divided, and its mean gets back, whatever its layout and dtype."""
 
+import sys
+from contextlib import suppress
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from nc10d.testing import run_local
+from nc10d.testing import run_local, run_ranks
 from nc10d.torch import DistributedDataParallel, ZeroRedundancyOptimizer, slots
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -36,11 +39,9 @@ def test_a_slot_has_the_quotient_and_the_gradient_the_mean(
     x.grad = LAYOUTS[given_layout](values).requires_grad_(records)
     bucket = torch.zeros(36, dtype=dtype)
     slot = slots.Dense(x, bucket.numpy() if dtype.itemsize > 2 else bucket, False, past)
-    if slot.divide(x, count):
-        assert torch.equal(slot.view, values / count)
-    else:
-        slot.take(x)
-        assert torch.equal(slot.view, values)
+    gradient, divided = slot.move(x, count, False)
+    assert gradient is None
+    assert torch.equal(slot.view, values / count if divided else values)
     before, version = x.grad, x.grad._version
     slot.view.copy_(values * 2)
     slots.write_means([(slot, x)])
@@ -55,7 +56,7 @@ def test_a_gradient_that_is_its_own_slot_is_divided_with_its_bucket():
     bucket = torch.ones(4)
     x.grad = bucket.view(4)
     slot = slots.Dense(x, bucket.numpy(), False)
-    assert not slot.divide(x, 2)
+    assert slot.move(x, 2, False) == (None, False)
     assert torch.equal(bucket, torch.ones(4))
 
 
@@ -65,7 +66,7 @@ def test_gradients_of_the_parameters_layout_are_divided_by_their_copy(dtype):
     x = torch.nn.Parameter(torch.zeros(3, 5, dtype=dtype))
     x.grad = torch.ones_like(x)
     slot = slots.Dense(x, torch.zeros(15, dtype=dtype), False)
-    assert slot.divide(x, 1)
+    assert slot.move(x, 1, False) == (None, True)
     assert slot.row(x.grad) is not None
 
 
@@ -85,7 +86,8 @@ def test_a_gradient_without_the_slots_memory_is_left_to_torch(gradient):
     slot = slots.Dense(x, torch.zeros(16).numpy(), False)
     x.data = torch.zeros(gradient.shape)
     x.grad = gradient
-    assert not slot.divide(x, 2)
+    with suppress(RuntimeError):  # torch's own, of another shape
+        assert slot.move(x, 2, False) == (None, False)
     assert slot.row(gradient) is None
 
 
@@ -164,3 +166,34 @@ def test_parameters_with_other_memory_step_on_all_ranks(view):
         return [x.tolist() for x in params]
 
     assert run_local(run, 2) == [[[[1.0] * 2] * 2] * 4] * 2
+
+
+def frames_of_gradients(group, as_views):
+    """Return how many Python functions each gradient enters that launches and begins nothing."""
+    layers = [nn.Linear(3, 3) for _ in range(5)]
+    model = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=as_views)
+    found = []
+
+    def note(frame, event, _):
+        if event == "call":
+            if frame.f_code.co_name == "ready":  # autograd's hook
+                found.append(0)
+            if found:
+                found[-1] += 1
+
+    for _ in range(3):
+        loss = model(torch.ones(1, 3)).sum()
+        found.clear()
+        sys.setprofile(note)
+        try:
+            loss.backward()
+        finally:
+            sys.setprofile(None)
+    return found[1:-1]
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_a_gradient_of_the_third_pass_enters_at_most_eight_python_functions(as_views):
+    for found in run_ranks(frames_of_gradients, 2, "processes", [as_views] * 2):
+        assert len(found) == 8
+        assert max(found) <= 8
