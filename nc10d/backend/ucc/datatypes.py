@@ -6,13 +6,16 @@ rules, and nc10d's kernels do the rest. On a device UCC reduces, or the call is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.backend.polled.device_arrays import device_arrays, flat_on_device
 from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
 from nc10d.backend.ucc.ucc_table import ENUMS
 from nc10d.kernels.combine import canonical
-from nc10d.ops import ReduceOp
+from nc10d.ops import Op, ReduceOp
+from nc10d.ops.facts import is_message, name_of
 from nc10d.ops.reductions import PAIRWISE
 
 _DT = ENUMS["ucc_datatype_t"]
@@ -96,3 +99,19 @@ def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
             "convert it"
         )
     return UccReduction(datatype, 1, operator)
+
+
+def check_devices(batch: Sequence[Op]) -> None:
+    """Raise TypeError where an operation's device arrays are not for UCC."""
+    for op, array, device in device_arrays(batch):
+        name = name_of(op)
+        if is_message(op):
+            text = f'the ucc backend has no messages on {device}: use "gloo" or "nccl"'
+            raise TypeError(f"{name}: {text}")
+        dtype = flat_on_device("ucc", op, array, device).dtype
+        how: ReduceOp | None = getattr(op, "op", None)
+        if how is None:
+            continue
+        if how.kind.prepares:
+            raise TypeError(f"{name}: UCC has no {how.name}: multiply the array before the call")
+        _on_device(how, dtype)
