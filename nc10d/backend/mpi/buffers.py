@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nc10d.arrays.buffer import as_buffer, device_type
 from nc10d.backend.mpi.datatypes import carrier, native
 from nc10d.backend.mpi.library import MPI, cuda_aware
-from nc10d.backend.polled.flat_buffers import FlatBuffer
+from nc10d.backend.polled.device_arrays import device_arrays, flat_on_device
+from nc10d.backend.polled.flat_buffers import Chunks, FlatBuffer
 from nc10d.errors import UnsupportedPlatform
 from nc10d.ops import Op, ReduceOp
-from nc10d.ops.facts import facts_of, name_of
+from nc10d.ops.facts import name_of
 
 
 def memory(x: FlatBuffer) -> Any:
@@ -30,32 +30,25 @@ def whole(x: FlatBuffer) -> list[Any]:
     return [memory(x), x.count, carrier(x.dtype)]
 
 
-def in_chunks(x: FlatBuffer, counts: Sequence[int]) -> list[Any]:
+def in_chunks(chunks: Chunks) -> list[Any]:
     """Return mpi4py's description of consecutive chunks."""
+    x, counts = chunks
     return [memory(x), (counts, None), carrier(x.dtype)]
 
 
-def check_devices(ops: Sequence[Op]) -> None:
+def check_devices(batch: Sequence[Op]) -> None:
     """Raise UnsupportedPlatform or TypeError where an operation's device arrays are not for MPI."""
-    for op in ops:
-        for array in (getattr(op, name) for name in facts_of(op).arrays):
-            device = "cpu" if array is None else device_type(array)
-            if device != "cpu":
-                _check(op, array, device)
-
-
-def _check(op: Op, array: Any, device: str) -> None:
-    name = name_of(op)
-    if not cuda_aware():
-        raise UnsupportedPlatform(
-            f"{name}: this MPI is not CUDA-aware, so it can't take arrays on {device}: copy them "
-            "to the host, or use an MPI that was built with CUDA"
-        )
-    if isinstance(array, (list, tuple)) or not as_buffer(array).contiguous:
-        raise TypeError(f"{name}: mpi takes arrays on {device} one by one and contiguous only")
-    how: ReduceOp | None = getattr(op, "op", None)
-    if how is None:
-        return
-    dtype, plain = as_buffer(array).dtype, not (how.kind.prepares or how.kind.finishes)
-    if not plain or native(how.pairwise, dtype) is None:
-        raise TypeError(f"{name}: mpi has no {how.name} of {dtype.label} on {device}")
+    for op, array, device in device_arrays(batch):
+        name = name_of(op)
+        if not cuda_aware():
+            raise UnsupportedPlatform(
+                f"{name}: this MPI is not CUDA-aware, so it can't take arrays on {device}: copy "
+                "them to the host, or use an MPI that was built with CUDA"
+            )
+        dtype = flat_on_device("mpi", op, array, device).dtype
+        how: ReduceOp | None = getattr(op, "op", None)
+        if how is None:
+            continue
+        plain = not (how.kind.prepares or how.kind.finishes)
+        if not plain or native(how.pairwise, dtype) is None:
+            raise TypeError(f"{name}: mpi has no {how.name} of {dtype.label} on {device}")

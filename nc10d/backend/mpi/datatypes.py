@@ -19,34 +19,16 @@ from nc10d.kernels.combine import canonical
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops.reductions import PAIRWISE, Pairwise
 
-_MOVED = {
-    1: MPI.UINT8_T,
-    2: MPI.UINT16_T,
-    4: MPI.UINT32_T,
-    8: MPI.UINT64_T,
-    16: MPI.C_DOUBLE_COMPLEX,
-}
+_MOVED = {nbytes: getattr(MPI, f"UINT{8 * nbytes}_T") for nbytes in (1, 2, 4, 8)}
+_MOVED[16] = MPI.C_DOUBLE_COMPLEX
 OPERATORS = {
-    "SUM": MPI.SUM,
-    "PRODUCT": MPI.PROD,
-    "MIN": MPI.MIN,
-    "MAX": MPI.MAX,
-    "BAND": MPI.BAND,
-    "BOR": MPI.BOR,
-    "BXOR": MPI.BXOR,
+    step: getattr(MPI, name)
+    for step in PAIRWISE
+    if hasattr(MPI, name := step.replace("PRODUCT", "PROD"))
 }
-_NUMBERS = {
-    DType.UINT8: MPI.UINT8_T,
-    DType.INT8: MPI.INT8_T,
-    DType.UINT16: MPI.UINT16_T,
-    DType.INT16: MPI.INT16_T,
-    DType.UINT32: MPI.UINT32_T,
-    DType.INT32: MPI.INT32_T,
-    DType.UINT64: MPI.UINT64_T,
-    DType.INT64: MPI.INT64_T,
-    DType.FLOAT32: MPI.FLOAT,
-    DType.FLOAT64: MPI.DOUBLE,
-}
+_INTS = [dtype for dtype in DType if dtype.family in (ElementKind.INT, ElementKind.UINT)]
+_NUMBERS = {dtype: getattr(MPI, f"{dtype.name}_T") for dtype in _INTS}
+_NUMBERS |= {DType.FLOAT32: MPI.FLOAT, DType.FLOAT64: MPI.DOUBLE}
 # Open MPI 5's vectorised sums of 8 and 16 bits saturate instead of wrapping around.
 _TOO_NARROW = (DType.UINT8, DType.UINT16)
 

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import warnings
-from collections.abc import Generator, Sequence
 from typing import Any
 
 from nc10d.errors import CollectiveMismatch, DistError, LibraryError, PeerLost, UnsupportedPlatform
@@ -28,9 +27,6 @@ except RuntimeError as error:  # mpi4py could not load an MPI library
 
 Comm = Any
 Request = Any
-Steps = Generator[Sequence[Request] | None, None, Any]
-"""An operation in steps: a generator that yields the requests it waits for (None: resume it at the
-next poll), and returns the result of the operation."""
 
 
 def require_threads() -> None:

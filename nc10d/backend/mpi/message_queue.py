@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.backend.mpi.buffers import whole
-from nc10d.backend.mpi.library import MPI, Comm, Steps
+from nc10d.backend.mpi.library import MPI, Comm
 from nc10d.backend.polled.flat_buffers import OpBuffers
+from nc10d.backend.polled.launches import Steps
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import MessageInfo, Recv, Send
 

@@ -17,13 +17,14 @@ from nc10d.arrays.call_info import block_of, call_of
 from nc10d.backend.mpi import tasks
 from nc10d.backend.mpi.call_check import CallCheck, exchanged_texts, mismatch
 from nc10d.backend.mpi.control import FAILED, LEFT, MOST_BYTES, LeaveProtocol, MpiControl
-from nc10d.backend.mpi.library import MPI, Comm, Steps, error_from
+from nc10d.backend.mpi.library import MPI, Comm, error_from
 from nc10d.backend.mpi.message_queue import MessageQueue
-from nc10d.backend.mpi.mpi_collectives import steps
+from nc10d.backend.mpi.mpi_requests import MpiCalls
 from nc10d.backend.mpi.tasks import MessageTask, Task
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.flat_buffers import keep
-from nc10d.backend.polled.launches import PolledWork, side_by_side
+from nc10d.backend.polled.launches import PolledWork, Steps, side_by_side
+from nc10d.backend.polled.polled_collectives import steps
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline, monotonic
@@ -48,7 +49,7 @@ class MpiGroup:
         self.comm = comm
         self.failure: DistError | None = None
         self._control_comm = control
-        self._any_order = any_order
+        self._library = MpiCalls(comm, any_order)
         self._engine = engine
         self._message_queue = MessageQueue(comm)
         self._control = MpiControl(control)
@@ -102,13 +103,15 @@ class MpiGroup:
     ) -> Steps:
         """Check that all ranks make this call, then make it."""
         ops = [work.ops[place] for place in places]
-        check = CallCheck(block_of([call_of(op) for op in ops]), bool(dependencies))
+        calls = [call_of(op) for op in ops]
+        check = CallCheck(block_of(calls), bool(dependencies))
         yield [check.ask(self._control_comm)]
         if not check.agrees:
             own_text, texts = exchanged_texts(check.call, self.comm.size)
             yield [self.comm.Iallgather(own_text, texts)]
             raise mismatch(texts, seq, self.name)
-        parts = [steps(self.comm, op, self._any_order) for op in ops]
+        counts = [call.count for call in calls]
+        parts = [steps(self._library, *each) for each in zip(ops, counts, strict=True)]
         if check.is_sequential:  # a single call too may have to wait for earlier messages
             for place, part in zip(places, parts, strict=True):
                 while not dependencies.get(place, _NOTHING) <= work.ended:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nc10d.backend.mpi.library import MPI, Request, Steps
-from nc10d.backend.polled.launches import PolledWork, must_follow
+from nc10d.backend.mpi.library import MPI, Request
+from nc10d.backend.polled.launches import PolledWork, Steps, must_follow
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Recv, Send
 

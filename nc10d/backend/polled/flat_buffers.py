@@ -61,6 +61,18 @@ class FlatBuffer:
         return FlatBuffer(address, count, self.dtype, self.device, self.owner)
 
 
+Chunks = tuple[FlatBuffer, Sequence[int]]
+"""Memory, and the elements of each rank's chunk of it, one after the other."""
+
+
+def is_chunk_of(piece: FlatBuffer, chunks: Chunks | None, rank: int) -> bool:
+    """Return whether `piece` is a rank's chunk of memory; False if it is empty."""
+    if chunks is None or not piece.count:
+        return False
+    whole, counts = chunks
+    return piece.address == whole.slice(sum(counts[:rank]), 0).address
+
+
 class OpBuffers:
     """The memory of an operation, from its beginning to `finish`."""
 
@@ -80,8 +92,8 @@ class OpBuffers:
             self._copies_back.append(lambda: np.copyto(view, copy))
         return _flat_buffer(as_buffer(copy))
 
-    def chunks(self, arrays: Any, size: int, written: bool) -> tuple[FlatBuffer, list[int]]:
-        """Return the memory of an array or a list, as a single piece, and each chunk's count."""
+    def chunks(self, arrays: Any, size: int, written: bool) -> Chunks:
+        """Return the memory of an array or a list, as a single piece, in chunks."""
         if not isinstance(arrays, (list, tuple)):
             flat = self.contiguous(arrays, written)
             return flat, [flat.count // size] * size
@@ -154,7 +166,7 @@ def even_counts(count: int, size: int) -> list[int]:
     return [count // size + (rank < count % size) for rank in range(size)]
 
 
-def row_counts(count: int, splits: Sequence[int] | None, counts: list[int]) -> list[int]:
+def row_counts(count: int, splits: Sequence[int] | None, counts: Sequence[int]) -> Sequence[int]:
     """Return the elements of each chunk of `count` elements in rows; without splits, `counts`."""
     if splits is None:
         return counts

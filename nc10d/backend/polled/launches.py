@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
-Waited = TypeVar("Waited")
+Steps = Generator[Sequence[Any] | None, None, Any]
+"""An operation in steps: a generator that yields the requests it waits for (None: resume it at the
+next poll), and returns the result of the operation."""
 
 
 class PolledWork(Work):
@@ -55,9 +57,7 @@ def must_follow(later: Send | Recv, earlier: Send | Recv) -> bool:
     return later.peer == earlier.peer or later.peer is None or earlier.peer is None
 
 
-def side_by_side(
-    parts: Sequence[Generator[Sequence[Waited] | None, None, Any]],
-) -> Generator[Sequence[Waited] | None, None, None]:
+def side_by_side(parts: Sequence[Steps]) -> Steps:
     """Run operations concurrently: each step waits for the requests of all of them."""
     running = list(parts)
     while running:

@@ -14,9 +14,9 @@ from nc10d.backend.abilities import FailureDetector, cause_of
 from nc10d.backend.polled.progress_thread import progress_thread
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
+from nc10d.backend.ucc.datatypes import check_devices
 from nc10d.backend.ucc.library import library
 from nc10d.backend.ucc.team import UccContext, UccTeam
-from nc10d.backend.ucc.ucc_collectives import check_devices
 from nc10d.backend.ucc.ucc_group import UccGroup
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -119,7 +119,7 @@ class UccBackend(Backend):
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. Operations that UCC can't run raise before anything is sent."""
         ops = [validate(op, self.rank, self.size) for op in ops]
-        check_devices(ops, self.size)
+        check_devices(ops)
         only_messages = all(isinstance(op, (Send, Recv)) for op in ops)
         if only_messages and not self._group.holds_messages_back():
             return self._inner.launch(ops, timeout, async_op)

@@ -6,49 +6,31 @@ rules, and nc10d's kernels do the rest. On a device UCC reduces, or the call is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.backend.polled.device_arrays import device_arrays, flat_on_device
 from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
 from nc10d.backend.ucc.ucc_table import ENUMS
 from nc10d.kernels.combine import canonical
-from nc10d.ops import ReduceOp
-from nc10d.ops.reductions import PAIRWISE
+from nc10d.ops import Op, ReduceOp
+from nc10d.ops.facts import is_message, name_of
+from nc10d.ops.reductions import KINDS, PAIRWISE
 
 _DT = ENUMS["ucc_datatype_t"]
 _OP = ENUMS["ucc_reduction_op_t"]
-_MOVED = {
-    1: _DT["UCC_DT_UINT8"],
-    2: _DT["UCC_DT_UINT16"],
-    4: _DT["UCC_DT_UINT32"],
-    8: _DT["UCC_DT_UINT64"],
-    16: _DT["UCC_DT_UINT128"],
-}
+_MOVED = {nbytes: _DT[f"UCC_DT_UINT{8 * nbytes}"] for nbytes in (1, 2, 4, 8, 16)}
 OPERATORS = {
-    "SUM": _OP["UCC_OP_SUM"],
-    "AVG": _OP["UCC_OP_AVG"],
-    "PRODUCT": _OP["UCC_OP_PROD"],
-    "MIN": _OP["UCC_OP_MIN"],
-    "MAX": _OP["UCC_OP_MAX"],
-    "BAND": _OP["UCC_OP_BAND"],
-    "BOR": _OP["UCC_OP_BOR"],
-    "BXOR": _OP["UCC_OP_BXOR"],
+    kind.name: _OP[name]
+    for kind in KINDS
+    if (name := f"UCC_OP_{kind.name.replace('PRODUCT', 'PROD')}") in _OP
 }
+_COMPLEX = {DType.COMPLEX64: "FLOAT32_COMPLEX", DType.COMPLEX128: "FLOAT64_COMPLEX"}
 _NUMBERS = {
-    DType.UINT8: _DT["UCC_DT_UINT8"],
-    DType.INT8: _DT["UCC_DT_INT8"],
-    DType.UINT16: _DT["UCC_DT_UINT16"],
-    DType.INT16: _DT["UCC_DT_INT16"],
-    DType.UINT32: _DT["UCC_DT_UINT32"],
-    DType.INT32: _DT["UCC_DT_INT32"],
-    DType.UINT64: _DT["UCC_DT_UINT64"],
-    DType.INT64: _DT["UCC_DT_INT64"],
-    DType.FLOAT16: _DT["UCC_DT_FLOAT16"],
-    DType.BFLOAT16: _DT["UCC_DT_BFLOAT16"],
-    DType.FLOAT32: _DT["UCC_DT_FLOAT32"],
-    DType.FLOAT64: _DT["UCC_DT_FLOAT64"],
-    DType.COMPLEX64: _DT["UCC_DT_FLOAT32_COMPLEX"],
-    DType.COMPLEX128: _DT["UCC_DT_FLOAT64_COMPLEX"],
+    dtype: _DT[name]
+    for dtype in DType
+    if (name := f"UCC_DT_{_COMPLEX.get(dtype, dtype.name)}") in _DT
 }
 _EXACT = frozenset({DType.FLOAT32, DType.FLOAT64})
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
@@ -96,3 +78,19 @@ def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
             "convert it"
         )
     return UccReduction(datatype, 1, operator)
+
+
+def check_devices(batch: Sequence[Op]) -> None:
+    """Raise TypeError where an operation's device arrays are not for UCC."""
+    for op, array, device in device_arrays(batch):
+        name = name_of(op)
+        if is_message(op):
+            text = f'the ucc backend has no messages on {device}: use "gloo" or "nccl"'
+            raise TypeError(f"{name}: {text}")
+        dtype = flat_on_device("ucc", op, array, device).dtype
+        how: ReduceOp | None = getattr(op, "op", None)
+        if how is None:
+            continue
+        if how.kind.prepares:
+            raise TypeError(f"{name}: UCC has no {how.name}: multiply the array before the call")
+        _on_device(how, dtype)

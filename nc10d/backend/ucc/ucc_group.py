@@ -20,11 +20,12 @@ from nc10d.arrays.call_info import block_of, call_of
 from nc10d.backend.abilities import cause_of
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.flat_buffers import keep
-from nc10d.backend.polled.launches import side_by_side
+from nc10d.backend.polled.launches import Steps, side_by_side
+from nc10d.backend.polled.polled_collectives import steps
 from nc10d.backend.polled.progress_thread import ProgressThread
 from nc10d.backend.protocol import Backend
 from nc10d.backend.ucc.team import UccTeam
-from nc10d.backend.ucc.ucc_collectives import Steps, steps
+from nc10d.backend.ucc.ucc_requests import UccCalls
 from nc10d.backend.ucc.ucc_tasks import CollectivesTask, HeldMessage, InnerWork, UccWork
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -54,7 +55,7 @@ class UccGroup:
     ) -> None:
         self.name, self.team, self.inner = name, team, inner
         self.failure: DistError | None = None
-        self._any_order = any_order
+        self._library = UccCalls(team, any_order)
         self._engine = engine
         self._seq = itertools.count(1)
         self._calls: deque[CollectivesTask] = deque()
@@ -99,14 +100,16 @@ class UccGroup:
         work = task.work
         ops = [work.ops[place] for place in task.places]
         conflicts = np.array([0 if dependencies else 1], np.int8)
-        call = block_of([call_of(op) for op in ops])
+        calls = [call_of(op) for op in ops]
+        call = block_of(calls)
         agree = AllReduce(conflicts, MIN.meant_for(f"UCC: {call.describe()}"))
         timeout = task.deadline.remaining()
         agreement = InnerWork(self.inner.launch([agree], timeout, True))
         work.agreement = agreement.work
         yield [agreement]
         task.checked = True
-        parts = [steps(self.team, op, self._any_order) for op in ops]
+        counts = [call.count for call in calls]
+        parts = [steps(self._library, *each) for each in zip(ops, counts, strict=True)]
         if conflicts[0] == 0:
             yield from self._in_order(task, dependencies, parts)
         elif len(parts) == 1:

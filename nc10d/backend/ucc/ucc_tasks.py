@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from nc10d.backend.polled.launches import PolledWork, must_follow
+from nc10d.backend.polled.launches import PolledWork, Steps, must_follow
 from nc10d.backend.polled.progress_thread import ProgressThread
-from nc10d.backend.ucc.ucc_collectives import Steps, Waitable
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
@@ -55,7 +55,7 @@ class CollectivesTask:
         self.work, self.places, self.deadline, self.seq = work, places, deadline, seq
         self.checked = False
         self.steps: Steps = nothing()
-        self._waiting_for: Sequence[Waitable] = ()
+        self._waiting_for: Sequence[Any] = ()
 
     def advance(self) -> bool:
         """Run steps as far as possible, without blocking; return whether all have ended."""
