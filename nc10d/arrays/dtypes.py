@@ -150,3 +150,27 @@ def allows(dtype: DType, op: ReduceOp) -> bool:
     except TypeError:
         return False
     return True
+
+
+def identity(dtype: DType, op: ReduceOp) -> Any:
+    """Return the element that the pairwise step of `op` changes no other by, as a NumPy scalar.
+
+    TypeError if arrays of `dtype` do not support `op`.
+    """
+    check_reduce(dtype, op)
+    if op.pairwise.identity == "ones":
+        return ~np.zeros((), dtype.numpy)[()]
+    lowest, highest = _bounds(dtype)
+    values = {"zero": 0, "one": 1, "largest": highest, "smallest": lowest}
+    return np.array(values[op.pairwise.identity]).astype(dtype.numpy)[()]
+
+
+def _bounds(dtype: DType) -> tuple[Any, Any]:
+    """Return the least and the greatest element: infinities where the type has them."""
+    if dtype.family is ElementKind.BOOL:
+        return False, True
+    if dtype.family in (ElementKind.INT, ElementKind.UINT):
+        info = np.iinfo(dtype.numpy)
+        return info.min, info.max
+    infinite = dtype is not DType.FLOAT8_E4M3FN
+    return (-np.inf, np.inf) if infinite else (-448.0, 448.0)

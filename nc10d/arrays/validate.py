@@ -19,6 +19,7 @@ from typing import Any
 from nc10d import ops
 from nc10d.arrays import arguments as args
 from nc10d.arrays.interop import map_to_numpy
+from nc10d.ops.facts import FACTS, name_of
 
 
 def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
@@ -31,8 +32,9 @@ def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
     return settled
 
 
-def _all_reduce(op: ops.AllReduce, rank: int, size: int) -> None:
-    args.check_reducible(args.array("all_reduce", "tensor", op.x, written=True), op.op)
+def _in_place(op: Any, rank: int, size: int) -> None:
+    """Check a reduction of every rank's array in place."""
+    args.check_reducible(args.array(name_of(op), "tensor", op.x, written=True), op.op)
 
 
 def _reduce(op: ops.Reduce, rank: int, size: int) -> None:
@@ -127,7 +129,9 @@ def _barrier(op: ops.Barrier, rank: int, size: int) -> None:
 
 
 RULES: dict[type[Any], Callable[[Any, int, int], None]] = {
-    ops.AllReduce: _all_reduce,
+    **dict.fromkeys(
+        (kind for kind, facts in FACTS.items() if facts.on_one_array and facts.reduces), _in_place
+    ),
     ops.Reduce: _reduce,
     ops.Broadcast: _broadcast,
     ops.AllGather: _all_gather,

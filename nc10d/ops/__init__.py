@@ -7,66 +7,15 @@
 | `facts` | the facts about each kind of operation: one record for each class |
 """
 
-from nc10d.ops.operations import (
-    AllGather,
-    AllReduce,
-    AllReduces,
-    AllToAll,
-    Array,
-    Arrays,
-    Barrier,
-    Broadcast,
-    Gather,
-    MessageInfo,
-    Op,
-    Recv,
-    Reduce,
-    ReduceScatter,
-    RepeatedOps,
-    Scatter,
-    Send,
-)
-from nc10d.ops.reductions import (
-    AVG,
-    BAND,
-    BOR,
-    BXOR,
-    MAX,
-    MIN,
-    PRODUCT,
-    SUM,
-    ReduceOp,
-    ReductionKind,
-    premul_sum,
-)
-
-__all__ = [
-    "AVG",
-    "BAND",
-    "BOR",
-    "BXOR",
-    "MAX",
-    "MIN",
-    "PRODUCT",
-    "SUM",
-    "AllGather",
-    "AllReduce",
-    "AllReduces",
-    "AllToAll",
-    "Array",
-    "Arrays",
-    "Barrier",
-    "Broadcast",
-    "Gather",
-    "MessageInfo",
-    "Op",
-    "Recv",
-    "Reduce",
-    "ReduceOp",
-    "ReduceScatter",
-    "ReductionKind",
-    "RepeatedOps",
-    "Scatter",
-    "Send",
-    "premul_sum",
-]
+from nc10d.ops.operations import *  # noqa: F403  (every class, as it is added)
+from nc10d.ops.reductions import AVG as AVG
+from nc10d.ops.reductions import BAND as BAND
+from nc10d.ops.reductions import BOR as BOR
+from nc10d.ops.reductions import BXOR as BXOR
+from nc10d.ops.reductions import MAX as MAX
+from nc10d.ops.reductions import MIN as MIN
+from nc10d.ops.reductions import PRODUCT as PRODUCT
+from nc10d.ops.reductions import SUM as SUM
+from nc10d.ops.reductions import ReduceOp as ReduceOp
+from nc10d.ops.reductions import ReductionKind as ReductionKind
+from nc10d.ops.reductions import premul_sum as premul_sum

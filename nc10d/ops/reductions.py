@@ -30,12 +30,15 @@ _NO_ORDER = {"COMPLEX": "complex numbers have no order"}
 class Pairwise:
     """The step of a reduction that combines two elements of the same type.
 
-    `of_truth` is the name of the step that gives the same bits on truth values. A step is `exact`
-    if no order of the operands changes a bit of a result. `bitwise` steps treat an element as bits.
+    `of_truth` is the name of the step that gives the same bits on truth values. `identity` is a
+    word for the element that changes no other: "zero", "one", "largest", "smallest" or "ones"
+    (`nc10d.arrays.dtypes.identity`). A step is `exact` if no order of the operands changes a bit of
+    a result. `bitwise` steps treat an element as bits.
     """
 
     name: str
     of_truth: str
+    identity: str
     exact: bool = False
     bitwise: bool = False
 
@@ -43,13 +46,13 @@ class Pairwise:
 PAIRWISE = {
     step.name: step
     for step in (
-        Pairwise("SUM", "BOR"),
-        Pairwise("PRODUCT", "BAND"),
-        Pairwise("MIN", "BAND", exact=True),
-        Pairwise("MAX", "BOR", exact=True),
-        Pairwise("BAND", "BAND", exact=True, bitwise=True),
-        Pairwise("BOR", "BOR", exact=True, bitwise=True),
-        Pairwise("BXOR", "BXOR", exact=True, bitwise=True),
+        Pairwise("SUM", "BOR", "zero"),
+        Pairwise("PRODUCT", "BAND", "one"),
+        Pairwise("MIN", "BAND", "largest", exact=True),
+        Pairwise("MAX", "BOR", "smallest", exact=True),
+        Pairwise("BAND", "BAND", "ones", exact=True, bitwise=True),
+        Pairwise("BOR", "BOR", "zero", exact=True, bitwise=True),
+        Pairwise("BXOR", "BXOR", "zero", exact=True, bitwise=True),
     )
 }
 

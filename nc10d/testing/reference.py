@@ -126,7 +126,7 @@ def _results(ops: Sequence[Any]) -> Sequence[Any]:
         return list(by_name(_sent(ops[first.root], size)))
     else:
         inputs = [_sent(op, size) for op in ops]
-    options = [getattr(first, name) for name in ("root", "op") if name in facts.fields]
+    options = [getattr(first, f) for f in ("root", "op", "identity") if f in facts.fields]
     return list(by_name(inputs, *options))
 
 

@@ -139,7 +139,7 @@ class CollectiveCall:
         if facts.is_cut_by_rows and self.flat:
             made["out_splits"] = [len(x) for x in self.column(rank)]
             made["in_splits"] = [len(x) for x in self.inputs[rank]]
-        return self.kind(**{name: made[name] for name in facts.fields})
+        return self.kind(**{name: made[name] for name in facts.fields if name in made})
 
     def _array(self, name: str, rank: int) -> Any:
         """Return an argument on fresh memory; None where only the root has it."""
@@ -184,14 +184,14 @@ def issue(group: Any, op: Any, async_op: bool = False) -> Any:
     """Make the call of `group` for an operation; return the call's result."""
     facts = facts_of(op)
     flat = _is_flat(op)
-    names = _ORDER.get(type(op), facts.fields)
-    left_out = {"even"} if flat else {"even", "out_splits", "in_splits"}
-    given = [getattr(op, name) for name in names if name not in left_out]
+    names = [*_ORDER.get(type(op), facts.arrays), "root", "op"]
+    names += ["out_splits", "in_splits"] if flat else []
+    given = [getattr(op, name) for name in names if name in facts.fields]
     return getattr(group, facts.flat_name if flat else facts.name)(*given, async_op=async_op)
 
 
-_ORDER: dict[type[Any], tuple[str, ...]] = {O.Gather: ("inp", "out", "root")}
-"""The order of a public call's arguments where they are not in the order of the fields."""
+_ORDER: dict[type[Any], tuple[str, ...]] = {O.Gather: ("inp", "out")}
+"""The order of a public call's arrays where they are not in the order of the fields."""
 
 
 def _is_flat(op: Any) -> bool:

@@ -17,12 +17,13 @@ import pytest
 
 import nc10d
 from nc10d import ops as O
-from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.arrays.dtypes import DType, ElementKind, allows, identity
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import operations
 from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, OperationFacts, facts_of
 from nc10d.ops.reductions import EXAMPLES, KINDS, PAIRWISE, REDUCE_OPS, kind_named
 from nc10d.testing import reference
+from nc10d.testing.strategies import special_values
 
 ROOT = Path(nc10d.__file__).parents[1]
 
@@ -213,3 +214,19 @@ def test_an_exact_step_gives_the_same_bits_in_any_order(step: str) -> None:
     for _ in range(5):
         rng.shuffle(rows)
         assert reference.same_bits(reference.fold(rows, op), wanted)
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=lambda op: op.kind.name)
+def test_the_identity_of_a_step_changes_no_element(op: O.ReduceOp) -> None:
+    for dtype in DType:
+        if not allows(dtype, op):
+            continue
+        x = special_values(dtype)
+        if dtype.family is ElementKind.COMPLEX:  # inf * (1 + 0j) has a NaN as its imaginary part
+            x = x[np.isfinite(x)]
+        same = np.full_like(x, identity(dtype, op))
+        for pair in ((x, same), (same, x)):
+            found = reference.pairwise(*pair, op.pairwise)
+            # -0.0 + 0.0 is 0.0: equal, though not the same bits.
+            equal = np.array_equal(found.astype(complex), x.astype(complex), equal_nan=True)
+            assert reference.same_bits(found, x) or equal, (dtype, found, x)

@@ -44,7 +44,9 @@ class CallContext:
 
 def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
     """Return the calls of a validated operation; calls that would move nothing are left out."""
-    # TypeError or ValueError for arrays and reductions that NCCL can't take.
+    # TypeError or ValueError for operations, arrays and reductions that NCCL can't take.
+    if type(op) not in CALLS:
+        raise TypeError(f"NCCL has no {name_of(op)}: the CPU's backend has it, on host memory")
     return [call for call in CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
 
 
