@@ -2,7 +2,7 @@
 
 | operation | facts that all ranks must give alike |
 |---|---|
-| all_reduce, reduce, reduce_scatter | dtype, count, reduction with its factor and purpose, root |
+| all reductions | dtype, count, reduction with its factor and purpose, root |
 | broadcast | dtype, count, root |
 | all_gather | dtype, count |
 | all_to_all | dtype; count, unless lists or splits give each rank sizes of its own |

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nc10d.backend.polled.flat_buffers import Chunks, FlatBuffer, is_chunk_of
+from nc10d.backend.polled.polled_collectives import CollectiveLibrary
 from nc10d.backend.ucc.datatypes import UccReduction, carrier, native
 from nc10d.backend.ucc.library import IN_PROGRESS, OK, STATUS
 from nc10d.backend.ucc.structs import BufferInfo, BufferInfoV, CollArgs
@@ -62,7 +63,7 @@ class UccRequest:
         return True
 
 
-class UccCalls:
+class UccCalls(CollectiveLibrary):
     """A team as a CollectiveLibrary, whose methods have the documentation.
 
     With `any_order`, UCC's own algorithms may choose the order of sums.
