@@ -48,12 +48,14 @@ if TYPE_CHECKING:
     from nc10d.api.calls import all_to_all_single as all_to_all_single
     from nc10d.api.calls import barrier as barrier
     from nc10d.api.calls import broadcast as broadcast
+    from nc10d.api.calls import exscan as exscan
     from nc10d.api.calls import gather as gather
     from nc10d.api.calls import gather_single as gather_single
     from nc10d.api.calls import reduce as reduce
     from nc10d.api.calls import reduce_scatter as reduce_scatter
     from nc10d.api.calls import reduce_scatter_single as reduce_scatter_single
     from nc10d.api.calls import reduce_scatter_tensor as reduce_scatter_tensor
+    from nc10d.api.calls import scan as scan
     from nc10d.api.calls import scatter as scatter
     from nc10d.api.calls import scatter_single as scatter_single
     from nc10d.api.join import Join as Join
@@ -189,8 +191,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "api.calls": """all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all
-        all_to_all_single barrier broadcast gather gather_single reduce
-        reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_single""",
+        all_to_all_single barrier broadcast exscan gather gather_single reduce
+        reduce_scatter reduce_scatter_single reduce_scatter_tensor scan scatter scatter_single""",
     "api.backend_names": """Backend get_default_backend_for_device is_backend_available
         is_gloo_available is_mpi_available is_nccl_available is_ucc_available
         is_xccl_available""",

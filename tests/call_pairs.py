@@ -33,6 +33,14 @@ def reduce(count: int = 4, dtype: str = "f8", root: int = 0, op: O.ReduceOp = O.
     return lambda rank: O.Reduce(x(count, dtype), root, op)
 
 
+def scan(count: int = 4, dtype: str = "f8", op: O.ReduceOp = O.SUM) -> Call:
+    return lambda rank: O.Scan(x(count, dtype), op)
+
+
+def exscan(count: int = 4, dtype: str = "f8", op: O.ReduceOp = O.SUM) -> Call:
+    return lambda rank: O.ExScan(x(count, dtype), op, rank == 0)
+
+
 def broadcast(count: int = 4, dtype: str = "f8", root: int = 0) -> Call:
     return lambda rank: O.Broadcast(x(count, dtype), root)
 
@@ -119,6 +127,8 @@ KINDS: dict[str, tuple[Call, ...]] = {
         reduce(op=half),
         reduce(op=quarter),
     ),
+    "scan": (scan(), scan(count=5), scan(dtype="i8"), scan(op=O.MAX), scan(op=half)),
+    "exscan": (exscan(), exscan(count=5), exscan(dtype="i8"), exscan(op=O.MAX), exscan(op=half)),
     "broadcast": (broadcast(), broadcast(count=5), broadcast(dtype="i8"), broadcast(root=1)),
     "all_gather": (
         all_gather(),
@@ -185,5 +195,6 @@ PAIRS: dict[str, tuple[Call, Call]] = {
     "gather or gather_single": (gather(), gather_single()),
     "scatter or scatter_single": (scatter(), scatter_single()),
     "kinds": (all_reduce(), broadcast()),
+    "scan or exscan": (scan(), exscan()),
 }
 """Calls that ranks must not make together."""

@@ -38,8 +38,8 @@ CALLS = {
     "Alltoallw": (DIFFERENT, "`nc10d.all_to_all(outs, inputs)`: arrays of any sizes, one dtype"),
     "Reduce_scatter_block": (SAME, "`nc10d.reduce_scatter_tensor(out, x)`"),
     "Reduce_scatter": (DIFFERENT, f"`nc10d.reduce_scatter(out, inputs)`: {LISTS}"),
-    "Scan": (ABSENT, "gather, and fold the ranks before this rank"),
-    "Exscan": (ABSENT, "gather, and fold the ranks before this rank"),
+    "Scan": (SAME, "`nc10d.scan(x)`: in place; `out=` keeps the input"),
+    "Exscan": (SAME, "`nc10d.exscan(x)`: in place; `identity=True` fills rank 0's"),
     "Send": (SAME, "`nc10d.send(x, dst, tag=...)`"),
     "Recv": (
         DIFFERENT,

@@ -31,10 +31,17 @@ def reduced(x: Rows) -> list[str]:
     return [f"Σ{i}" for i in range(len(x[0]))]
 
 
+def prefixes(x: Rows) -> Rows:
+    """Return the reductions of the ranks up to each rank: "ab1" for the ranks 0 and 1."""
+    return [[f"{'abc'[: r + 1]}{i}" for i in range(len(x[0]))] for r in range(3)]
+
+
 ORACLES: dict[str, tuple[Rows, Callable[[Rows], Rows]]] = {
     "all_reduce": (rows(), lambda x: [reduced(x)] * 3),
     "reduce": (rows(), lambda x: [x[0], reduced(x), x[2]]),
     "broadcast": ([["", "", ""], rows()[1], ["", "", ""]], lambda x: [x[1]] * 3),
+    "scan": (rows(), prefixes),
+    "exscan": (rows(), lambda x: [x[0], *prefixes(x)[:2]]),
     "all_gather": (rows(1), lambda x: [[y[0] for y in x]] * 3),
     "gather": (rows(1), lambda x: [[], [y[0] for y in x], []]),
     "scatter": ([[], rows()[1], []], lambda x: [[cell] for cell in x[1]]),
@@ -47,7 +54,8 @@ ORACLES: dict[str, tuple[Rows, Callable[[Rows], Rows]]] = {
 
 def colour(cell: str) -> str:
     """Return the colour of a cell: its rank's, or that of a reduction."""
-    return EMPTY if not cell else MIXED if cell[0] == "Σ" else COLOURS["abc".index(cell[0])]
+    mixed = cell[:1] == "Σ" or cell[:2] == "ab"
+    return EMPTY if not cell else MIXED if mixed else COLOURS["abc".index(cell[0])]
 
 
 def text(x: float, y: float, words: str, fill: str = TEXT, anchor: str = "middle") -> str:

@@ -127,6 +127,64 @@ def reduce(
 
 
 @overload
+def scan(tensor: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], out: Array | None = ...) -> Work: ...  # fmt: skip
+@overload
+def scan(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., *, out: Array | None = ...) -> None: ...  # fmt: skip
+@overload
+def scan(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., *, out: Array | None = ...) -> Work | None: ...  # fmt: skip
+def scan(
+    tensor: Array,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+) -> Work | None:
+    """Replace `tensor` on rank r by the reduction of the tensors of the ranks 0 to r, as MPI_Scan.
+
+    Ranks fold in rank order; an average divides by r + 1. `out` is as in all_reduce. Blocks until
+    all earlier ranks have called. TypeError if `op` means nothing for the dtype, and from NCCL.
+
+        x = np.array([float(dist.get_rank() + 1)])
+        dist.scan(x)  # 1, 3, 6, 10 on the ranks 0 to 3
+    """
+    found = group_or_default(group)
+    if out is not None and not isinstance(found, NonMember):
+        tensor = fill_output("scan", found, out, tensor, op)
+    return found.scan(tensor, op, async_op)
+
+
+@overload
+def exscan(tensor: Array, op: ReduceOp = ..., group: Group = ..., *, async_op: Literal[True], identity: bool = ..., out: Array | None = ...) -> Work: ...  # fmt: skip
+@overload
+def exscan(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: Literal[False] = ..., *, identity: bool = ..., out: Array | None = ...) -> None: ...  # fmt: skip
+@overload
+def exscan(tensor: Array, op: ReduceOp = ..., group: Group = ..., async_op: bool = ..., *, identity: bool = ..., out: Array | None = ...) -> Work | None: ...  # fmt: skip
+def exscan(
+    tensor: Array,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    identity: bool = False,
+    out: Array | None = None,
+) -> Work | None:
+    """Replace `tensor` on rank r by the reduction of the tensors of the ranks before r.
+
+    As MPI_Exscan: rank 0's `tensor` keeps its values. With `identity`, rank 0's is filled with the
+    element that `op` changes no other by: 0 for a sum, the least element for MAX. An average
+    divides by r. `out`, order, errors and blocking are as in scan.
+
+        first = np.array([rows])  # how many rows this rank has
+        dist.exscan(first, identity=True)  # the number of this rank's first row
+    """
+    found = group_or_default(group)
+    if out is not None and not isinstance(found, NonMember):
+        tensor = fill_output("exscan", found, out, tensor, op)
+    return found.exscan(tensor, op, async_op, identity=identity)
+
+
+@overload
 def broadcast(tensor: Array, src: int | None = ..., group: Group = ..., *, async_op: Literal[True], group_src: int | None = ...) -> Work: ...  # fmt: skip
 @overload
 def broadcast(tensor: Array, src: int | None = ..., group: Group = ..., async_op: Literal[False] = ..., group_src: int | None = ...) -> None: ...  # fmt: skip

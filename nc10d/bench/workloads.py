@@ -82,6 +82,16 @@ def reduce(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     return _in_place(group, nbytes, dtype, lambda x: group.reduce(x, 0), expect, "sum")
 
 
+def scan(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Prefix sums in place."""
+    return _in_place(group, nbytes, dtype, group.scan, reference.scan, "sum")
+
+
+def exscan(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
+    """Prefix sums of the ranks before, in place."""
+    return _in_place(group, nbytes, dtype, group.exscan, reference.exscan, "sum")
+
+
 def broadcast(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
     """Rank 0's array to every rank."""
     expect = partial(reference.broadcast, root=0)
@@ -245,6 +255,8 @@ def gather_object(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "all_reduce": all_reduce,
     "reduce": reduce,
+    "scan": scan,
+    "exscan": exscan,
     "broadcast": broadcast,
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
@@ -268,10 +280,14 @@ _EXCHANGES = (
     *("all_gather_list", "reduce_scatter_list", "all_to_all_list"),
     *("all_gather_object", "gather_object"),
 )
+_WHOLE = ("reduce", "scan", "exscan", "broadcast", "send_recv", "broadcast_object_list")
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "window": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(("reduce", "broadcast", "send_recv", "broadcast_object_list"), lambda n: 1.0),
+    **dict.fromkeys(
+        ("reduce", "scan", "exscan", "broadcast", "send_recv", "broadcast_object_list"),
+        lambda n: 1.0,
+    ),
     "sendrecv": lambda n: 1.0,
     **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
     "barrier": lambda n: 0.0,

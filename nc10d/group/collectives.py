@@ -114,6 +114,26 @@ class Collectives(Runner):
             src = integer("broadcast", "src", src)
         return self._call(ops.Broadcast, src, tensor, tensor, async_op, timeout)
 
+    def scan(
+        self, tensor: Array, op: ReduceOp = SUM, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Replace `tensor` on rank r by the reduction of the tensors of the ranks 0 to r."""
+        return self._call(ops.Scan, op, tensor, tensor, async_op, timeout)
+
+    def exscan(
+        self,
+        tensor: Array,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        timeout: Timeout = None,
+        identity: bool = False,
+    ) -> Work | None:
+        """Replace `tensor` on rank r by the reduction of the tensors of the ranks before r.
+
+        Rank 0's `tensor` keeps its values; with `identity`, it is filled with the identity of `op`.
+        """
+        return self._call(ops.ExScan, (op, bool(identity)), tensor, tensor, async_op, timeout)
+
     def all_gather(
         self,
         tensor_list: Sequence[Array],

@@ -79,6 +79,23 @@ class AllToAll:
 
 
 @dataclass(slots=True, eq=False)
+class Scan:
+    """x := op over the ranks 0 to my rank of x."""
+
+    x: Array
+    op: ReduceOp = SUM
+
+
+@dataclass(slots=True, eq=False)
+class ExScan:
+    """x := op over the ranks before mine of x; on rank 0 x stays, or becomes op's identity."""
+
+    x: Array
+    op: ReduceOp = SUM
+    identity: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Gather:
     """On the root: out[r] := rank r's inp. `out` is a list (or flat) there and None elsewhere."""
 
@@ -141,6 +158,8 @@ Op = (
     | AllToAll
     | Gather
     | Scatter
+    | Scan
+    | ExScan
     | Send
     | Recv
     | Barrier

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
+from nc10d.arrays.dtypes import identity as neutral
 from nc10d.ops import SUM, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
 from nc10d.ops.reductions import Pairwise
@@ -72,6 +73,18 @@ def reduce_scatter(lists: Sequence[Sequence[Array]], op: ReduceOp = SUM) -> list
 def all_to_all(lists: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """Rank r ends with a list of every rank's chunk r."""
     return [[chunks[r].copy() for chunks in lists] for r in range(len(lists))]
+
+
+def scan(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
+    """Rank r ends with the reduction of the arrays of the ranks 0 to r."""
+    return [fold(arrays[: r + 1], op) for r in range(len(arrays))]
+
+
+def exscan(arrays: Sequence[Array], op: ReduceOp = SUM, identity: bool = False) -> list[Array]:
+    """Rank r ends with the reduction of earlier ranks; rank 0 with its own, or the identity."""
+    first = np.full_like(arrays[0], neutral(dtype_of(arrays[0].dtype), op))
+    before = [fold(arrays[:r], op) for r in range(1, len(arrays))]
+    return [first if identity else arrays[0].copy(), *before]
 
 
 @np.errstate(invalid="ignore")

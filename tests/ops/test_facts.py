@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -83,9 +84,10 @@ MESSAGE = {
     "nc10d/api/": lambda facts: facts.name in nc10d.__all__,
     "docs/reference/messages.md": page("docs/reference/messages.md", "::: nc10d.{}"),
 }
-REFUSED: Mapping[tuple[str, str], str] = {
-    ("barrier", "nc10d/backend/polled/"): "all ranks have come once they have agreed on the call"
-}
+REFUSED: Mapping[tuple[str, str], str] = dict.fromkeys(
+    product(("scan", "exscan"), ["nc10d/backend/nccl/launch/nccl_calls.py"]),
+    "NCCL has no scan: calls_of raises a TypeError",
+) | {("barrier", "nc10d/backend/polled/"): "all ranks have come once they have agreed on the call"}
 """By kind and file: why there is no row."""
 
 
@@ -141,6 +143,8 @@ OPERATIONS = [
     O.Gather(None, X, 0),
     O.Scatter(X, CHUNKS, 1),
     O.Scatter(X, None, 0, True),
+    O.Scan(X, O.PRODUCT),
+    O.ExScan(X, O.SUM, True),
     O.Barrier(),
     O.Send(X, 1, 3),
     O.Recv(X, None, 4),

@@ -8,10 +8,11 @@ from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import MpiReduction, carrier, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Request
 from nc10d.backend.polled.flat_buffers import Chunks, FlatBuffer, is_chunk_of, order_matters
+from nc10d.backend.polled.polled_collectives import CollectiveLibrary
 from nc10d.ops import ReduceOp
 
 
-class MpiCalls:
+class MpiCalls(CollectiveLibrary):
     """A communicator as a CollectiveLibrary, whose methods have the documentation.
 
     With `any_order`, MPI's own algorithms may choose the order of sums.
@@ -47,6 +48,11 @@ class MpiCalls:
         x, counts = inp
         wide = [how.width * n for n in counts]
         return self._comm.Ireduce_scatter(_operand(x, how), _operand(out, how), wide, how.op)
+
+    def scan(self, x: FlatBuffer, how: MpiReduction, exclusive: bool) -> Request:
+        """Post MPI_Iscan or MPI_Iexscan."""
+        post = self._comm.Iexscan if exclusive else self._comm.Iscan
+        return post(MPI.IN_PLACE, _operand(x, how), how.op)
 
     def broadcast(self, x: FlatBuffer, root: int) -> Request:
         """Post MPI_Ibcast."""

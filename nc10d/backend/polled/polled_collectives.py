@@ -10,11 +10,13 @@ they are small, else each rank a chunk, whose result it then sends to all (Raben
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from nc10d import ops
+from nc10d.arrays.dtypes import identity
 from nc10d.backend.polled.flat_buffers import (
     Chunks,
     FlatBuffer,
@@ -23,11 +25,13 @@ from nc10d.backend.polled.flat_buffers import (
     even_counts,
     finish,
     fold,
+    kernel,
     prepare,
     row_counts,
 )
 from nc10d.backend.polled.launches import Steps
 from nc10d.errors import CollectiveMismatch
+from nc10d.kernels.reduce import kernel_address
 from nc10d.ops.facts import facts_of, name_of
 
 SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
@@ -59,6 +63,13 @@ class CollectiveLibrary(Protocol):
 
     def reduce_scatter(self, out: FlatBuffer, inp: Chunks, how: Any) -> Any:
         """out := the reduction over all ranks of this rank's chunk of inp"""
+
+    def scan(self, x: FlatBuffer, how: Any, exclusive: bool) -> Any:
+        """x := the reduction of x over the ranks up to this rank, or before it
+
+        None, and nothing is posted, where the library has no such call.
+        """
+        return None
 
     def broadcast(self, x: FlatBuffer, root: int) -> Any:
         """x := the root's x"""
@@ -143,6 +154,45 @@ def _reduce_scatter(library: CollectiveLibrary, op: ops.ReduceScatter, buffers: 
         yield [library.reduce_scatter(result, (operand, counts), how)]
         copy(out, result)
         _average(out, library.size, op.op)
+
+
+def _scan(library: CollectiveLibrary, op: ops.Scan | ops.ExScan, buffers: OpBuffers) -> Steps:
+    x, rank, exclusive = buffers.contiguous(op.x, True), library.rank, isinstance(op, ops.ExScan)
+    how = None if op.op.kind.prepares else library.reduction(op.op, x)
+    posted = None if how is None else library.scan(x, how, exclusive)
+    if posted is not None:
+        yield [posted]
+        if operands := rank if exclusive else rank + 1:
+            _average(x, operands, op.op)
+    elif x.device != "cpu":
+        raise TypeError(f"{name_of(op)}: the library has none: copy the array to host memory")
+    else:
+        yield from _prefixes(library, x, exclusive, op.op, buffers)
+    if isinstance(op, ops.ExScan) and op.identity and rank == 0:
+        copy(x, _flat(np.full(x.count, identity(x.dtype, op.op))))
+
+
+def _prefixes(
+    library: CollectiveLibrary, x: FlatBuffer, exclusive: bool, op: ops.ReduceOp, buffers: OpBuffers
+) -> Steps:
+    """x := op over the ranks up to this rank, or before it; rank 0 keeps its own in that case"""
+    # Each rank computes all prefixes of its chunk. Row 0 is rank 0's contribution as it came; row
+    # r + 1 begins as rank r's contribution, and becomes the prefix up to rank r.
+    size, counts = library.size, even_counts(x.count, library.size)
+    own = counts[library.rank]
+    rows, each = buffers.scratch((size + 1) * own, x.dtype), [own] * size
+    row = [rows.slice(number * own, own) for number in range(size + 1)]
+    came = rows.slice(own, size * own)
+    yield [library.all_to_all((came, each), (x, counts), even=False)]
+    copy(row[0], row[1])
+    prepare(came, came, op)
+    combine = kernel(kernel_address(op.pairwise.name, x.dtype))
+    for before, mine in pairwise(row[1:]):
+        combine(mine.address, before.address, mine.address, mine.nbytes)
+    for operands, total in enumerate(row[1:], 1):
+        finish(total, operands, op)
+    sent = rows.slice(0, size * own) if exclusive else came
+    yield [library.all_to_all((x, counts), (sent, each), even=False)]
 
 
 def _fold_chunk(
@@ -241,6 +291,8 @@ STEPS: dict[type[Any], Callable[[CollectiveLibrary, Any, OpBuffers], Steps]] = {
     ops.AllGather: _all_gather,
     ops.ReduceScatter: _reduce_scatter,
     ops.AllToAll: _all_to_all,
+    ops.Scan: _scan,
+    ops.ExScan: _scan,
     ops.Gather: _gather,
     ops.Scatter: _scatter,
 }

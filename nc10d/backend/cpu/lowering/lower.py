@@ -19,11 +19,12 @@ import numpy.typing as npt
 from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.call_info import call_of
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, identity
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
+from nc10d.backend.cpu.algorithms.scan import scan
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
 from nc10d.backend.cpu.program.program import At, Kernel, Program, user
@@ -97,6 +98,23 @@ def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
 def _barrier(op: ops.Barrier, shape: GroupShape) -> LoweredOp:
     call = call_of(op)
     return LoweredOp((ops.Barrier,), [], (), lambda: Program(call, tuple(choose.barrier(shape)), 0))
+
+
+def _scan(op: ops.Scan | ops.ExScan, shape: GroupShape) -> LoweredOp:
+    x, exclusive = as_buffer(op.x), isinstance(op, ops.ExScan)
+    reduction = Reduction(op.op, x.dtype.label, shape.size)
+    call, own = call_of(op), list[npt.NDArray[Any]]()
+    if isinstance(op, ops.ExScan) and op.identity and shape.rank == 0:
+        count = min(x.count, shape.slot_bytes // x.dtype.itemsize)
+        own.append(np.full(count, identity(x.dtype, op.op), x.dtype.numpy))
+    first, at_x = user(0) if own else None, user(len(own))
+
+    def build() -> Program:
+        steps = scan(shape, x.nbytes, at_x, reduction, exclusive, first)
+        return Program(call, tuple(steps), len(own) + 1)
+
+    key = (type(op), x.dtype, x.count, op.op, bool(own))
+    return LoweredOp(key, [*own, x], (len(own),), build)
 
 
 def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
@@ -247,6 +265,8 @@ LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
     ops.AllGather: _all_gather,
     ops.ReduceScatter: _reduce_scatter,
     ops.AllToAll: _all_to_all,
+    ops.Scan: _scan,
+    ops.ExScan: _scan,
     ops.Gather: _gather,
     ops.Scatter: _scatter,
 }
