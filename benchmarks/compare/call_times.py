@@ -24,10 +24,10 @@ WARM_UP = 10
 """Calls before the first that counts: code that is loaded on first use is loaded by then."""
 WINDOWS = {"window", "message_window"}
 """Asynchronous calls on WINDOW pieces of the arrays, which are then waited for."""
-WHOLE = {"all_reduce", "broadcast", "reduce", "ping_pong", "exchange"} | WINDOWS
+WHOLE = {"all_reduce", "broadcast", "reduce", "scan", "exscan", "ping_pong", "exchange"} | WINDOWS
 """Collectives whose arrays all have the whole size; in others a chunk is 1/size of it."""
 MESSAGES = {"ping_pong", "exchange", "message_window"}
-IN_PLACE = {"all_reduce", "broadcast", "reduce", "window"}
+IN_PLACE = {"all_reduce", "broadcast", "reduce", "scan", "exscan", "window"}
 FROM_CHUNK = {"all_gather", "gather"}
 """Collectives whose input is a rank's chunk."""
 TO_ROOT = {"reduce", "gather"}
@@ -70,6 +70,8 @@ EXPECTED: dict[str, Callable[[list[list[Array]], int], Array]] = {
     "reduce_scatter": lambda chunks, rank: _total([own[rank] for own in chunks]),
     "broadcast": lambda chunks, _: chunks[0][0],
     "reduce": lambda chunks, _: _total([own[0] for own in chunks]),
+    "scan": lambda chunks, rank: _total([own[0] for own in chunks[: rank + 1]]),
+    "exscan": lambda chunks, rank: _total([own[0] for own in chunks[: max(1, rank)]]),
     "gather": lambda chunks, _: np.concatenate([own[0] for own in chunks]),
     "scatter": lambda chunks, rank: chunks[0][rank],
     "all_to_all": lambda chunks, rank: np.concatenate([own[rank] for own in chunks]),

@@ -67,12 +67,16 @@ MORE = [
     *("all_gather_object", "gather_object", "broadcast_object", "scatter_object"),
     "ping_pong_object",
     *("window", "message_window"),
+    *("scan", "exscan"),
 ]
 """Collectives that are compared if they are named: a list is MPI's call with counts (Gatherv), an
 uneven list has arrays that grow with the rank; an object is a list of floats up to 1 KiB, else a
 dict with an array, for MPI by mpi4py's lower-case calls; a window is 64 asynchronous all_reduces of
 equal pieces of the array, and then all waits; a message_window 64 receives and 64 sends of them."""
-GLOO_LACKS = {"all_gather_uneven", "gather_uneven", "scatter_uneven", "reduce_scatter_uneven"}
+GLOO_LACKS = {
+    *("all_gather_uneven", "gather_uneven", "scatter_uneven", "reduce_scatter_uneven"),
+    *("scan", "exscan"),
+}
 Cell = tuple[str, int]
 Samples = dict[str, dict[Cell, list[float]]]
 Start = Callable[[str, Sequence[object]], Rows]

@@ -42,6 +42,8 @@ class Mpi(Library):
             "reduce_scatter": partial(comm.Reduce_scatter_block, source, into),
             "broadcast": partial(comm.Bcast, into, 0),
             "reduce": partial(comm.Reduce, given, total, self.mpi.SUM, 0),
+            "scan": partial(comm.Scan, self.mpi.IN_PLACE, into),
+            "exscan": partial(comm.Exscan, self.mpi.IN_PLACE, into),
             "gather": partial(comm.Gather, source, into if root else None, 0),
             "scatter": partial(comm.Scatter, source if root else None, into, 0),
             "all_to_all": partial(comm.Alltoall, source, into),

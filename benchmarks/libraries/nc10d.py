@@ -35,9 +35,10 @@ class Nc10d(C10dLibrary):
         self.dist.destroy_process_group()
 
     def bind(self, out: Array, x: Array) -> dict[str, Call]:
-        """Bind c10d's calls, and the exchange that c10d lacks."""
+        """Bind c10d's calls, and those that c10d lacks."""
         exchange = partial(self.dist.sendrecv, x, self.rank ^ 1, out, self.rank ^ 1)
-        return super().bind(out, x) | {"exchange": exchange}
+        scans = {"scan": partial(self.dist.scan, out), "exscan": partial(self.dist.exscan, out)}
+        return super().bind(out, x) | {"exchange": exchange, **scans}
 
     def tensor(self, array: Array) -> Any:
         """Return the ndarray itself."""
