@@ -34,6 +34,7 @@ class OnGroup:
 
     def bind(self, out: Array, x: Array) -> dict[str, Callable[[], object]]:
         calls = c10d_calls(self.dist, self.rank, self.size, out, x)
+        calls |= {"scan": partial(self.dist.scan, out), "exscan": partial(self.dist.exscan, out)}
         if self._spoilt and out.size > 1:  # but not the all_reduce that counts mistakes
             calls[self._spoilt] = self._spoil(calls[self._spoilt], out)
         return calls
