@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,14 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.mpi.buffers import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
-from nc10d.backend.mpi.mpi_group import MpiGroup
-from nc10d.backend.mpi.mpi_progress import engine
-from nc10d.backend.protocol import Backend, BackendSetup
+from nc10d.backend.mpi.mpi_group import MpiGroup, engine
+from nc10d.backend.polled.polled_backend import PolledBackend, checked_options
+from nc10d.backend.protocol import BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_number
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
-from nc10d.errors import Aborted, DistError, RendezvousError
+from nc10d.errors import RendezvousError
 from nc10d.ops import MessageInfo, Op
 from nc10d.store.arrival import await_ranks
 from nc10d.store.base import Store
@@ -45,7 +44,7 @@ def make(setup: BackendSetup) -> MpiBackend:
     RendezvousError if a rank is late, or if MPI has fewer processes than the group has ranks.
     """
     require_threads()
-    options = _checked(setup.options)
+    options = checked_options("mpi", setup.options, MpiOptions)
     world = MPI.COMM_WORLD
     if setup.size > world.size:
         raise RendezvousError(
@@ -59,14 +58,6 @@ def make(setup: BackendSetup) -> MpiBackend:
     else:
         comm = _create_from_processes(setup)
     return MpiBackend(setup.group_name, comm, options)
-
-
-def _checked(options: Any) -> MpiOptions:
-    if options is None:
-        return MpiOptions()
-    if not isinstance(options, MpiOptions):
-        raise TypeError(f"pg_options of the mpi backend must be MpiOptions, got {options!r}")
-    return options
 
 
 def _create_from_processes(setup: BackendSetup) -> Comm:
@@ -103,34 +94,26 @@ def _blocking_calls() -> contextlib.AbstractContextManager[Any]:
     return engine.lock if serialized() else contextlib.nullcontext()
 
 
-class MpiBackend(Backend):
+class MpiBackend(PolledBackend):
     """A group's operations by MPI; a method's docstring states if it blocks."""
 
     name = "mpi"
     device_type = "cpu"
+    _engine = engine
+    _group: MpiGroup
 
     def __init__(self, group_name: str, comm: Comm, options: MpiOptions) -> None:
         self.rank: int = comm.rank
         self.size: int = comm.size
         with _blocking_calls():
             control = comm.Dup()
-        self._group = MpiGroup(group_name, comm, control, options.any_order, engine)
+        self._group = MpiGroup(group_name, comm, control, options.any_order)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. Operations that MPI can't run raise before anything is sent."""
         ops = [validate(op, self.rank, self.size) for op in ops]
         check_devices(ops)
-        work = self._group.launch(ops, Deadline.after(timeout))
-        if async_op:
-            engine.need_thread()
-            return work
-        try:
-            work.wait()
-        except BaseException:
-            if not work.is_completed():
-                self.abort(self._interrupted(work))
-            raise
-        return None
+        return self._run(ops, timeout, async_op)
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
         """Return the next message; see Backend."""
@@ -143,28 +126,12 @@ class MpiBackend(Backend):
             found = self._group.probe(peer, tag)
         return found
 
-    def _interrupted(self, work: Work) -> Aborted:
-        """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""
-        name = work._describe()
-        text = f"rank {self.rank} was interrupted in {name}"
-        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._group.name, op=name)
-
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> MpiBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        checked = checked_options("mpi", options, MpiOptions)
         self._group.check()
         # While ranks wait, the group may fail: because others make another call, for example.
-        comm = _create(self._group.comm, ranks, name, deadline, self._group.check_notices)
-        return MpiBackend(name, comm, _checked(options))
-
-    def abort(self, reason: BaseException) -> None:
-        """Fail the group with `reason` here, and on every peer at its next poll."""
-        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
-        with engine.lock:
-            self._group.fail(error)
-        engine.finish_ended()
-
-    def close(self) -> None:
-        """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
-        self._group.close()
+        comm = _create(self._group.comm, ranks, name, deadline, self._group.check)
+        return MpiBackend(name, comm, checked)

@@ -24,10 +24,9 @@ TEXT_BYTES = 240
 class CallCheck:
     """The check of one launch: do all ranks make this call, and may its operations overlap?"""
 
-    __slots__ = ("_least", "call")
+    __slots__ = ("_least",)
 
     def __init__(self, call: CallInfo, conflict: bool) -> None:
-        self.call = call
         word = call.fingerprint()
         self._least = np.array([word, -word, -int(conflict)], np.int64)
 

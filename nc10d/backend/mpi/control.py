@@ -17,8 +17,8 @@ import numpy as np
 
 from nc10d.backend.mpi.library import MPI, Request
 from nc10d.backend.mpi.message_queue import MessageQueue
-from nc10d.backend.mpi.tasks import MessageTask, Task
 from nc10d.backend.polled.flat_buffers import keep
+from nc10d.backend.polled.launches import MessageTask, Task
 from nc10d.ops import Recv
 
 FAILED, LEFT = 1, 2

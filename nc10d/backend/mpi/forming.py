@@ -22,7 +22,7 @@ import numpy as np
 
 from nc10d.backend.mpi.library import MPI, Comm, Request, require_threads
 from nc10d.backend.mpi.message_queue import RESERVED_TAGS, largest_tag
-from nc10d.backend.mpi.mpi_progress import engine
+from nc10d.backend.mpi.mpi_group import engine
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.progress_thread import POLL_SECONDS, YIELDS
 from nc10d.base.deadline import Deadline

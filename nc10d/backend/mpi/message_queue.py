@@ -9,12 +9,12 @@ too. All other messages are MPI's own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nc10d.backend.mpi.buffers import whole
-from nc10d.backend.mpi.library import MPI, Comm
+from nc10d.backend.mpi.library import MPI, Comm, Request
 from nc10d.backend.polled.flat_buffers import OpBuffers
 from nc10d.backend.polled.launches import Steps
 from nc10d.errors import CollectiveMismatch
@@ -29,6 +29,22 @@ RESERVED_TAGS = 4096
 def largest_tag() -> int:
     """Return the largest tag of this MPI."""
     return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))  # type: ignore[arg-type]
+
+
+class Receive(NamedTuple):
+    """A receive that has been posted; `status` is MPI's once it has ended."""
+
+    request: Request
+    status: Any
+
+    def ended(self) -> bool:
+        """Return whether a message has been received; never blocks."""
+        return bool(self.request.Test(self.status))
+
+    def cancel(self) -> None:
+        """Cancel the receive if no message has come yet."""
+        if self.request:  # the request of a failed receive is null
+            self.request.Cancel()
 
 
 class MessageQueue:
@@ -46,12 +62,12 @@ class MessageQueue:
         self.sent = [0] * comm.size
         self.received = [0] * comm.size
 
-    def steps(self, op: Send | Recv, status: Any) -> Steps:
-        """Return the steps of a message; a receive leaves MPI's status in `status`."""
+    def steps(self, op: Send | Recv) -> Steps:
+        """Return the steps of a message."""
         if isinstance(op, Send):
             self.sent[op.peer] += 1
             return self._send(op)
-        return self._recv(op, status)
+        return self._recv(op)
 
     def _send(self, op: Send) -> Steps:
         requests, tag = [], op.tag
@@ -65,7 +81,7 @@ class MessageQueue:
         yield [*requests, self._comm.Isend(whole(x), op.peer, tag)]
         return None
 
-    def _recv(self, op: Recv, status: Any) -> Steps:
+    def _recv(self, op: Recv) -> Steps:
         buffers = OpBuffers()
         x = buffers.contiguous(op.x, True)
         source, tag = MPI.ANY_SOURCE if op.peer is None else op.peer, op.tag
@@ -76,8 +92,9 @@ class MessageQueue:
             self._waiting_receives -= 1
             source, number = found
             tag = self._first_numbered_tag + number
-        yield [self._comm.Irecv(whole(x), source, tag)]
-        source, got = int(status.Get_source()), status.Get_elements(MPI.BYTE)
+        receive = Receive(self._comm.Irecv(whole(x), source, tag), MPI.Status())
+        yield [receive]
+        source, got = int(receive.status.Get_source()), receive.status.Get_elements(MPI.BYTE)
         if got != x.nbytes:
             text = f"recv: rank {source} sent {got} bytes, and this rank takes {x.nbytes}"
             raise CollectiveMismatch(text, rank=source, op="recv")

@@ -1,8 +1,8 @@
-"""Launches on a polled library: the Work that ends with its parts, steps, and held messages."""
+"""Launches on a polled library: the Work that ends with its parts, and the parts as steps."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from nc10d.backend.polled.progress_thread import ProgressThread
@@ -16,15 +16,19 @@ next poll), and returns the result of the operation."""
 
 
 class PolledWork(Work):
-    """One launch; `ended` holds the places in the batch of the operations that have ended."""
+    """One launch; `ended` holds the places in the batch of the operations that have ended.
 
-    __slots__ = ("_engine", "_parts_left", "_results", "ended")
+    `agreement` is a Work that has to end first and can block a thread until then, None without any.
+    """
+
+    __slots__ = ("_engine", "_parts_left", "_results", "agreement", "ended")
 
     def __init__(self, ops: Sequence[Op], engine: ProgressThread, parts: int) -> None:
         super().__init__(ops)
         self._engine = engine
         self._parts_left = parts
         self._results: list[int | None] = [None] * len(ops)
+        self.agreement: Work | None = None
         self.ended: set[int] = set()
 
     def part_ended(self, places: Sequence[int], result: int | None) -> bool:
@@ -44,17 +48,78 @@ class PolledWork(Work):
         self._engine.advance()
 
     def _block(self, deadline: Deadline) -> None:
+        if self.agreement is not None:
+            self.agreement._block(deadline)
         self._engine.wait(self, deadline)
 
     def _watch(self) -> None:
         self._engine.watch(self)
 
 
-def must_follow(later: Send | Recv, earlier: Send | Recv) -> bool:
-    """Return whether a message must begin after an earlier one that has not begun."""
-    if type(later) is not type(earlier):
+class Task:
+    """A part of a launch: its collectives, or a message.
+
+    `places` are those of its operations in the batch. `seq` is the number of a launch's collectives
+    in the group, 0 for a message. `agreed` is True once all ranks have agreed on the call.
+    """
+
+    __slots__ = ("agreed", "deadline", "places", "requests", "result", "seq", "steps", "work")
+
+    def __init__(
+        self, work: PolledWork, places: Sequence[int], deadline: Deadline, seq: int = 0
+    ) -> None:
+        self.work, self.places, self.deadline, self.seq = work, places, deadline, seq
+        self.agreed = False
+        self.result: int | None = None
+        self.steps: Steps
+        self.requests: Sequence[Any] = ()
+
+    def begin(self, steps: Steps) -> None:
+        """Run the first step."""
+        self.steps = steps
+        self.requests = steps.send(None) or ()
+
+    def advance(self, ended: Callable[[Sequence[Any]], bool]) -> bool:
+        """Run steps as far as possible, without blocking; return whether all have ended.
+
+        `ended` says whether the requests of a step have ended.
+        """
+        while not self.requests or ended(self.requests):
+            try:
+                requests = next(self.steps)
+            except StopIteration as end:
+                self.result = end.value
+                return True
+            self.requests = requests or ()
+            if requests is None:
+                return False
         return False
-    return later.peer == earlier.peer or later.peer is None or earlier.peer is None
+
+
+class MessageTask(Task):
+    """A send or receive."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, work: PolledWork, place: int, deadline: Deadline) -> None:
+        super().__init__(work, [place], deadline)
+        op = work.ops[place]
+        assert isinstance(op, (Send, Recv)), "collectives are called by all ranks"
+        self.op = op
+
+    def must_follow(self, other: MessageTask) -> bool:
+        """Return whether this message must begin after an earlier one, which has not begun."""
+        if other.requests or type(self.op) is not type(other.op):
+            return False
+        peers = self.op.peer, other.op.peer
+        return None in peers or peers[0] == peers[1]
+
+
+def after(condition: Callable[[], bool], steps: Steps) -> Steps:
+    """Return steps that begin when `condition()` is true."""
+    while not condition():
+        yield None
+    return (yield from steps)
 
 
 def side_by_side(parts: Sequence[Steps]) -> Steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +10,20 @@ from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
 from nc10d.backend.abilities import FailureDetector, cause_of
-from nc10d.backend.polled.progress_thread import progress_thread
+from nc10d.backend.polled.polled_backend import PolledBackend, checked_options
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.ucc.datatypes import check_devices
 from nc10d.backend.ucc.library import library
 from nc10d.backend.ucc.team import UccContext, UccTeam
-from nc10d.backend.ucc.ucc_group import UccGroup
+from nc10d.backend.ucc.ucc_group import UccGroup, engine
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.run_to_end import import_to_end
-from nc10d.errors import Aborted, DistError
 from nc10d.ops import MessageInfo, Op, Recv, Send
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
-
-engine = progress_thread("nc10d-ucc")
-"""Advances this process's groups on UCC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ def make(setup: BackendSetup) -> UccBackend:
 
     UnsupportedPlatform if there is no libucc, or the CPU backend can't work here.
     """
-    options, found = _checked(setup.options), library()
+    options, found = checked_options("ucc", setup.options, UccOptions), library()
     # A group has a backend for host arrays and another for device arrays, made in this order.
     store = PrefixStore("ucc", setup.store)
     store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
@@ -74,14 +69,6 @@ def _give_up(inner: Backend, error: BaseException) -> None:
     inner.close()
 
 
-def _checked(options: Any) -> UccOptions:
-    if options is None:
-        return UccOptions()
-    if not isinstance(options, UccOptions):
-        raise TypeError(f"pg_options of the ucc backend must be UccOptions, got {options!r}")
-    return options
-
-
 def _checker(inner: Backend) -> Callable[[], None]:
     """Return a function that raises the error of the CPU backend, if it has failed."""
 
@@ -94,11 +81,13 @@ def _checker(inner: Backend) -> Callable[[], None]:
     return check
 
 
-class UccBackend(Backend):
+class UccBackend(PolledBackend):
     """A group's operations by UCC; a method's docstring states if it blocks."""
 
     name = "ucc"
     device_type = "any"
+    _engine = engine
+    _group: UccGroup
 
     def __init__(
         self,
@@ -111,10 +100,10 @@ class UccBackend(Backend):
     ) -> None:
         """Make a group's team; blocks until all ranks do. The group owns `inner` from now on."""
         self.rank, self.size = inner.rank, inner.size
-        self._name, self._inner = group_name, inner
+        self._inner = inner
         place = PrefixStore("team", store), self.rank, self.size
         team = UccTeam(context, *place, deadline, _checker(inner), engine.lock)
-        self._group = UccGroup(group_name, team, inner, options.any_order, engine)
+        self._group = UccGroup(group_name, team, inner, options.any_order)
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Run `ops`; see Backend. Operations that UCC can't run raise before anything is sent."""
@@ -124,23 +113,7 @@ class UccBackend(Backend):
         if only_messages and not self._group.holds_messages_back():
             return self._inner.launch(ops, timeout, async_op)
         _await_streams(ops)
-        work = self._group.launch(ops, Deadline.after(timeout))
-        if async_op:
-            engine.need_thread()
-            return work
-        try:
-            work.wait()
-        except BaseException:
-            if not work.is_completed():
-                self.abort(self._interrupted(work))
-            raise
-        return None
-
-    def _interrupted(self, work: Work) -> Aborted:
-        """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""
-        name = work._describe()
-        text = f"rank {self.rank} was interrupted in {name}"
-        return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._name, op=name)
+        return self._run(ops, timeout, async_op)
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
         """Return the next message; see Backend."""
@@ -155,7 +128,7 @@ class UccBackend(Backend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> UccBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
-        checked = _checked(options)
+        checked = checked_options("ucc", options, UccOptions)
         self._group.check()
         store = PrefixStore("ucc", store)
         inner = self._inner.split(ranks, name, PrefixStore("cpu", store), deadline)
@@ -165,20 +138,6 @@ class UccBackend(Backend):
         except BaseException as error:
             _give_up(inner, error)
             raise
-
-    def abort(self, reason: BaseException) -> None:
-        """Fail the group with `reason` here and on every peer; the first reason wins."""
-        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
-        with engine.lock:
-            self._group.fail(error)
-        engine.finish_ended()
-
-    def close(self) -> None:
-        """Leave the group; idempotent. Operations still in flight fail with GroupClosed.
-
-        The last group of a UCC context waits until the other ranks end it too, at most 5 seconds.
-        """
-        self._group.close()
 
 
 def _await_streams(ops: Sequence[Op]) -> None:

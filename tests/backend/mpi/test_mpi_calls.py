@@ -182,6 +182,9 @@ def a_rank_leaves(group: ProcessGroup) -> None:
             got = np.zeros(4)
             sub.recv(got, 2, tag=2**31 - 1)
             assert (got == np.arange(4.0)).all(), "what it sent before must arrive"
+            group.send(np.zeros(1), 1)
+        else:
+            group.recv(np.zeros(1), 0)  # rank 1's failure is rank 0's, too
         text = raised(PeerLost, lambda: sub.recv(np.ones(1), 2))
         assert "rank 2" in text
         assert time.monotonic() - before < 10, "nobody waits for the group's timeout"
