@@ -8,7 +8,7 @@ clocks, threads and processes are simulated. `bugs` holds seeded bugs that the l
 
 from __future__ import annotations
 
-from simulation.clock import Simulation, virtual
-from simulation.schedules import SCENARIOS, Failure, play, run, scenario_of
+from simulation.clock import Simulation
+from simulation.schedules import SCENARIOS, Failure, run, scenario_of
 
-__all__ = ["SCENARIOS", "Failure", "Simulation", "play", "run", "scenario_of", "virtual"]
+__all__ = ["SCENARIOS", "Failure", "Simulation", "run", "scenario_of"]

@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nc10d.backend.cpu.program.steps import signal, wait, wait_all
 from simulation import mistakes as wrong
-from simulation.clock import virtual
 from simulation.mistakes import Change
-from simulation.schedules import SCENARIOS, Failure, play, scenario_of
+from simulation.schedules import SCENARIOS, Failure, run, scenario_of
 
 _MISFITS = (AttributeError, ImportError, NameError, TypeError)
 
@@ -72,11 +70,11 @@ def hunt(bug: Bug, count: int, begin: int = 0) -> Failure | None:
 
     BrokenBug if the run failed because the bug does not fit the product any more.
     """
-    with bug.present(), virtual():
+    with bug.present():
         for seed in range(begin, begin + count):
             if scenario_of(seed) in bug.scenarios:
                 try:
-                    play(seed)
+                    run(seed)
                 except Failure as failure:
                     _require_broken_law(bug, failure)
                     return failure
@@ -92,11 +90,11 @@ def _require_broken_law(bug: Bug, failure: Failure) -> None:
 
 _STORE = ("store calls",)
 _TABLE, _VALUES, _ATTEMPT = "store.table:Table", "store.values:Values", "group.shrink:ShrinkAttempt"
-_CONTROL, _STEPS = ("backend.cpu.control.group_control:GroupControl", "backend.cpu.program.steps:")
+_CONTROL = "backend.cpu.control.group_control:GroupControl"
 _CONSENSUS = "backend.cpu.control.consensus:Consensus"
 _FORMS, _AGREES = ("group formation",), ("one cause", "shrink")
 _VERIFY = "reducer.verify:"
-_SHRINKS, _CAUSES, _REDUCES, _RUNS = ("shrink",), ("one cause",), ("buckets",), ("programs",)
+_SHRINKS, _CAUSES = ("shrink",), ("one cause",)
 
 BUGS: dict[str, Bug] = {
     "missing wake-up": Bug(f"{_TABLE}._set", wrong.instead(wrong.silent_set), _STORE),
@@ -191,18 +189,6 @@ BUGS: dict[str, Bug] = {
     "partial message forgotten": Bug(
         "backend.cpu.control.connections:ControlConnection.receive", wrong.drop_partial, _CAUSES
     ),
-    "bucket launched twice": Bug(
-        "reducer.schedule:Schedule._advance", wrong.launch_again, _REDUCES
-    ),
-    "buckets leave when ready": Bug(
-        "reducer.schedule:Schedule.mark", wrong.instead(wrong.launch_when_full), _REDUCES
-    ),
-    "shared parameter counted once": Bug(
-        "reducer.schedule:Schedule.begin", wrong.count_once, _REDUCES
-    ),
-    "unused bucket never leaves": Bug(
-        "reducer.schedule:Schedule.begin", wrong.skip_unused, _REDUCES
-    ),
     "names not compared": Bug(
         f"{_VERIFY}_row",
         lambda real: lambda spec, name, order: real(spec, "", order),
@@ -210,18 +196,6 @@ BUGS: dict[str, Bug] = {
     ),
     "first difference not agreed": Bug(
         f"{_VERIFY}_least", wrong.instead(lambda group, number: number), ("same parameters",)
-    ),
-    "waits for the step before": Bug(
-        f"{_STEPS}wait", wrong.instead(lambda peer, step: wait(peer, step - 1)), _RUNS
-    ),
-    "skipped fingerprint comparison": Bug(
-        f"{_STEPS}meet_all", wrong.instead(lambda: wait_all(1)), _RUNS
-    ),
-    "staging buffer reused too early": Bug(
-        f"{_STEPS}free", wrong.instead(lambda: signal(0)), _RUNS
-    ),
-    "reused sequence number": Bug(
-        f"{_STEPS}end_round", lambda real: lambda steps, *rest: real(steps - 1, *rest), _RUNS
     ),
 }
 assert all(name in SCENARIOS for bug in BUGS.values() for name in bug.scenarios)

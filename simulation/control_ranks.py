@@ -158,7 +158,7 @@ class ControlPlane:
     def pause(self, rank: int, seconds: float) -> None:
         """Stop a rank for `seconds`."""
         self.sim.note(f"rank {rank} stops for {seconds:g} s")
-        self.sim.actors[rank].paused_until = self.sim.now + seconds
+        self.sim.actors[rank].pause(seconds)
 
     def when_running(self, rank: int, act: Callable[[], None]) -> None:
         """Call `act` as soon as a rank is not stopped, if it lives."""

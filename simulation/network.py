@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from simulation.clock import Killed, Signal, Simulation
+from nc10d.testing.simulated.virtual_time import Killed, RankTask
+from simulation.clock import Simulation
 
 _RESENT = 0.2
 
@@ -52,7 +53,8 @@ class End:
         self.peer: End = self
         self.events = 1
         self.on_event: Callable[[], None] = lambda: None
-        self.changed = Signal()
+        self.changed: list[RankTask] = []
+        """Ranks that wait for this end."""
         self._number = number
         self._inbox = bytearray()
         self._travelling = 0
@@ -107,8 +109,8 @@ class End:
         return count
 
     def _alive(self) -> None:
-        running = self.net.sim.running()
-        if running is not None and running.dead:
+        actor = self.net.sim.acting()
+        if actor is not None and actor.dead:
             raise Killed
         if self._closed:
             raise OSError("the end is closed")
@@ -119,8 +121,7 @@ class End:
         self._travelling += size
         for piece, weight in _in_two(data, size, self.net.cut(len(data or b""))):
             self._arrival = max(self._arrival, sim.now + self.net.delay())
-            due = self._arrival - sim.now
-            sim.after(due, partial(self.peer._arrive, self, piece, weight))
+            sim.at(self._arrival, partial(self.peer._arrive, self, piece, weight))
 
     def _arrive(self, sender: End, data: bytes | None, size: int) -> None:
         sender._travelling -= size
@@ -142,12 +143,12 @@ class End:
         self._notify()
 
     def _notify(self) -> None:
-        self.changed.notify()
+        self.net.sim.notify(self.changed)
         self.on_event()
 
     def shutdown(self, how: int) -> None:
         """Send the end of the stream."""
-        if not self._closed and not self.net.sim.over:
+        if not self._closed:
             self._dispatch(None)
 
     def close(self) -> None:

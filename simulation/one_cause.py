@@ -16,7 +16,8 @@ from nc10d.backend.cpu.failure.cause import AgreedCause
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
-from simulation.clock import Signal, Simulation
+from nc10d.testing.simulated.virtual_time import RankTask
+from simulation.clock import Simulation
 from simulation.control_ranks import ControlPlane, ControlRank
 from simulation.formation import FakeMapping
 from simulation.laws import ending, live, require, require_by, require_same
@@ -31,7 +32,7 @@ class FailingRank:
 
     def __init__(self, job: Job, member: ControlRank) -> None:
         self.job, self.rank = job, member.rank
-        self.failed = Signal()
+        self.failed: list[RankTask] = []
         ranks = job.hosts.local_ranks(self.rank)
         count, position = len(ranks), ranks.index(self.rank)
         peers: Any = [job.memory[rank] for rank in ranks]
@@ -53,8 +54,8 @@ class FailingRank:
 
     def operate(self) -> str:
         """Block, as in a collective, until the group fails; return the cause."""
-        while not cause.has_failed(self.areas):
-            self.job.plane.sim.wait(self.failed, float("inf"))
+        failed = partial(cause.has_failed, self.areas)
+        self.job.plane.sim.wait(failed, float("inf"), self.failed)
         return str(cause.read(self.areas))
 
 
@@ -75,7 +76,7 @@ class Job:
 
         def ring(bits: int) -> None:
             for rank in peers:
-                self.ranks[rank].failed.notify()
+                self.plane.sim.notify(self.ranks[rank].failed)
 
         return ring
 
@@ -90,7 +91,7 @@ def one_cause(sim: Simulation) -> None:
     net = Network(sim, Weather.any(random))
     names = sorted(random.choice("abc") for _ in range(random.randint(3, 6)))
     job = Job(sim, net, grouped(names))
-    size, begin, plane = job.hosts.size, sim.now, job.plane
+    size, plane = job.hosts.size, job.plane
     for member in job.ranks:
         sim.start(f"rank {member.rank}", member.operate)
     victims = random.sample(range(size), random.choice((0, 1, 1, 1, 2, 2, 3)))
@@ -108,7 +109,7 @@ def one_cause(sim: Simulation) -> None:
         sim.after(random.random() * 0.03, partial(plane.pause, other, 5.0))
     sim.run()
     _check_causes(job, reported)
-    require_by([actor for actor in sim.actors if actor.paused_until < begin], begin + _BOUND)
+    require_by([actor for actor in sim.actors if not actor.paused_until], _BOUND)
 
 
 def _check_causes(job: Job, reported: set[str]) -> None:

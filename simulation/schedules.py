@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulation import buckets, formation, one_cause, programs, shrinking, store_calls, verify
-from simulation.clock import Simulation, virtual
+from simulation import formation, one_cause, shrinking, store_calls, verify
+from simulation.clock import Simulation
 from simulation.laws import Scenario
 
 _BOUND = 20.0
@@ -21,9 +21,7 @@ SCENARIOS: dict[str, Scenario] = {
     "group formation": formation.group_formation,
     "shrink": shrinking.shrink_survivors,
     "one cause": one_cause.one_cause,
-    "buckets": buckets.buckets,
     "same parameters": verify.verify_parameters,
-    "programs": programs.programs,
 }
 _LONGER = {"shrink": 60.0, "store calls": 30.0, "server death": 180.0, "tampering": 180.0}
 
@@ -54,8 +52,8 @@ def scenario_of(seed: int) -> str:
     return [*SCENARIOS][seed % len(SCENARIOS)]
 
 
-def play(seed: int, *, verbose: bool = False) -> Simulation:
-    """Play a seed's schedule inside `virtual()`; Failure if a law is broken."""
+def run(seed: int, *, verbose: bool = False) -> Simulation:
+    """Play a seed's schedule; Failure if a law is broken. `verbose` traces each call to a store."""
     name = scenario_of(seed)
     sim = Simulation(seed, _LONGER.get(name, _BOUND), verbose=verbose)
     try:
@@ -63,9 +61,3 @@ def play(seed: int, *, verbose: bool = False) -> Simulation:
     except Exception as error:
         raise Failure(seed, sim, error) from error
     return sim
-
-
-def run(seed: int, *, verbose: bool = False) -> Simulation:
-    """Play a schedule; Failure if a law is broken. `verbose` traces each call to a store."""
-    with virtual():
-        return play(seed, verbose=verbose)

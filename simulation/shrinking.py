@@ -86,11 +86,10 @@ def shrink_survivors(sim: Simulation) -> None:
     stopped = random.randrange(size) if random.random() < 0.25 else -1
     if stopped >= 0:
         sim.after(random.random() * 0.3, lambda: plane.pause(stopped, _PAUSE))
-    begin = sim.now
     sim.run()
     if stopped < 0:
         slow = 2 if net.weather.lost else 1
-        require_by(sim.actors, begin + slow * _BOUND)
+        require_by(sim.actors, slow * _BOUND)
     _check_survivors(sim, stopped)
 
 

@@ -152,7 +152,7 @@ def _play(sim: Simulation, token: bytes | None, trouble: Callable[[Site], float]
     clients = [Client(sim, site, n, size, random.getrandbits(32)) for n in range(size)]
     # The trouble is drawn first, so that the server may fail during the calls.
     bound = trouble(site)
-    begin, delays = sim.now, [random.choice((0.0, 0.01, 0.5)) for _ in clients]
+    delays = [random.choice((0.0, 0.01, 0.5)) for _ in clients]
     actors = [
         sim.start(f"client {client.number}", client.run, delay)
         for client, delay in zip(clients, delays, strict=True)
@@ -164,7 +164,7 @@ def _play(sim: Simulation, token: bytes | None, trouble: Callable[[Site], float]
         check(clients, site)
         return
     require_types(actors, StoreError)
-    require_by(actors, begin + bound)
+    require_by(actors, bound)
     if all(actor.error is None for actor in actors):
         check(clients, site)
 
@@ -244,16 +244,12 @@ def unknown_client(sim: Simulation) -> None:
         if data:
             end.send(data)
         until = sim.now + 2 * UNPROVEN_SECONDS
-        while not end.readable() and sim.now < until:
-            sim.wait(end.changed, until)
-        while end.readable():
+        while sim.wait(end.readable, until, end.changed):
             try:
                 if not end.recv(4096):
                     return "out"
             except OSError:
                 return "out"
-            while not end.readable() and sim.now < until:
-                sim.wait(end.changed, until)
         return "kept"
 
     def honest() -> bytes:

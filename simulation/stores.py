@@ -205,10 +205,8 @@ class VirtualConnection(StoreConnection):
     def _ready(self, event: int) -> None:
         end, sim = self._end, self._end.net.sim
         ready = end.writable if event == select.POLLOUT else end.readable
-        while not ready():
-            if sim.now >= self.deadline:
-                raise TimeoutError
-            sim.wait(end.changed, self.deadline, ready)
+        if not sim.wait(ready, self.deadline, end.changed):
+            raise TimeoutError
 
 
 class VirtualSealedConnection(SealedConnection, VirtualConnection):

@@ -1,121 +1,64 @@
-"""The check that ranks have the same parameters, before they share buckets.
+"""The check that ranks have the same parameters, before they share buckets, on simulated ranks.
 
 Laws: ranks with the same parameters go on. Otherwise all ranks raise the same error, which names
-the first parameter that differs. If a rank dies during the check, all others raise.
+the first parameter that differs. If a rank dies during the check, others raise no other error than
+its loss.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
-import numpy as np
+from random import Random
 
 from nc10d.arrays.dtypes import DType
 from nc10d.errors import PeerLost
+from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer import verify
 from nc10d.reducer.plan import Spec
-from simulation.clock import Signal, Simulation
-from simulation.laws import ending, live, require, require_same, require_types
+from nc10d.testing.simulated.faults import Kill
+from nc10d.testing.simulated.simulated_ranks import SimulatedRanks
+from simulation.clock import Simulation
+from simulation.laws import require
+
+_LONGEST = 0.003
+"""Virtual seconds of a check, or a little more."""
 
 
-class CollectiveExchange:
-    """The inputs of all ranks of a group to each of their collective calls."""
-
-    def __init__(self, sim: Simulation, size: int) -> None:
-        self.sim, self.size = sim, size
-        self.parts: dict[tuple[int, str], dict[int, Any]] = {}
-        self.lost: int | None = None
-        self.changed = Signal()
-
-
-class FakeGroup:
-    """A rank's group: three collectives with random delays."""
-
-    def __init__(self, exchange: CollectiveExchange, rank: int) -> None:
-        self._shared, self.rank, self.size = exchange, rank, exchange.size
-        self._calls = 0
-
-    def _exchange(self, call: str, x: Any) -> list[Any]:
-        exchange = self._shared
-        exchange.sim.sleep(exchange.sim.random.random() * 0.01)
-        self._calls += 1
-        parts = exchange.parts.setdefault((self._calls, call), {})
-        parts[self.rank] = np.array(x)
-        exchange.changed.notify()
-        while len(parts) < self.size:
-            if exchange.lost is not None:
-                raise PeerLost(f"rank {exchange.lost} is lost", rank=exchange.lost)
-            exchange.sim.wait(exchange.changed, math.inf)
-        return [parts[rank] for rank in range(self.size)]
-
-    def broadcast(self, x: Any, src: int) -> None:
-        """Copy the array of `src` to all ranks."""
-        x[:] = self._exchange(f"broadcast {x.shape}", x)[src]
-
-    def all_reduce(self, x: Any, op: object) -> None:
-        """Reduce to the minimum."""
-        x[:] = np.minimum.reduce(self._exchange(f"all_reduce {x.shape}", x))
-
-    def all_gather_into_tensor(self, out: Any, x: Any) -> None:
-        """Gather all ranks' arrays."""
-        out[:] = np.stack(self._exchange(f"all_gather {x.shape}", x))
-
-
-def _differing(sim: Simulation, specs: list[Spec], names: list[str]) -> Callable[[], None]:
-    """Return a function that changes a rank's parameters in a single place."""
-    at = sim.random.randrange(len(specs))
-
-    def shape() -> None:
+def _change(random: Random, specs: list[Spec], names: list[str]) -> None:
+    """Change a rank's parameters in a single place."""
+    at = random.randrange(len(specs))
+    what = random.choice(("shape", "dtype", "name", "fewer"))
+    if what == "shape":
         specs[at] = Spec((*specs[at].shape, 2), specs[at].dtype, "cpu")
-
-    def dtype() -> None:
+    elif what == "dtype":
         specs[at] = Spec(specs[at].shape, DType.FLOAT64, "cpu")
-
-    def name() -> None:
+    elif what == "name":
         names[at] += "?"
-
-    def fewer() -> None:
+    else:
         del specs[-1], names[-1]
-
-    return sim.random.choice((shape, dtype, name, fewer))
 
 
 def verify_parameters(sim: Simulation) -> None:
     """Let ranks compare their parameters."""
-    random, size = sim.random, sim.random.randint(2, 4)
-    exchange = CollectiveExchange(sim, size)
-    count = random.randint(1, 5)
+    random, size, count = sim.random, sim.random.randint(2, 4), sim.random.randint(1, 5)
     trouble = random.choice(("none", "differ", "killed"))
     victim = random.randrange(size)
+    faults = [Kill(victim, random.random() * _LONGEST)] if trouble == "killed" else []
 
-    def compare(rank: int) -> str:
+    def compare(group: ProcessGroup) -> str:
         specs = [Spec((i + 1, 2), DType.FLOAT32, "cpu") for i in range(count)]
         names = [f"layer{i}" for i in range(count)]
-        if trouble == "differ" and rank == victim:
-            _differing(sim, specs, names)()
-        group: Any = FakeGroup(exchange, rank)
-        verify.verify_parameters(group, specs, names)
+        if trouble == "differ" and group.rank == victim:
+            _change(random, specs, names)
+        try:
+            verify.verify_parameters(group, specs, names)
+        except (ValueError, PeerLost) as error:
+            return f"{type(error).__name__}: {error}"
         return "same"
 
-    for rank in range(size):
-        sim.start(f"rank {rank}", partial(compare, rank))
-    if trouble == "killed":
-
-        def die() -> None:
-            if not sim.actors[victim].done:
-                sim.actors[victim].kill()
-                exchange.lost = victim
-                exchange.changed.notify()
-
-        sim.after(random.random() * 0.03, die)
-    sim.run()
-    require_types(sim.actors, ValueError, PeerLost)
-    first = ending(live(sim.actors)[0])
-    if trouble == "killed":
-        return
-    require_same(sim.actors)
-    right = "ValueError" if trouble == "differ" else "'same'"
-    require(right in first, f"parameters: {trouble}, and ranks end: {first}")
+    ends = SimulatedRanks(size, sim.seed, faults=faults).run(compare)
+    for rank, end in enumerate(ends):
+        sim.note(f"rank {rank} ends: {end}")
+    if trouble != "killed":
+        require(len({*ends}) == 1, f"ranks end differently: {ends}")
+        right = "ValueError" if trouble == "differ" else "same"
+        require(ends[0].startswith(right), f"parameters: {trouble}, and ranks end: {ends[0]}")

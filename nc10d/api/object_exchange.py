@@ -2,6 +2,12 @@
 
 If an object can't be encoded or decoded, on this rank or on a peer, all ranks of the call still run
 the same collectives. Errors are raised after the last of these, so the group stays in step.
+
+Not done: memory that is kept for long arrays. A received array is new memory, which the kernel
+clears first (half of the time of 64 MiB); memory that begins at a huge page saves a twentieth.
+Not done: a first piece of 256 bytes instead of 1,024, which saves 0.3 µs there and back, and
+needs a second prepared call. The rest of a small object's time is Python's part of the call, some
+0.6 µs on each side; sending with the GIL held made no difference.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ nc10d.codec.constructors. The check does not trust the stream, and refuses all e
 - keys of many parts, because a short stream could build a tuple of 2**60 parts.
 
 Only a stream that passes is unpickled.
+
+Not done: values of registered types inside a pickle. Their decoders would hash and copy shared
+values, a cycle through a state would lose its contents, and a user's function would run twice.
 """
 
 from __future__ import annotations

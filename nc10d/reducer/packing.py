@@ -80,7 +80,8 @@ class Divider:
 
     # A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a
     # device the reduction itself multiplies first. Ints stay as they are, since each would be
-    # truncated.
+    # truncated. Not done: dividing each view as its gradient comes, which took longer than the
+    # whole bucket at its launch; dividing amid the sum of two ranks, an operation of its own.
 
     __slots__ = ("_address", "_buffer", "_done", "_kernel", "_slots", "_table", "x")
 

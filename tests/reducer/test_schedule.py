@@ -38,6 +38,7 @@ def test_at_any_time_the_leading_full_buckets_are_launched(data, buckets):
     left = [*schedule.begin(marks)]
     assert left == [*range(model(buckets, [], marks))]
     for at, param in enumerate(order, 1):
+        assert not schedule.complete
         left.extend(schedule.mark(param))
         assert left == [*range(model(buckets, order[:at], marks))]
     assert left == [*range(len(buckets))]

@@ -235,6 +235,21 @@ def test_a_stores_timeout_is_virtual() -> None:
     assert simulated(wait, 1)[0] >= 3600
 
 
+def test_ranks_wait_for_each_other_in_a_hash_store() -> None:
+    store = dist.HashStore()
+
+    def wait(group: Any) -> float:
+        if group.rank == 0:
+            time.sleep(100.0)
+            store.set("done", "")
+        store.wait(["done"], 3600.0)
+        with pytest.raises(StoreTimeout):
+            store.wait(["never"], 50.0)
+        return time.monotonic()
+
+    assert all(150.0 <= end < 151.0 for end in simulated(wait, 3))
+
+
 def test_a_callback_runs_as_its_rank() -> None:
     def chained(group: Any) -> int:
         seen = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
@@ -9,9 +10,11 @@ import pytest
 
 import simulation
 from nc10d.base.deadline import NEVER
+from nc10d.base.signal_errors import Condition
+from nc10d.testing.simulated.virtual_time import RankTask
 from simulation.__main__ import main
 from simulation.bugs import BUGS, BrokenBug, Bug, BugTargetMissing, hunt
-from simulation.clock import Condition, NoProgress, Simulation, virtual
+from simulation.clock import NoProgress, Simulation
 from simulation.network import Network, Weather
 
 MILLION = int(os.environ.get("NC10D_SCHEDULES", "1000000"))
@@ -19,9 +22,8 @@ SLICES = 20
 
 
 def play_all(seeds: range) -> None:
-    with virtual():
-        for seed in seeds:
-            simulation.play(seed)
+    for seed in seeds:
+        simulation.run(seed)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_a_seed_plays_the_same_every_time(seed: int) -> None:
         "skipped HMAC of frames",
         "own list of survivors",
         "first coordinator decides alone",
-        "bucket launched twice",
+        "names not compared",
     ],
 )
 def test_a_bug_is_found_and_its_seed_finds_it_again(name: str) -> None:
@@ -85,8 +87,49 @@ def test_a_seed_is_replayed_with_its_trace(capsys: pytest.CaptureFixture[str]) -
 def test_a_wait_that_nothing_ends_is_no_progress() -> None:
     sim = Simulation(1)
     sim.start("rank 0", lambda: Condition().until(lambda: None, NEVER))
-    with virtual(), pytest.raises(NoProgress, match="nothing will ever come"):
+    with pytest.raises(NoProgress, match="nothing will ever come"):
         sim.run()
+
+
+def test_a_wait_beyond_the_bound_of_virtual_time_is_no_progress() -> None:
+    sim = Simulation(1, bound=2.0)
+    sim.start("rank 0", lambda: sim.sleep(1.0))
+    late = sim.start("rank 1", lambda: sim.sleep(3.0))
+    with pytest.raises(NoProgress, match=r"\['rank 1'\] still wait after 2 virtual seconds"):
+        sim.run()
+    assert late.ended_at == 2.0
+
+
+def test_an_event_that_raises_ends_the_run() -> None:
+    def happen() -> None:
+        raise ValueError("an event")
+
+    sim = Simulation(1)
+    asleep: list[RankTask] = []
+    rank = sim.start("rank 0", lambda: sim.wait(lambda: False, math.inf, asleep))
+    sim.after(1.0, happen)
+    with pytest.raises(ValueError, match="an event"):
+        sim.run()
+    assert rank.ended_at == 1.0
+
+
+def test_a_rank_that_is_killed_ends_where_it_waits_also_if_it_is_stopped() -> None:
+    ended: list[float] = []
+
+    def body() -> None:
+        try:
+            sim.sleep(10.0)
+        finally:
+            ended.append(sim.now)
+
+    sim = Simulation(1)
+    actor = sim.start("rank 0", body)
+    sim.after(1.0, lambda: actor.pause(100.0))
+    sim.after(2.0, actor.kill)
+    sim.run()
+    assert ended == [2.0]
+    assert actor.dead
+    assert actor.error is None
 
 
 def test_a_stream_brings_everything_once_and_in_order() -> None:
@@ -101,7 +144,7 @@ def test_a_stream_brings_everything_once_and_in_order() -> None:
             try:
                 rest = rest[near.send(rest) :]
             except BlockingIOError:
-                sim.wait(near.changed, sim.end)
+                sim.wait(near.writable, sim.end, near.changed)
         near.close()
 
     def take() -> None:
@@ -109,7 +152,7 @@ def test_a_stream_brings_everything_once_and_in_order() -> None:
             try:
                 data = far.recv(1000)
             except BlockingIOError:
-                sim.wait(far.changed, sim.end)
+                sim.wait(far.readable, sim.end, far.changed)
                 continue
             if not data:
                 return

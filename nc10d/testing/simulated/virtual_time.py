@@ -12,7 +12,8 @@ event. If there is no event either, no task can go on: each waiting task raises 
 | ended | its function has returned or raised |
 
 While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter`, the clocks of
-base/deadline.py and `signal_errors.Event` are virtual for them, and real for other threads.
+base/deadline.py, `threading.Event`, and Event and Condition of base/signal_errors.py are virtual
+for them, and real for other threads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from typing import Any
 
 from nc10d.base import deadline
 from nc10d.base.call_site import frames_of_threads
-from nc10d.base.signal_errors import Event
+from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import _Awaited
 
 Label = Hashable
 """Names a step that can come next: ("rank", 2), or a message on its way."""
@@ -41,7 +43,6 @@ CLOCKS = "monotonic", "time", "perf_counter"
 OWN_CLOCKS = "monotonic", "monotonic_ns", "time_of_day_ns"
 REAL = {name: getattr(time, name) for name in ("sleep", *CLOCKS)}
 REAL |= {name: getattr(deadline, name) for name in OWN_CLOCKS}
-AnyEvent = threading.Event | Event
 STACK_BYTES = 512 << 10
 """The stack of a task's thread: a thousand of them fit into a small machine's memory."""
 POLL_SECONDS = 1e-5
@@ -88,7 +89,7 @@ class Scheduler:
         self._events: list[tuple[float, int, bool, Callable[[], object]]] = []
         self._real = 0
         """Events that are no limits."""
-        self._pauses = self._in_event = False
+        self._pauses = self.in_event = False
         self._looks = 0
         """Looks, and accesses to the store, since anything has happened."""
         self._numbers = itertools.count()
@@ -203,9 +204,11 @@ class Scheduler:
 
     def act(self, action: Callable[[], object]) -> None:
         """Let an event happen."""
-        self._in_event = True
-        action()
-        self._in_event = False
+        self.in_event = True
+        try:
+            action()
+        finally:
+            self.in_event = False
 
     def wake(self, task: RankTask) -> None:
         """Make a waiting task runnable."""
@@ -222,7 +225,7 @@ class Scheduler:
         A "call" posts an operation; "store" reads or changes the store.
         """
         task = self.current()
-        if task is not None and not self._in_event:
+        if task is not None and not self.in_event:
             task.at = at
             self.runnable.append(task)
             self._pass_on(task)
@@ -259,7 +262,7 @@ class Scheduler:
         """
         task = self.current()
         assert task is not None, "only a task waits in virtual time"
-        if self._in_event and not ready():
+        if self.in_event and not ready():
             raise RuntimeError("a callback must not wait: it runs beside the ranks")
         while not ready():
             if until <= self.now:
@@ -269,6 +272,8 @@ class Scheduler:
             if until < float("inf"):
                 self.at(until, partial(self._end_wait, task, task.turn), limit)
             self._pass_on(task)
+            if task in changed:  # the time is over, or the task was killed
+                changed.remove(task)
             self._check(task)
         return True
 
@@ -293,9 +298,9 @@ class Scheduler:
         self.at(self.now + seconds, lambda: None)
 
     def kill(self, number: int) -> None:
-        """End a task where it waits next."""
+        """End a task where it waits next, also if it is paused."""
         task = self.tasks[number]
-        task.killed = True
+        task.killed, task.paused_until = True, 0.0
         self.wake(task)
 
     def _check(self, task: RankTask) -> None:
@@ -320,23 +325,35 @@ class Scheduler:
 
         changed: list[RankTask] = []
 
-        def wait_of(real: Callable[..., bool]) -> Callable[..., bool]:
-            def wait(event: AnyEvent, timeout: float | None = None) -> bool:
-                if self.current() is None:
-                    return real(event, timeout)
-                endless = timeout is None or timeout >= threading.TIMEOUT_MAX
-                until = float("inf") if endless else self.now + (timeout or 0.0)
-                return self.wait(event.is_set, until, changed)
-
-            return wait
-
-        def set_of(real: Callable[[Any], None]) -> Callable[[Any], None]:
-            def set_event(event: AnyEvent) -> None:
+        def then_wake(real: Callable[[Any], None]) -> Callable[[Any], None]:
+            def change(event: Any) -> None:
                 real(event)
                 if self.current() is not None:
                     self.wake_all(changed)
 
-            return set_event
+            return change
+
+        real_wait, real_wait_until = threading.Event.wait, _Awaited._wait_until
+
+        def wait(event: threading.Event, timeout: float | None = None) -> bool:
+            if self.current() is None:
+                return real_wait(event, timeout)
+            endless = timeout is None or timeout >= threading.TIMEOUT_MAX
+            until = float("inf") if endless else self.now + (timeout or 0.0)
+            return self.wait(event.is_set, until, changed)
+
+        def wait_until(awaited: _Awaited, ready: Callable[[], Any], limit: Deadline) -> Any:
+            if self.current() is None:
+                return real_wait_until(awaited, ready, limit)
+            found: list[Any] = []
+
+            def look() -> bool:
+                value = None if found else ready()
+                found.extend([] if value is None else [value])
+                return bool(found)
+
+            self.wait(look, limit.at, changed)
+            return found[0] if found else None
 
         def sleep(seconds: float) -> None:
             REAL["sleep"](seconds) if self.current() is None else self.sleep(seconds)
@@ -348,8 +365,9 @@ class Scheduler:
                 fakes += [
                     (loaded, name, clock(name)) for name in OWN_CLOCKS if name in vars(loaded)
                 ]
-        for kind in (threading.Event, Event):
-            fakes += [(kind, "wait", wait_of(kind.wait)), (kind, "set", set_of(kind.set))]
+        fakes += [(threading.Event, "wait", wait), (_Awaited, "_wait_until", wait_until)]
+        fakes += [(threading.Event, "set", then_wake(threading.Event.set))]
+        fakes += [(_Awaited, "_wake", then_wake(_Awaited._wake))]
         with contextlib.ExitStack() as stack:
             for owner, name, fake in fakes:
                 stack.callback(setattr, owner, name, getattr(owner, name))

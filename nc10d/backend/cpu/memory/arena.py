@@ -7,6 +7,9 @@ no later access gets a SIGBUS.
 A piece that other processes may write can be made private: new pages replace the old, at the
 same address and with the same contents. Later writes of other processes reach only
 the file, which no longer backs this address.
+
+Not done: huge pages. The kernel has them off for shared memory as a rule; made by MADV_COLLAPSE,
+they took 0.5 to 9 % off a large all_reduce in most runs.
 """
 
 from __future__ import annotations
