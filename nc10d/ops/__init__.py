@@ -4,7 +4,7 @@
 |---|---|
 | `operations` | a class for each operation: arrays and options as data |
 | `reductions` | the kinds of reduction: pairwise steps, and the work before and after |
-| `facts` | the facts about each kind of operation: one record for each class |
+| `facts` | the facts about each kind of operation: a record for each class |
 """
 
 from nc10d.ops.operations import *  # noqa: F403  (every class, as it is added)

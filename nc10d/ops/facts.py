@@ -1,4 +1,4 @@
-"""Facts about operations as data: one record for each kind, which all layers look up.
+"""Facts about operations as data: a record for each kind, which all layers look up.
 
     facts_of(op).name                              # "all_reduce"
     FACTS[AllGather].per_rank                      # ("out",)
@@ -60,7 +60,7 @@ class OperationFacts:
     | `split`, `make` | an operation as Parts, and Parts as an operation |
     | `reads`, `writes` | the ranks on which each array is read and written |
     | `per_rank` | the arrays with a chunk for each rank: lists, or flat arrays |
-    | `flat_name` | the public call for flat arrays, where it is another one |
+    | `flat_name` | the public call for flat arrays, where that is another call |
     | `compared` | the array whose type and count all ranks must give alike |
     | `own_sizes` | whether only a sender and its receiver know the sizes of an operation |
     | `fields`, `arrays` | the names of all fields, and those of the arrays |
@@ -127,7 +127,7 @@ def is_message(op: Op) -> bool:
 
 
 def rank_is_in(ranks: str, op: Any, rank: int) -> bool:
-    """Return whether `rank` is one of EVERYWHERE, AT_ROOT or ELSEWHERE for an operation."""
+    """Return whether `rank` is among EVERYWHERE, AT_ROOT or ELSEWHERE for an operation."""
     return ranks is EVERYWHERE or (rank == op.root) == (ranks is AT_ROOT)
 
 
