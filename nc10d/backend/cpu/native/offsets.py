@@ -164,8 +164,6 @@ FOLD_BLOCK = 8192
     D_PROGRAM,
     D_USERS,
     D_DEADLINE,  # ns of the monotonic clock, 0 for none
-    D_STARTED,
-    D_ENDED,
     D_TAG,
     D_BYTES,
     D_DTYPE,
@@ -176,8 +174,8 @@ FOLD_BLOCK = 8192
     D_CHANNEL,  # of a prepared message
     D_LOOKS,  # how often a thread that submits it advances the channel (-1: the worker does)
     D_LOOKS_HERE,  # and a thread that waits for it
-) = range(0, 16 * 8, 8)
-DESCRIPTOR_WORDS = 16
+) = range(0, 14 * 8, 8)
+DESCRIPTOR_WORDS = 14
 
 # -- a prepared call: its program, the form of its arguments x and y, and its table ---------------
 (
@@ -214,17 +212,14 @@ PREPARED_ROW = 24
     P_COUNT,
     P_CHANNELS,  # table of the channels that the worker advances
     P_EVENT_FD,
-    P_TRACE,  # address of the trace buffer, 0 for none
-    P_TRACE_SIZE,
-    P_TRACE_NEXT,
     P_FAILED,  # the channel whose failure (deadline, mismatch, ...) has ended the worker's loop
     P_PASSES,
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
     P_FLOOR,  # offset in this rank's arena from which on it is shared
     P_LINK_WAITERS,  # threads that wait for any of several words: links' counters, gates
-) = range(0, 17 * 8, 8)
-RANK_BLOCK_BYTES = 17 * 8
+) = range(0, 14 * 8, 8)
+RANK_BLOCK_BYTES = 14 * 8
 
 # -- the log: an entry per recent call (its text) or message (its header) ------------------------
 E_STAMP, E_LABEL, E_SEQ, E_BEGUN, E_ENDED, E_SITE = range(0, 6 * 8, 8)
@@ -236,9 +231,6 @@ LOG_SLOTS = 2048
 SITE_FULL, SITE_KEYS = 0, 16
 SITE_SLOTS = 16384
 SITE_OURS = 1
-
-TRACE_BYTES = 32  # time in ns, channel, event, descriptor (0: the caller's program)
-TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 
 # -- streams: a channel's sockets to other hosts --------------------------------------------------
 (
