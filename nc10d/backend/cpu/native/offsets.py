@@ -252,11 +252,8 @@ SITE_OURS = 1
     S_LINGER,  # look after the time between two looks,
     S_SLEEP,  # sleep until a socket is ready,
     S_ARM,  # have the poller thread watch
-    S_SPARE,  # address of SPARE_BYTES and a page more, or 0: see nc10d_take
-    S_COPY,  # the function that copies from there, 0 for the C library's
-) = range(0, 20 * 8, 8)
-SPARE_BYTES = 256 * 1024
-S_SEEN = 20 * 8  # the header of a rank that made another call
+) = range(0, 18 * 8, 8)
+S_SEEN = 18 * 8  # the header of a rank that made another call
 HEADER_BYTES = 192  # sequence number, fingerprint, text, site; compared between hosts
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

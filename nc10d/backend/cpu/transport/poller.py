@@ -7,7 +7,6 @@ epoll for all wires of the process, and wakes the channels that wait for a ready
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import select
 import socket
@@ -24,7 +23,6 @@ from nc10d.backend.cpu.native import sockets
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.base.call_site import called
 from nc10d.base.signal_errors import Thread
-from nc10d.kernels import copy
 
 Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
@@ -46,8 +44,6 @@ class Streams:
 
     def __init__(self, poller: Poller, wires: Mapping[int, HostSocket], size: int) -> None:
         self.wires = wires
-        self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        """Bytes are received here first where the kernel copies slowly; see nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
         for rank, wire in wires.items():
             self._table[rank] = wire.address
@@ -64,12 +60,6 @@ class Streams:
             at.S_POLL: plain.address(self._poll),
         }
         fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
-        if copy.kernel_is_slow():
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE, private)
-            self.spare = np.frombuffer(pages, np.uint8)
-            fields[at.S_SPARE] = plain.address(self.spare)
-            fields[at.S_COPY] = copy.quick_copy_address()
         for offset, value in fields.items():
             self._words[offset // 8] = value
 
