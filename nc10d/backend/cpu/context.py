@@ -44,7 +44,6 @@ from nc10d.base.signal_errors import Event, Thread
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-WORKER_SLICE_NS = 50_000_000
 RESTLESS_MS = 20
 """How often the notifier polls Works whose end no other thread announces."""
 
@@ -256,7 +255,7 @@ class Context:
         while True:
             # The worker spins only for a moment: the cores belong to the threads that compute.
             answer = entry_points.work(
-                self.rank_block, policy.spin // 4, policy.few_yields, WORKER_SLICE_NS
+                self.rank_block, policy.spin // 4, policy.few_yields, entry_points.SLICE_NS
             )
             if answer == at.DONE:
                 return

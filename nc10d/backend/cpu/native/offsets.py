@@ -7,6 +7,14 @@ code reads them as attributes of this module (`at.C_TICKS`), which Numba takes a
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int64]
+"""Memory that compiled code reads and writes as words."""
+PAGE = 4096
+"""Bytes of a page."""
+
 # -- a rank's part of a group, in its arena; peers map it ------------------------------------
 # A cache line: counter, mask of ranks that sleep on it, two slots (fingerprint, inline payload).
 LINE_COUNTER = 0
@@ -40,7 +48,7 @@ READS, WRITES = 1, 2  # access to private memory of peers by the kernel; 0: none
 
 # -- the first pages of an arena: doorbell, notice version, PROBE (peer_access.py), wait notice ----
 NOTICE_VERSION = 64
-NOTICE_START, NOTICE_BYTES = 4096, 12288
+NOTICE_START, NOTICE_BYTES = PAGE, 3 * PAGE
 FIRST_PAGES = NOTICE_START + NOTICE_BYTES
 
 # -- a link (a direction between two ranks), in the arena of its first user ---------------------

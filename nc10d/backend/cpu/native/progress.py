@@ -48,12 +48,6 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_aborted(channel: int) -> bool:
-    """Return whether the group has failed; no new program begins then."""
-    return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
-
-
-@njit(nogil=True)
 def nc10d_take(channel: int) -> int:
     """Take the lock of a channel that is free, to run a program in this thread.
 
@@ -66,7 +60,7 @@ def nc10d_take(channel: int) -> int:
         return at.BUSY
     # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
     # that has the lock and sees no C_BROKEN may go on.
-    failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
+    failed = load(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel)
     if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         # Submissions in the ring were called earlier and must run first.
         waiting.nc10d_unlock(channel)
@@ -76,13 +70,13 @@ def nc10d_take(channel: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_run_taken(channel: int, program: int, users: int, slice_ns: int) -> int:
+def nc10d_run_taken(channel: int, program: int, users: int) -> int:
     """Run a program on the arrays of the table at `users`; the caller has taken the channel.
 
     After any answer but DONE the caller still holds the lock.
     """
     nc10d_begin(channel, program, users)
-    answer = waiting.nc10d_drive(channel, slice_ns)
+    answer = waiting.nc10d_drive(channel, waiting.SLICE_NS)
     if answer == at.DONE:
         nc10d_log_end(channel, atomics.nc10d_now())
         waiting.nc10d_unlock(channel)
@@ -261,7 +255,7 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
-    if nc10d_aborted(channel):
+    if waiting.nc10d_aborted(channel):
         return at.ABORTED
     if not waiting.nc10d_try_lock(channel):
         return at.BUSY

@@ -15,19 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import sockets
+from nc10d.backend.cpu.native.offsets import PAGE, Words
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.base.call_site import called
 from nc10d.base.signal_errors import Thread
 
-Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
-PAGE = 512
-"""Words in a page of blocks."""
+PAGE_WORDS = PAGE // 8
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class Poller:
         sockets.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
         self._events: Words = np.zeros(sockets.EVENTS * sockets.EVENT_BYTES // 8, np.int64)
         self._pages: list[Words] = []
-        self._used = PAGE
+        self._used = PAGE_WORDS
         self._lock = threading.Lock()
         self._thread = Thread(target=self._run, name="nc10d-poller", daemon=True)
         self._thread.start()
@@ -99,9 +97,9 @@ class Poller:
     def block(self) -> int:
         """Return the address of a zeroed block for a wire or for a channel's wait."""
         with self._lock:
-            if self._used == PAGE:
+            if self._used == PAGE_WORDS:
                 # Pages never move, since the engine and the thread hold addresses into them.
-                self._pages.append(np.zeros(PAGE, np.int64))
+                self._pages.append(np.zeros(PAGE_WORDS, np.int64))
                 self._used = 0
             start = self._used
             self._used += at.WIRE_BYTES // 8
