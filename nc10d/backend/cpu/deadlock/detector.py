@@ -41,7 +41,7 @@ from nc10d.base.call_site import bystanders, called, frames_of_threads, here
 from nc10d.base.signal_errors import thread_ident
 from nc10d.base.text import RETURNED
 
-_NC10D = ("worker", "notify", "control", "poller", "store", "cache", "watch", "rank")
+_NC10D = ("worker", "notify", "control", "poller", "store", "watch", "rank")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
 """Prefixes of the names of threads that never make a call of this rank: nc10d's own (the notifier
 only in callbacks, which count apart), the test kit's other ranks, and pytest-timeout's timer."""
