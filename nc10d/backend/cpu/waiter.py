@@ -46,7 +46,6 @@ class Waiter:
         self.need_worker = group.context.need_worker  # a frame less for each call in flight
         self._detector = detector
         self._watched: set[Work] = set()
-        detector.join(group)
         group.context.add_work_list(self)
 
     def wait_submission(self, work: CpuWork, until: Deadline) -> DistError | None:

@@ -22,6 +22,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -53,9 +54,6 @@ class DeadlockDetector:
     def __init__(self, context: Context) -> None:
         # A weak reference: memory is unmapped as soon as the last user drops the context.
         self._context: Context = weakref.proxy(context)
-        # Replaced as a whole, so that a thread may go through it while another one adds a group.
-        self._groups: tuple[weakref.ref[Group], ...] = ()
-        self._joining = threading.Lock()
         self._slots = {peer.number: NoticeSlot(peer.mapping) for peer in context.peers}
         self._slot = self._slots[context.number]
         self._published: WaitNotice | None = None
@@ -66,12 +64,6 @@ class DeadlockDetector:
         self._exchange = NoticeExchange()
         self._told = ""
         """The text of the latest cycle that this rank has told the other ranks of."""
-
-    def join(self, group: Group) -> None:
-        """Include the progress of a group in notices, as long as the group lives."""
-        with self._joining:
-            live = [reference for reference in self._groups if reference() is not None]
-            self._groups = (*live, weakref.ref(group))
 
     def find_deadlock(
         self, group: Group, channel: Channel, timeout: float, submission: Submission | None
@@ -185,9 +177,9 @@ class DeadlockDetector:
         return WaitNotice(words, needs, self._progress(), timeout)
 
     def _progress(self) -> tuple[ProgressState, ...]:
-        groups = filter(None, [reference() for reference in self._groups])
-        tasks = ProgressState(_TASKS, self._finished, False)
-        return (tasks, *(state for group in groups for state in _states(group)))
+        groups = self._context.live_groups.all()
+        states = (_states(group) for group in groups if isinstance(group, Group))
+        return (ProgressState(_TASKS, self._finished, False), *chain.from_iterable(states))
 
 
 def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
