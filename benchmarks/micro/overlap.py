@@ -5,7 +5,7 @@ Two ranks. "a core to spare": rank 0 multiplies matrices on a separate core, and
 cores none is spare. In each round these take turns: the all_reduce alone, the product alone, the
 product while the all_reduce runs, both in sequence. Hidden is the share of the synchronous
 all_reduce's time that the asynchronous call does not add to the product's. `--plot` draws an
-asynchronous run of each kind from the engine's trace.
+asynchronous run of each kind by the times of the flight recorder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.micro import timeline
 from nc10d.api.calls import all_reduce
 from nc10d.base.text import byte_size
 from nc10d.group.process_group import ProcessGroup
+from nc10d.observe import FlightRecorder
 from nc10d.ops import MAX
 from nc10d.testing.ranks import Ranks
 
@@ -136,9 +137,7 @@ def report(times: Times) -> str:
 def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.RankTimes:
     """Run the product beside the all_reduce once more; return the times of caller and engine."""
     x, multiply = prepare(group, scenario, nbytes)
-    host = group.backend("cpu").group.context  # type: ignore[attr-defined]
     group.barrier()
-    rows = host.channels.start_trace()
     marks = [time.monotonic_ns()]
     work: Any = all_reduce(x, async_op=True)
     marks.append(time.monotonic_ns())
@@ -146,8 +145,8 @@ def trace(group: ProcessGroup, scenario: str, nbytes: int) -> timeline.RankTimes
     marks.append(time.monotonic_ns())
     work.wait()
     marks.append(time.monotonic_ns())
-    count = host.channels.stop_trace()
-    return timeline.RankTimes(marks, *timeline.engine_spans(rows[:count].tolist()))
+    call = FlightRecorder(group).entries()[-1]
+    return timeline.RankTimes(marks, (call.begun, call.ended))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from nc10d.base.signal_errors import Thread, raised_here
+from nc10d.base.variables import seconds_of
 
 VARIABLE = "NC10D_DNS_TIMEOUT"
 DEFAULT_SECONDS = 5.0
@@ -19,14 +18,7 @@ _Found = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
 
 def dns_seconds() -> float:
     """Return for how long a name that is not known is asked for again; ValueError if malformed."""
-    text = os.environ.get(VARIABLE) or DEFAULT_SECONDS
-    try:
-        limit = float(text)
-    except raised_here(ValueError):
-        limit = math.nan
-    if not limit >= 0:
-        raise ValueError(f"{VARIABLE} is a number of seconds, not {text!r}")
-    return limit
+    return seconds_of(VARIABLE, DEFAULT_SECONDS)
 
 
 def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+
+from nc10d.base.signal_errors import raised_here
 
 PREFIX = "NC10D_"
 _SWITCH, _ONE, _SECONDS = "0|1", "1", r"\d+(\.\d*)?"
@@ -46,6 +49,18 @@ VARIABLES = {
 }
 """A pattern of each variable's values, of those in _MEANING; empty for any value."""
 _OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")
+
+
+def seconds_of(name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
+    """Return the seconds that a variable gives, `default` without it; ValueError if malformed."""
+    text = os.environ.get(name) or default
+    try:
+        seconds = float(text)
+    except raised_here(ValueError):
+        seconds = math.nan
+    if not least <= seconds <= most:
+        raise ValueError(f"{name} is a number of seconds, {least:g} or more: {text!r}")
+    return seconds
 
 
 @functools.cache

@@ -17,12 +17,13 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
+from nc10d.base.deadline import Deadline
+from nc10d.base.signal_errors import raised_here, suppress_here
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change the machine code of a kernel, and of all other code (which may contain
@@ -31,6 +32,7 @@ KERNEL_SOURCES = ("arrays/dtypes.py", "ops/reductions.py", "kernels/*.py")
 CODEC_SOURCES = ("codec/tags.py", "codec/messages.py", "codec/opcodes.py")
 SOURCES = (*KERNEL_SOURCES, *CODEC_SOURCES, "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0
+_RETRY_SECONDS = 0.01
 
 
 def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
@@ -167,11 +169,13 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     except raised_here(OSError):
         yield False
         return
-    waiter = _Waiter(fd)
     try:
-        yield waiter.acquire(limit)
+        yield _locked(fd, limit)
     finally:
-        waiter.close()
+        # Unlocked first: a child that was forked meanwhile shares the open file.
+        with suppress_here(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 def take_for_life(path: Path) -> bool:
@@ -188,51 +192,18 @@ def take_for_life(path: Path) -> bool:
     return True
 
 
-class _Waiter:
-    """Waits for a file lock with a time limit, which flock itself does not have.
-
-    A contended wait runs on its own thread. A thread that outlives its limit closes the file (and
-    so gives the lock back) when it gets the lock at last.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._state = threading.Lock()
-        self._held = Event()
-        self._abandoned = False
-        self._waiting = False
-
-    def acquire(self, limit: float) -> bool:
-        """Return True once the lock is held, False after `limit` seconds; see `exclusive`."""
+def _locked(fd: int, limit: float) -> bool:
+    """Return True once the lock is held, False after `limit` seconds; see `exclusive`."""
+    deadline = Deadline.after(limit)
+    while True:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except raised_here(BlockingIOError):
             if limit == 0:
                 raise
-            self._waiting = True
-            Thread(target=self._block, daemon=True, name="nc10d-cache-lock").start()
-            return self._held.wait(limit)
         except raised_here(OSError):
             return False
-
-    def _block(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        with self._state:
-            self._waiting = False
-            self._held.set()
-            if self._abandoned:
-                self._release()
-
-    def close(self) -> None:
-        """Release the lock, or give up waiting for it."""
-        with self._state:
-            self._abandoned = True
-            if not self._waiting:
-                self._release()
-
-    def _release(self) -> None:
-        # Unlocked first: a child that was forked meanwhile shares the open file.
-        with suppress_here(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        os.close(self._fd)
+        if deadline.expired():
+            return False
+        time.sleep(_RETRY_SECONDS)  # flock has no limit of its own, and no event tells of its end

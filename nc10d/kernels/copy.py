@@ -62,11 +62,6 @@ def needed() -> bool:
     return copies_slowly(cpu_name(), _libc())
 
 
-def kernel_is_slow() -> bool:
-    """Return whether the kernel is slow for such addresses: on these CPUs it uses `rep movsb`."""
-    return cpu_name() in ZEN
-
-
 @functools.cache  # Every group asks, and the error of a signal's handler amid LLVM may be fatal.
 def cpu_name() -> str:
     """Return LLVM's name of this machine's CPU."""

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.__main__ import TABLES, main, usage
-from benchmarks.micro import first_use, kernels, overlap, registered, timeline
+from benchmarks.micro import first_use, kernels, overlap, registered
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.cpu.native.offsets import TRACE_BLOCKED, TRACE_DONE, TRACE_START
 from nc10d.ops import MAX, SUM
 from nc10d.testing import Ranks
 
@@ -98,26 +95,6 @@ def test_overlap_is_measured_and_drawn(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()[1:]] == [*overlap.SCENARIOS]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=9), st.randoms())
-def test_operations_are_found_in_rows_of_any_order(lengths: list[int], chance: object) -> None:
-    rows, now, want = [], 0, []
-    for number, length in enumerate(lengths):
-        middle, end = now + length, now + 2 * length
-        want.append((now, end))
-        for when, event in ((now, TRACE_START), (middle, TRACE_BLOCKED), (end, TRACE_DONE)):
-            rows.append((when, 5, event, 1000 + number % 2))
-        now = end + 1
-    chance.shuffle(rows)  # type: ignore[attr-defined]
-    spans, pauses = timeline.engine_spans(rows)
-    assert spans == want
-    assert len(pauses) == len(lengths)
-
-
-def test_calls_that_began_before_the_trace_or_have_not_ended_are_omitted() -> None:
-    rows = [(1, 5, TRACE_DONE, 7), (2, 5, TRACE_START, 8)]
-    assert timeline.engine_spans(rows) == ([], [])
 
 
 def test_a_ranks_memory_is_in_mib() -> None:

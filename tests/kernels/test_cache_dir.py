@@ -178,7 +178,6 @@ def test_the_lock_excludes_and_is_given_up_at_its_limit(tmp_path):
         assert first
         with cache_dir.exclusive(path, limit=0.05) as second:
             assert not second
-    # The waiter that gave up gets the lock late, and releases it.
     with cache_dir.exclusive(path, limit=30) as third:
         assert third
 

@@ -24,7 +24,7 @@ import numpy as np
 from nc10d.backend.cpu.algorithms.group_shape import Thresholds, grouped
 from nc10d.backend.cpu.bootstrap import host_peers
 from nc10d.backend.cpu.bootstrap.heartbeats import compiling
-from nc10d.backend.cpu.control.router import ControlledGroup, GroupReference, LiveGroups, Router
+from nc10d.backend.cpu.control.router import ControlledGroup, LiveGroups, Router
 from nc10d.backend.cpu.control.silence import peer_seconds
 from nc10d.backend.cpu.engine import cpu_policy
 from nc10d.backend.cpu.engine.call_log import CallLog
@@ -44,7 +44,6 @@ from nc10d.base.signal_errors import Event, Thread
 if TYPE_CHECKING:
     from nc10d.store.base import Store
 
-WORKER_SLICE_NS = 50_000_000
 RESTLESS_MS = 20
 """How often the notifier polls Works whose end no other thread announces."""
 
@@ -60,6 +59,12 @@ class WorkList(Protocol):
 
     def disown(self) -> None:
         """Become unusable in a forked child."""
+
+
+class ContextGroup(ControlledGroup, Protocol):
+    """A live group of the context."""
+
+    memory: GroupMemory
 
 
 class Context:
@@ -115,8 +120,7 @@ class Context:
         self._rank_block: Words = np.zeros(at.RANK_BLOCK_BYTES // 8, np.int64)
         self.rank_block: int = plain.address(self._rank_block)
         self.log = CallLog()
-        self.live_groups = LiveGroups()
-        self._memories: dict[str, tuple[str, GroupMemory]] = {}
+        self.live_groups = LiveGroups[ContextGroup]()
         self._work_lists: list[weakref.ref[WorkList]] = []
         self._abandoned: list[tuple[Sequence[int], int, int]] = []
         self._dead = 0
@@ -149,30 +153,19 @@ class Context:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def join(self, group: ControlledGroup, reference: GroupReference, memory: GroupMemory) -> None:
+    def join(self, group: ContextGroup, reference: weakref.ref[ContextGroup]) -> None:
         """Add a group; report to it a death and the messages that came while it formed."""
         # Added before the look at deaths: a death in between is reported twice, never lost.
-        with self._lock:
-            self.live_groups.join(group, reference)
-            self._memories[group.key] = group.name, memory
+        self.live_groups.join(group, reference)
         dead = self.lost(group.members)
         if dead is not None:
             group.on_death(dead.number)
         self.router.join(group)
 
-    def leave(self, key: str, reference: GroupReference) -> None:
+    def leave(self, key: str, reference: weakref.ref[ContextGroup]) -> None:
         """Remove a group; removing the last group closes the context. Idempotent."""
-        with self._lock:
-            last = self.live_groups.leave(key, reference) == 0
-            if self.live_groups.find(key) is None:
-                self._memories.pop(key, None)
-        if last:
+        if self.live_groups.leave(key, reference) == 0:
             self.close()
-
-    def memories(self) -> list[tuple[str, GroupMemory]]:
-        """Return name and memory of each live group."""
-        with self._lock:
-            return list(self._memories.values())
 
     def add_work_list(self, works: WorkList) -> None:
         """Let the notifier finish the Works of a group, as long as `works` lives."""
@@ -256,7 +249,7 @@ class Context:
         while True:
             # The worker spins only for a moment: the cores belong to the threads that compute.
             answer = entry_points.work(
-                self.rank_block, policy.spin // 4, policy.few_yields, WORKER_SLICE_NS
+                self.rank_block, policy.spin // 4, policy.few_yields, entry_points.SLICE_NS
             )
             if answer == at.DONE:
                 return

@@ -33,8 +33,8 @@ from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Waiter
-from nc10d.backend.cpu.works import CombinedWork, CpuWork, Part
+from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Flight, Waiter
+from nc10d.backend.cpu.works import CombinedWork, CpuWork
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.signal_errors import from_handler
@@ -197,8 +197,8 @@ class OpLauncher:
     ) -> bool:
         """Submit both messages and advance them in this thread; False: nothing has happened."""
         deadline = Deadline.after(timeout)
-        parts = [_blank_part(message, array) for message, array in ((send, x), (receive, y))]
-        sent, received = [submission for _, submission in parts]
+        flights = [_blank_flight(message, array) for message, array in ((send, x), (receive, y))]
+        sent, received = [submission for _, submission in flights]
         words = send.words, receive.words, x, y, tag, take, sent.words, received.words
         limit, ops = deadline_ns(deadline), (*send.ops(x, tag), *receive.ops(y, take))
         start = prepared_exchange.start_exchange
@@ -213,8 +213,8 @@ class OpLauncher:
             self.waiter.interrupted(ops)
             raise
         if answer not in (at.FINISHED, at.BUSY):
-            self.waiter.go_on_together(parts, ops, deadline, answer)
-        for channel, submission in parts:
+            self.waiter.go_on_together(flights, ops, deadline, answer)
+        for channel, submission in flights:
             channel.forget(submission)
         return answer != at.BUSY
 
@@ -312,7 +312,7 @@ class OpLauncher:
         memory = operands(lowered)
         submission = Submission(linked, memory.addresses, memory.keep, deadline_ns(deadline))
         self._channel.submit(submission)
-        return CpuWork(self.waiter, collectives, [(self._channel, submission)], deadline)
+        return CpuWork(self.waiter, collectives, self._channel, submission, deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
@@ -333,7 +333,7 @@ class OpLauncher:
         return started
 
 
-def _blank_part(message: Any, x: Any) -> Part:
+def _blank_flight(message: Any, x: Any) -> Flight:
     """Return a prepared message as a submission in flight, which the engine fills in."""
     channel = message.channel
     submission = channel.blank(1)

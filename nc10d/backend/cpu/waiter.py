@@ -21,7 +21,7 @@ from nc10d.backend.cpu.native import entry_points, prepared_exchange
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.p2p.receive_queues import QueuedReceive
 from nc10d.backend.cpu.p2p.unexpected import receive_unexpected
-from nc10d.backend.cpu.works import CpuWork, Part
+from nc10d.backend.cpu.works import CpuWork
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import copy_to_raise
 from nc10d.errors import Aborted, DistError
@@ -30,6 +30,9 @@ from nc10d.work import Work
 
 SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
+
+Flight = tuple[Channel, Submission]
+"""A submission in flight, and its channel."""
 
 
 class Waiter:
@@ -43,12 +46,11 @@ class Waiter:
         self.need_worker = group.context.need_worker  # a frame less for each call in flight
         self._detector = detector
         self._watched: set[Work] = set()
-        detector.join(group)
         group.context.add_work_list(self)
 
-    def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
-        """See PartWaiter; blocks."""
-        (channel, submission), limit = part, work.deadline
+    def wait_submission(self, work: CpuWork, until: Deadline) -> DistError | None:
+        """See WorkWaiter; blocks."""
+        channel, submission, limit = work.channel, work.submission, work.deadline
         try:
             while True:
                 slice_ns = max(1, int(until.slice(SLICE / 2) * 1e9))
@@ -110,31 +112,31 @@ class Waiter:
         return cycle is not None
 
     def go_on_together(
-        self, parts: Sequence[Part], ops: Sequence[Op], deadline: Deadline, answer: int
+        self, flights: Sequence[Flight], ops: Sequence[Op], deadline: Deadline, answer: int
     ) -> None:
         """Go on with a send and a receive after the engine's `answer`; blocks, raises the failure.
 
         This thread advances both as long as either makes progress, then the worker does.
         """
         addresses = [
-            address for channel, sub in parts for address in (channel.address, sub.address)
+            address for channel, sub in flights for address in (channel.address, sub.address)
         ]
         before: list[int] = []
-        ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+        ticks = [channel.get(at.C_TICKS) for channel, _ in flights]
         while answer == at.UNMATCHED or (answer == 0 and ticks != before):
             if answer == at.UNMATCHED:
-                receive_unexpected(self.group.links, parts[1][0])
+                receive_unexpected(self.group.links, flights[1][0])
             before, answer = ticks, prepared_exchange.wait_both(*addresses, SLICE_NS // 2)
-            ticks = [channel.get(at.C_TICKS) for channel, _ in parts]
+            ticks = [channel.get(at.C_TICKS) for channel, _ in flights]
         if answer == at.FINISHED:
             return
         if answer < 0 and answer != at.ABORTED:
-            failing = (c for c, _ in parts if c.get(at.C_BROKEN) == at.FAILING)
-            self.health.engine_failed(next(failing, parts[0][0]), answer)
+            failing = (c for c, _ in flights if c.get(at.C_BROKEN) == at.FAILING)
+            self.health.engine_failed(next(failing, flights[0][0]), answer)
         self.need_worker()
         self._context.ring(0)
-        for op, part in zip(ops, parts, strict=True):
-            self.wait_work(CpuWork(self, (op,), [part], deadline))
+        for op, flight in zip(ops, flights, strict=True):
+            self.wait_work(CpuWork(self, (op,), *flight, deadline))
 
     def wait_work(self, work: Work) -> None:
         """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""
@@ -161,11 +163,10 @@ class Waiter:
 
     # -- for Works -------------------------------------------------------------------------------
 
-    def clear_way(self, parts: Sequence[Part]) -> None:
-        """Receive unexpected messages that block receives which are only polled."""
-        for channel, _ in parts:
-            if channel.spec.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
-                receive_unexpected(self.group.links, channel)
+    def clear_way(self, channel: Channel) -> None:
+        """Receive an unexpected message that blocks receives which are only polled."""
+        if channel.spec.kind == at.RECEIVER and channel.get(at.C_UNMATCHED):
+            receive_unexpected(self.group.links, channel)
 
     def watch(self, work: Work) -> None:
         """Let the notifier finish a Work that nobody waits for."""

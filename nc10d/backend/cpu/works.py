@@ -1,4 +1,4 @@
-"""The CPU backend's Work: some submissions that must all end, and the last steps after that."""
+"""The CPU backend's Work: a submission that must end, and the last steps after that."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.ops.facts import facts_of
 from nc10d.work import Work
 
-Part = tuple[Channel, Submission]
-
 
 class GroupState(Protocol):
     """Whether a group works; `health.py` has it."""
@@ -32,7 +30,7 @@ class GroupState(Protocol):
         """Turn a negative answer of the engine into the group's failure."""
 
 
-class PartWaiter(Protocol):
+class WorkWaiter(Protocol):
     """A Work's view of the group that it belongs to."""
 
     @property
@@ -42,14 +40,14 @@ class PartWaiter(Protocol):
     ending: threading.RLock
     """Held while the last steps of a Work are done."""
 
-    def wait_part(self, work: CpuWork, part: Part, until: Deadline) -> DistError | None:
-        """Block until a part has ended, or `until`; return the failure of the group, if any."""
+    def wait_submission(self, work: CpuWork, until: Deadline) -> DistError | None:
+        """Block until a Work's submission ends, or `until`; return the group's failure, if any."""
 
     def need_worker(self) -> None:
         """Start the worker unless it runs: no thread may wait for this Work."""
 
-    def clear_way(self, parts: Sequence[Part]) -> None:
-        """Receive unexpected messages that block these parts."""
+    def clear_way(self, channel: Channel) -> None:
+        """Receive an unexpected message that blocks a channel."""
 
     def watch(self, work: Work) -> None:
         """Let the notifier finish a Work that nobody waits for."""
@@ -115,24 +113,25 @@ _new_work = object.__new__
 
 
 class CpuWork(Work):
-    """Operations in flight on channels; ended when all parts are, or when the group failed."""
+    """Operations in flight as a submission of a channel; the group's failure ends them, too."""
 
-    # It keeps its parts and its group until it is dropped, even after its end: other threads may
+    # A Work keeps submission and group until it is dropped, even after its end: other threads may
     # still read them, without a lock.
 
-    __slots__ = ("_after", "_deadline", "_parts", "_sender", "_waiter")
+    __slots__ = ("_after", "_deadline", "_sender", "_waiter", "channel", "submission")
 
     def __init__(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         ops: Sequence[Op],
-        parts: list[Part],
+        channel: Channel,
+        submission: Submission,
         deadline: Deadline,
         after: Sequence[Callable[[], None]] = (),
         sender: int | None = None,
     ) -> None:
         super().__init__(ops)
-        self._waiter, self._parts = waiter, parts
+        self._waiter, self.channel, self.submission = waiter, channel, submission
         self._after, self._sender = after, sender
         self._deadline = deadline
 
@@ -142,28 +141,24 @@ class CpuWork(Work):
         return self._deadline
 
     def _poll(self) -> None:
-        # First, since it ends the parts whose data have come before the failure.
+        # First, since it ends a submission whose data have come before the failure.
         failure = self._waiter.health.failure()
-        if all(submission.finished() for _, submission in self._parts):
+        if self.submission.finished():
             self._complete()
         elif failure is not None:
             self._finish(failure)
         else:
-            self._waiter.clear_way(self._parts)
+            self._waiter.clear_way(self.channel)
 
     def _block(self, deadline: Deadline) -> None:
-        if all(submission.finished() for _, submission in self._parts):
+        if self.submission.finished():
             self._complete()
             return
         # The operation's own deadline fails the group; the caller's only ends this wait.
         until = deadline if deadline.at < self.deadline.at else self.deadline
-        for part in list(self._parts):
-            failure = self._waiter.wait_part(self, part, until)
-            if failure is not None:
-                break
-            if not part[1].finished():
-                return
-        self._poll()
+        failure = self._waiter.wait_submission(self, until)
+        if failure is not None or self.submission.finished():
+            self._poll()
 
     def _complete(self) -> None:
         # Several threads may find the end: the first copies back, before any of them reports it.
@@ -175,15 +170,13 @@ class CpuWork(Work):
             except Exception as error:  # noqa: BLE001  (an output that can't be written any more)
                 self._finish(error)
                 return
-        for channel, submission in self._parts:
-            channel.forget(submission)
+        self.channel.forget(self.submission)
         self._finish(None, self._sender)
 
     def _watch(self) -> None:
         self._waiter.watch(self)
-        for _, submission in list(self._parts):
-            if not submission.watch():
-                self._waiter.poke()
+        if not self.submission.watch():
+            self._waiter.poke()
 
 
 class PreparedWork(_OfCall, CpuWork):
@@ -193,11 +186,12 @@ class PreparedWork(_OfCall, CpuWork):
 
     def __init__(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         call: CallOfWork,
         x: Any,
         y: Any,
-        part: Part,
+        channel: Channel,
+        submission: Submission,
         started: float,
         timeout: float,
         sender: int | None = None,
@@ -208,8 +202,8 @@ class PreparedWork(_OfCall, CpuWork):
         self._exception = self._result = self._callbacks = self._finished = None
         self._ended = 0.0
         self._started, self._timeout = started, timeout
-        self._waiter, self._parts, self._after = waiter, [part], ()
-        self._call, self._sender = (call, x, y), sender
+        self._waiter, self.channel, self.submission = waiter, channel, submission
+        self._call, self._sender, self._after = (call, x, y), sender, ()
 
     @property
     def deadline(self) -> Deadline:
@@ -220,8 +214,7 @@ class PreparedWork(_OfCall, CpuWork):
         """See Work; blocks."""
         if self._state == PENDING and timeout is None:
             # The common case in a single frame. Whatever else happens, CpuWork deals with it.
-            ((channel, submission),) = self._parts
-            address = submission.address
+            channel, address = self.channel, self.submission.address
             answer = entry_points.wait(channel.address, address, entry_points.SLICE_NS)
             if answer == at.FINISHED:
                 channel.in_flight.pop(address, None)
@@ -244,7 +237,7 @@ class CombinedWork(Work):
     __slots__ = ("_messages", "_waiter", "_works")
 
     def __init__(
-        self, waiter: PartWaiter, ops: Sequence[Op], works: Sequence[Work], messages: Sequence[Work]
+        self, waiter: WorkWaiter, ops: Sequence[Op], works: Sequence[Work], messages: Sequence[Work]
     ) -> None:
         super().__init__(ops)
         self._waiter, self._works, self._messages = waiter, works, messages

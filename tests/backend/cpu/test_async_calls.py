@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nc10d as dist
 from nc10d import ops
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.works import CompletedCall, PreparedWork
+from nc10d.observe import FlightRecorder
 from nc10d.ops import Recv
 from nc10d.testing import run_ranks
 
@@ -219,3 +221,45 @@ def test_works_name_the_operations_of_the_caller() -> None:
             assert "all_reduce" in repr(work)
 
     run_ranks(named, 1)
+
+
+def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]]:
+    """Launch a call on each of two groups; return when each has begun and ended."""
+    groups = group, dist.new_group([0, 1])
+    calls = [FlightRecorder(each) for each in groups]
+    x, y = np.ones(500_000), np.ones(500_000)
+    before = [len(recorder.entries()) for recorder in calls]
+    if group.rank == 1:
+        both_begun.wait()
+    works = [each.all_reduce(a, async_op=True) for each, a in zip(groups, (x, y), strict=True)]
+    # Only the worker advances them: a thread that waits for a Work would advance only its program.
+    while not all(work.is_completed() for work in works):
+        if all(len(r.entries()) > n for r, n in zip(calls, before, strict=True)):
+            both_begun.set()
+    assert (x == 2).all()
+    assert (y == 2).all()
+    return [(entry.begun, entry.ended) for entry in (r.entries()[-1] for r in calls)]
+
+
+def test_two_asynchronous_programs_advance_side_by_side() -> None:
+    # Rank 1 joins only when rank 0 has begun both: the second did not wait for the first's end.
+    both_begun = threading.Event()
+    times = run_ranks(two_at_once, 2, "threads", [both_begun, both_begun])[0]
+    assert max(begun for begun, _ in times) < min(ended for _, ended in times)
+
+
+def coalesced(group: Any) -> int:
+    """Return how many submissions a batch of 64 operations makes."""
+    arrays = [np.full(256, i, np.float32) for i in range(64)]
+    channel = group.backend("cpu").group.channel
+    before = channel.get(at.C_TAIL)
+    with dist.coalescing_manager(group, async_ops=True) as batch:
+        for x in arrays:
+            group.all_reduce(x)
+    batch.wait()
+    assert all((x == 2 * i).all() for i, x in enumerate(arrays))
+    return int(channel.get(at.C_TAIL)) - before
+
+
+def test_sixty_four_coalesced_operations_are_one_submission() -> None:
+    assert run_ranks(coalesced, 2) == [1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import mmap
 import os
 import threading
 from typing import Any
@@ -17,7 +16,6 @@ import nc10d as dist
 from nc10d.api.queries import coalescing_manager
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms.hosts_reduce import CHAINED, SEGMENT
-from nc10d.kernels import copy
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
 from nc10d.testing import check_backend, reference
 
@@ -128,42 +126,6 @@ def test_nothing_stays_open() -> None:
             ranks.run(sub_group)
     assert descriptors() <= before
     assert threading.active_count() <= threads
-
-
-def placed(count: int, place: int) -> Any:
-    """Return elements that begin so many bytes into a page."""
-    room = np.zeros(count + 2 * mmap.PAGESIZE, np.uint8)
-    start = -room.ctypes.data % mmap.PAGESIZE + place
-    return room[start : start + count]
-
-
-def comes_over(group: Any, count: int, place: int) -> bool:
-    """Send bytes by a broadcast and a message; return whether a spare place was used."""
-    want = (np.arange(count) % 251).astype(np.uint8)
-    x = placed(count, place)
-    x[:] = want if group.rank == 0 else 0
-    group.broadcast(x, 0)
-    assert np.array_equal(x, want)
-    if group.rank == 0:
-        group.send(x, 1)
-    else:
-        x[:] = 0
-        group.recv(x, 0)
-        assert np.array_equal(x, want)
-    return bool(group.backend("cpu").group.remote.streams.spare.any())
-
-
-@pytest.mark.parametrize(
-    ("place", "slow"), [(0, True), (1, True), (31, True), (32, True), (16, False)]
-)
-def test_unaligned_bytes_are_received_into_a_spare_place(
-    place: int, slow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copy, "kernel_is_slow", lambda: slow)
-    for count in (20_000, 3_000_001):
-        with ranks_on("ab") as ranks:
-            used = ranks.run(comes_over, [count] * 2, [place] * 2)
-        assert used == [False, slow and count > 32 * 1024 and 0 < place < 32]
 
 
 def objects_of_any_size(group: Any) -> list[Any]:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nc10d.backend.cpu.native.offsets import PAGE
+
 NEVER = 1 << 62
 """A threshold that no array reaches."""
 DIRECT = 64 * 1024
 """Bytes from which peers read a registered array in place."""
-PAGE = 4096
-"""Bytes of a page. A rank exposes whole pages for writing, so that it can withdraw them."""
 BROADCAST_SHARE = 16
 """A two-rank broadcast writes from `write_from` / BROADCAST_SHARE bytes on: it reduces nothing."""
 WINDOW = 2 << 20
@@ -112,7 +112,8 @@ class GroupShape:
     An all_reduce of up to `one_shot` bytes takes a single round. Peers access registered arrays
     in place from `direct` bytes on, and plain arrays through the kernel from the `thresholds` on.
     In place, an all_reduce proceeds by windows of at least `window` bytes; over staging buffers,
-    their size determines the windows. Ranks expose whole pages of `page` bytes for writing.
+    their size determines the windows. Ranks expose whole pages of `page` bytes for writing, so that
+    they can withdraw them.
     `hosts` is None if all ranks are on the same host.
     """
 

@@ -13,7 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeVar
 
 from nc10d.backend.cpu.control.connections import ControlConnections, Message
 
@@ -54,23 +54,25 @@ class ControlledGroup(Protocol):
         """Become unusable in a forked child."""
 
 
-GroupReference: TypeAlias = "weakref.ref[ControlledGroup]"
-"""The same object is given when a group joins and when it leaves."""
+G = TypeVar("G", bound=ControlledGroup)
 
 
-class LiveGroups:
-    """The live groups of a rank, by key. A group that is dropped disappears from here."""
+class LiveGroups(Generic[G]):
+    """The live groups of a rank, by key. A group that is dropped disappears from here.
+
+    The same reference is given when a group joins and when it leaves.
+    """
 
     def __init__(self) -> None:
-        self._groups: dict[str, GroupReference] = {}
+        self._groups: dict[str, weakref.ref[G]] = {}
         self._lock = threading.RLock()
 
-    def join(self, group: ControlledGroup, reference: GroupReference) -> None:
+    def join(self, group: G, reference: weakref.ref[G]) -> None:
         """Add a group; `reference` refers to it."""
         with self._lock:
             self._groups[group.key] = reference
 
-    def leave(self, key: str, reference: GroupReference) -> int:
+    def leave(self, key: str, reference: weakref.ref[G]) -> int:
         """Remove a group, if it is there; return how many are left."""
         with self._lock:
             if self._groups.get(key) is reference:  # another group may have its key by now
@@ -80,12 +82,12 @@ class LiveGroups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def find(self, key: str) -> ControlledGroup | None:
+    def find(self, key: str) -> G | None:
         """Return the live group of this key, or None."""
         reference = self._groups.get(key)
         return None if reference is None else reference()
 
-    def all(self) -> list[ControlledGroup]:
+    def all(self) -> list[G]:
         """Return all live groups."""
         # Without the lock: a thread that holds it may be waiting for the control thread.
         found = [reference() for reference in list(self._groups.values())]
@@ -105,7 +107,7 @@ class Router:
         self,
         wires: Mapping[int, socket.socket],
         near: Container[int],
-        groups: LiveGroups,
+        groups: LiveGroups[Any],
         wake_fd: int,
         seconds: float,
     ) -> None:

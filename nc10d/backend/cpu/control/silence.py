@@ -27,15 +27,13 @@ ten times as long. It is the only limit where a kernel keeps no count of segment
 
 from __future__ import annotations
 
-import math
-import os
 import socket
 import struct
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.variables import seconds_of
 
 VARIABLE = "NC10D_PEER_TIMEOUT"
-DEFAULT_SECONDS, LEAST_SECONDS = 10.0, 3.0
+DEFAULT_SECONDS, LEAST_SECONDS, _MOST_SECONDS = 10.0, 3.0, 1e9
 LOOKS = 20
 
 _THIN_LINEAR_TIMEOUTS = 16  # TCP_THIN_LINEAR_TIMEOUTS of <linux/tcp.h>
@@ -46,14 +44,7 @@ _KERNELS_TIMES, _MOST_MS = 10, (1 << 31) - 1
 
 def peer_seconds() -> float:
     """Return for how long a rank of another host may be silent; ValueError if malformed."""
-    text = os.environ.get(VARIABLE) or DEFAULT_SECONDS
-    try:
-        seconds = float(text)
-    except raised_here(ValueError):
-        seconds = math.nan
-    if not LEAST_SECONDS <= seconds < math.inf:
-        raise ValueError(f"{VARIABLE} is a number of seconds, {LEAST_SECONDS:g} or more: {text!r}")
-    return seconds
+    return seconds_of(VARIABLE, DEFAULT_SECONDS, LEAST_SECONDS, _MOST_SECONDS)
 
 
 class SilenceWatch:

@@ -22,6 +22,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -48,7 +49,7 @@ from nc10d.base.call_site import (
 from nc10d.base.signal_errors import thread_ident
 from nc10d.base.text import RETURNED
 
-_NC10D = ("worker", "notify", "control", "poller", "store", "cache", "watch")
+_NC10D = ("worker", "notify", "control", "poller", "store", "watch")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
 """Prefixes of the names of threads that never make a call of this rank: nc10d's own (the notifier
 only in callbacks, which count apart), and pytest-timeout's timer. """
@@ -60,9 +61,6 @@ class DeadlockDetector:
     def __init__(self, context: Context) -> None:
         # A weak reference: memory is unmapped as soon as the last user drops the context.
         self._context: Context = weakref.proxy(context)
-        # Replaced as a whole, so that a thread may go through it while another one adds a group.
-        self._groups: tuple[weakref.ref[Group], ...] = ()
-        self._joining = threading.Lock()
         self._slots = {peer.number: NoticeSlot(peer.mapping) for peer in context.peers}
         self._slot = self._slots[context.number]
         self._published: WaitNotice | None = None
@@ -73,12 +71,6 @@ class DeadlockDetector:
         self._exchange = NoticeExchange()
         self._told = ""
         """The text of the latest cycle that this rank has told the other ranks of."""
-
-    def join(self, group: Group) -> None:
-        """Include the progress of a group in notices, as long as the group lives."""
-        with self._joining:
-            live = [reference for reference in self._groups if reference() is not None]
-            self._groups = (*live, weakref.ref(group))
 
     def find_deadlock(
         self, group: Group, channel: Channel, timeout: float, submission: Submission | None
@@ -192,9 +184,9 @@ class DeadlockDetector:
         return WaitNotice(words, needs, self._progress(), timeout)
 
     def _progress(self) -> tuple[ProgressState, ...]:
-        groups = filter(None, [reference() for reference in self._groups])
-        tasks = ProgressState(_TASKS, self._finished, False)
-        return (tasks, *(state for group in groups for state in _states(group)))
+        groups = self._context.live_groups.all()
+        states = (_states(group) for group in groups if isinstance(group, Group))
+        return (ProgressState(_TASKS, self._finished, False), *chain.from_iterable(states))
 
 
 def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:

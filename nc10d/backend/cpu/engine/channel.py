@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.backend.cpu.engine import call_sites
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
@@ -34,12 +33,12 @@ from nc10d.backend.cpu.memory.peer_access import withdraw
 from nc10d.backend.cpu.native import entry_points, interpreter, ring, slow_steps
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.backend.cpu.native.offsets import Words as Words
 from nc10d.backend.cpu.native.submitting import CENTURIES
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import thread_ident
 
-Words = npt.NDArray[np.int64]
 _HEAD, _TAIL = at.C_HEAD // 8, at.C_TAIL // 8
 BLANKS = 16
 """Descriptors of a block."""

@@ -1,4 +1,4 @@
-"""The channels of one rank, in a table that its worker goes through, and a trace of their events.
+"""The channels of one rank, in a table that its worker goes through.
 
 The worker reads the table without a lock. A channel that is removed therefore stays alive until the
 worker can no longer hold its address.
@@ -35,7 +35,6 @@ class Channels:
         self._channels: dict[int, Channel] = {}
         self._spare: list[int] = []
         self._retired: list[tuple[int, Channel]] = []
-        self._traces: list[Words] = []
         self._lock = threading.RLock()
         self._set(at.P_CHANNELS, plain.address(self._table))
 
@@ -82,21 +81,6 @@ class Channels:
         self._lock = threading.RLock()
         for channel in self._channels.values():
             channel.disown()
-
-    def start_trace(self, events: int = 4096) -> Words:
-        """Record events of channels: rows of (ns, channel, event, descriptor); see offsets.py."""
-        buffer: Words = np.zeros((events, at.TRACE_BYTES // 8), np.int64)
-        # Kept alive: a thread may still write a row into the previous trace.
-        self._traces.append(buffer)
-        self._set(at.P_TRACE_NEXT, 0)
-        self._set(at.P_TRACE_SIZE, events)
-        self._set(at.P_TRACE, plain.address(buffer))
-        return buffer
-
-    def stop_trace(self) -> int:
-        """Stop recording; return how many rows were written."""
-        self._set(at.P_TRACE, 0)
-        return min(self._get(at.P_TRACE_SIZE), self._get(at.P_TRACE_NEXT))
 
     def _get(self, field: int) -> int:
         return int(self._rank_block[field // 8])

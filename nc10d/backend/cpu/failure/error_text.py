@@ -137,8 +137,8 @@ class GroupErrors:
     def _awaited_elsewhere(self) -> str:
         """Return, as text, the other groups in which ranks of this host wait for this rank."""
         waits = []
-        # A copy: other threads make and close groups meanwhile.
-        for name, memory in self.context.memories():
+        for group in self.context.live_groups.all():
+            memory = group.memory
             if memory is self.memory:
                 continue
             mine, _ = memory.last_record(memory.rank)
@@ -147,7 +147,7 @@ class GroupErrors:
                 # A peer is ahead there: a sign that the ranks use groups in different orders.
                 if seq > mine:
                     waits.append(
-                        f"rank {rank} of group {name!r} has come to its #{seq} {what}, "
+                        f"rank {rank} of group {group.name!r} has come to its #{seq} {what}, "
                         f"which this rank has not called"
                     )
         if not waits:

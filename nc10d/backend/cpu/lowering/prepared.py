@@ -30,7 +30,7 @@ from nc10d.backend.cpu.native.offsets import BUSY, FINISHED, NEW_SITE
 from nc10d.backend.cpu.native.submitting import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
-from nc10d.backend.cpu.works import CpuWork, PartWaiter, PreparedWork, completed_call
+from nc10d.backend.cpu.works import CpuWork, PreparedWork, WorkWaiter, completed_call
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.kernels.cache import EntryPoint
 from nc10d.ops import AllToAll, Op, Recv, Send
@@ -96,7 +96,7 @@ class Prepared:
 
     def submit(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         x: Any,
         y: Any,
         timeout: float,
@@ -139,8 +139,9 @@ class Prepared:
         if answer < 0 and answer != at.ABORTED:
             waiter.health.engine_failed(channel, answer)
         channel.reap()
-        part = channel, submission
-        return PreparedWork(waiter, self, x, y, part, monotonic(), timeout, self.sender)
+        return PreparedWork(
+            waiter, self, x, y, channel, submission, monotonic(), timeout, self.sender
+        )
 
     start = submit
     """Start the call, and return its Work, as `submit`."""
@@ -298,7 +299,7 @@ class PreparedMessage(Prepared):
 
     def start(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         x: Any,
         y: Any,
         timeout: float,
@@ -344,7 +345,7 @@ class PreparedProgram(Prepared):
 
     def start(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         x: Any,
         y: Any,
         timeout: float,
@@ -359,7 +360,7 @@ class PreparedProgram(Prepared):
         keep = (x, self._keep)
         submission = Submission(self.linked, self._addresses, keep, deadline_ns(deadline))
         self.channel.submit(submission)
-        return CpuWork(waiter, x, [(self.channel, submission)], deadline)
+        return CpuWork(waiter, x, self.channel, submission, deadline)
 
 
 def _run_program(channel: int, program: int, table: int, _words: Any, _x: Any, _y: Any) -> int:

@@ -7,10 +7,9 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 
-from nc10d.backend.cpu.context import Context
+from nc10d.backend.cpu.context import Context, ContextGroup
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
-from nc10d.backend.cpu.control.router import GroupReference
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
 from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
@@ -54,7 +53,7 @@ class Group:
         self.health = Health(text, self.control)
         self._leaving = GroupExit(self)
         self._at_drop = AtDrop(self._leaving), AtDrop(self._leaving)
-        context.join(self, self._leaving.reference, memory)
+        context.join(self, self._leaving.reference)
 
     def channels(self) -> list[Channel]:
         """Return the channel of collectives, and those of all links."""
@@ -144,7 +143,7 @@ class GroupExit:
         self._channel, self._links, self._boards = group.channel, group.links, group.boards
         self._control, self._health = group.control, group.health
         self.key = group.key
-        self.reference: GroupReference = weakref.ref(group)
+        self.reference: weakref.ref[ContextGroup] = weakref.ref(group)
         self._over = False
 
     def leave(self) -> None:

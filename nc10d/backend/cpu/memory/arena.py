@@ -31,9 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.memory import proc
+from nc10d.backend.cpu.native.offsets import PAGE as PAGE
 from nc10d.base.signal_errors import from_handler, raised_here
 
-PAGE, ALIGNED = 4096, 2 << 20
+ALIGNED = 2 << 20
 ODD_BYTES = 37 << 21
 LEAST_BYTES, MOST_BYTES = 8 << 20, (1 << 34) + ODD_BYTES
 """What an arena's address space exceeds whole GiB by, if it has several, and its bounds; only

@@ -19,9 +19,8 @@ from nc10d.backend.cpu.memory.host_peer import HostPeer, mask
 from nc10d.backend.cpu.memory.peer_access import peer_access_block
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.cpu.native.offsets import Words
 from nc10d.base.deadline import monotonic_ns
-
-Words = npt.NDArray[np.int64]
 
 
 def header_bytes(size: int) -> int:

@@ -18,16 +18,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
+from nc10d.backend.cpu.native.offsets import Words
 from nc10d.base.signal_errors import raised_here, suppress_here
 
-Words = npt.NDArray[np.int64]
 # In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
 # of a word of its private memory.
 PROBE = 128

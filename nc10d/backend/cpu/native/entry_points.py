@@ -20,7 +20,7 @@ from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_ru
 from nc10d.backend.cpu.native.submitting import nc10d_submit
 from nc10d.kernels.cache import entry_points, make_all, on_demand
 
-SLICE_NS = 50_000_000
+SLICE_NS = waiting.SLICE_NS
 
 
 @on_demand("int64(int64, int64, int64)")
@@ -33,7 +33,7 @@ def _run(channel: int, program: int, table: int) -> int:
     channel.
     """
     answer = nc10d_take(channel)
-    return nc10d_run_taken(channel, program, table, SLICE_NS) if answer == at.DONE else answer
+    return nc10d_run_taken(channel, program, table) if answer == at.DONE else answer
 
 
 @on_demand("int64(int64, int64)")

@@ -7,6 +7,14 @@ code reads them as attributes of this module (`at.C_TICKS`), which Numba takes a
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int64]
+"""Memory that compiled code reads and writes as words."""
+PAGE = 4096
+"""Bytes of a page."""
+
 # -- a rank's part of a group, in its arena; peers map it ------------------------------------
 # A cache line: counter, mask of ranks that sleep on it, two slots (fingerprint, inline payload).
 LINE_COUNTER = 0
@@ -40,7 +48,7 @@ READS, WRITES = 1, 2  # access to private memory of peers by the kernel; 0: none
 
 # -- the first pages of an arena: doorbell, notice version, PROBE (peer_access.py), wait notice ----
 NOTICE_VERSION = 64
-NOTICE_START, NOTICE_BYTES = 4096, 12288
+NOTICE_START, NOTICE_BYTES = PAGE, 3 * PAGE
 FIRST_PAGES = NOTICE_START + NOTICE_BYTES
 
 # -- a link (a direction between two ranks), in the arena of its first user ---------------------
@@ -164,8 +172,6 @@ FOLD_BLOCK = 8192
     D_PROGRAM,
     D_USERS,
     D_DEADLINE,  # ns of the monotonic clock, 0 for none
-    D_STARTED,
-    D_ENDED,
     D_TAG,
     D_BYTES,
     D_DTYPE,
@@ -176,8 +182,8 @@ FOLD_BLOCK = 8192
     D_CHANNEL,  # of a prepared message
     D_LOOKS,  # how often a thread that submits it advances the channel (-1: the worker does)
     D_LOOKS_HERE,  # and a thread that waits for it
-) = range(0, 16 * 8, 8)
-DESCRIPTOR_WORDS = 16
+) = range(0, 14 * 8, 8)
+DESCRIPTOR_WORDS = 14
 
 # -- a prepared call: its program, the form of its arguments x and y, and its table ---------------
 (
@@ -214,17 +220,14 @@ PREPARED_ROW = 24
     P_COUNT,
     P_CHANNELS,  # table of the channels that the worker advances
     P_EVENT_FD,
-    P_TRACE,  # address of the trace buffer, 0 for none
-    P_TRACE_SIZE,
-    P_TRACE_NEXT,
     P_FAILED,  # the channel whose failure (deadline, mismatch, ...) has ended the worker's loop
     P_PASSES,
     P_LOG,  # address of the log, and how many entries have been taken
     P_LOG_NEXT,
     P_FLOOR,  # offset in this rank's arena from which on it is shared
     P_LINK_WAITERS,  # threads that wait for any of several words: links' counters, gates
-) = range(0, 17 * 8, 8)
-RANK_BLOCK_BYTES = 17 * 8
+) = range(0, 14 * 8, 8)
+RANK_BLOCK_BYTES = 14 * 8
 
 # -- the log: an entry per recent call (its text) or message (its header) ------------------------
 E_STAMP, E_LABEL, E_SEQ, E_BEGUN, E_ENDED, E_SITE = range(0, 6 * 8, 8)
@@ -236,9 +239,6 @@ LOG_SLOTS = 2048
 SITE_FULL, SITE_KEYS = 0, 16
 SITE_SLOTS = 16384
 SITE_OURS = 1
-
-TRACE_BYTES = 32  # time in ns, channel, event, descriptor (0: the caller's program)
-TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
 
 # -- streams: a channel's sockets to other hosts --------------------------------------------------
 (
@@ -260,11 +260,8 @@ TRACE_START, TRACE_BLOCKED, TRACE_DONE = 1, 2, 3
     S_LINGER,  # look after the time between two looks,
     S_SLEEP,  # sleep until a socket is ready,
     S_ARM,  # have the poller thread watch
-    S_SPARE,  # address of SPARE_BYTES and a page more, or 0: see nc10d_take
-    S_COPY,  # the function that copies from there, 0 for the C library's
-) = range(0, 20 * 8, 8)
-SPARE_BYTES = 256 * 1024
-S_SEEN = 20 * 8  # the header of a rank that made another call
+) = range(0, 18 * 8, 8)
+S_SEEN = 18 * 8  # the header of a rank that made another call
 HEADER_BYTES = 192  # sequence number, fingerprint, text, site; compared between hosts
 STREAMS_BYTES = S_SEEN + HEADER_BYTES
 

@@ -32,7 +32,6 @@ from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_
 
 # The ways to exposed memory.
 NOT_AT_ALL, BY_ARENA, BY_KERNEL, WRITABLE, WRITABLE_BY_KERNEL = 0, 1, 2, 3, 4
-PAGE = 4096
 AT_A_TIME = 128 * 1024
 """Most bytes that the kernel writes at a time; while it does, they can't be withdrawn."""
 NEVER = 1 << 62
@@ -78,10 +77,10 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     way = NOT_AT_ALL
     floor = load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR)
     registered = floor <= inside < load(reach + at.R_ARENA_BYTES)
-    if registered and (sets_flag or inside % PAGE == 0):
+    if registered and (sets_flag or inside % at.PAGE == 0):
         store(record, inside)
         way = BY_ARENA
-        if writable != 0 and inside % PAGE == 0:
+        if writable != 0 and inside % at.PAGE == 0:
             store(channel + at.C_WRITABLE, inside)
             store(channel + at.C_WRITABLE_BYTES, writable)
             way = WRITABLE
@@ -93,8 +92,8 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             store(channel + at.C_WRITABLE_BYTES, writable)
             # Equal pieces: the kernel looks up all pages of a piece before it writes to the first.
             pieces = (writable + AT_A_TIME - 1) // AT_A_TIME
-            pages = (writable // PAGE + pieces - 1) // pieces
-            store(load(channel + at.C_AREA) + at.AREA_WRITABLE_BYTES, pages * PAGE)
+            pages = (writable // at.PAGE + pieces - 1) // pieces
+            store(load(channel + at.C_AREA) + at.AREA_WRITABLE_BYTES, pages * at.PAGE)
             way = WRITABLE_BY_KERNEL
     elif sets_flag:
         # In the fingerprint, before the signal: every rank sees the flag, so all take one branch.

@@ -22,7 +22,6 @@ from nc10d.backend.cpu.native.submitting import (
 from nc10d.backend.cpu.native.waiting import nc10d_unlock
 from nc10d.kernels.cache import entry_points, on_demand
 
-SLICE_NS = 50_000_000
 _WORD = types.int64
 
 
@@ -142,7 +141,7 @@ def nc10d_run_prepared(prepared: int, x: int, y: int) -> int:
     if not nc10d_fits(prepared, users, x, y):
         nc10d_unlock(channel)
         return at.BUSY
-    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users, SLICE_NS)
+    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users)
 
 
 @on_demand(types.int64(any_object, any_object, any_object))

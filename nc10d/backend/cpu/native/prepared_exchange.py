@@ -11,16 +11,17 @@ from numba import njit, types
 
 from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store_release
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.prepared_messages import (
     AT_ONCE,
     WAITS,
     nc10d_admitted,
     nc10d_carries,
+    nc10d_fill,
     nc10d_message,
 )
-from nc10d.backend.cpu.native.progress import nc10d_aborted, nc10d_awake, nc10d_progress
+from nc10d.backend.cpu.native.progress import nc10d_awake, nc10d_progress
 from nc10d.backend.cpu.native.ring import nc10d_append
 from nc10d.kernels.cache import entry_points, on_demand
 
@@ -88,48 +89,23 @@ def nc10d_lock_both(sender: int, receiver: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_has_come(channel: int) -> bool:
-    """Return whether the counter that blocks a channel has come to its value."""
-    return load_acquire(load(channel + at.C_BLOCKED_AT)) >= load(channel + at.C_BLOCKED_FOR)
-
-
-@njit(nogil=True)
 def nc10d_await_either(one: int, other: int, until: int) -> int:
     """Wait until the counter that blocks either channel has come: DONE, ABORTED or BLOCKED.
 
     Both channels are the same for a thread that waits for one.
     """
     for _ in range(load(one + at.C_SPIN)):
-        if nc10d_has_come(one) or nc10d_has_come(other):
+        if waiting.nc10d_has_come(one) or waiting.nc10d_has_come(other):
             return at.DONE
         atomics.pause()
     began = atomics.nc10d_now()
     for _ in range(load(one + at.C_YIELD)):
         atomics.yield_core()
-        if nc10d_has_come(one) or nc10d_has_come(other):
+        if waiting.nc10d_has_come(one) or waiting.nc10d_has_come(other):
             return at.DONE
         if atomics.nc10d_now() - began > waiting.LONG_NS:
             break
-    rank_block = load(one + at.C_RANK_BLOCK)
-    # The order is that of a sleeper in waiting.py.
-    atomics.add(rank_block + at.P_SLEEPING, 1)
-    answer = at.BLOCKED
-    while answer == at.BLOCKED:
-        bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
-        for channel in (one, other):
-            sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
-            atomics.set_bits(sleepers, load(channel + at.C_BELL_BIT))
-        broken = load_acquire(one + at.C_BROKEN) | load_acquire(other + at.C_BROKEN)
-        if nc10d_has_come(one) or nc10d_has_come(other):
-            answer = at.DONE
-        elif broken != 0 or nc10d_aborted(one):
-            answer = at.ABORTED
-        elif atomics.nc10d_now() >= until:
-            break
-        else:
-            waiting.nc10d_sleep(rank_block, bell, until)
-    atomics.add(rank_block + at.P_SLEEPING, -1)
-    return answer
+    return waiting.nc10d_sleep_for_either(one, other, until)
 
 
 @njit(nogil=True)
@@ -173,21 +149,9 @@ def _wait_both(sender: int, sent: int, receiver: int, received: int, slice_ns: i
 
 
 @njit(nogil=True)
-def nc10d_fill(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
-    """Make a descriptor of a message: that at `model`, on this array."""
-    users = descriptor + 8 * at.DESCRIPTOR_WORDS
-    for field in (at.D_PROGRAM, at.D_BYTES, at.D_DTYPE):
-        store(descriptor + field, load(model + field))
-    store(descriptor + at.D_USERS, users)
-    store(descriptor + at.D_DEADLINE, deadline)
-    store(descriptor + at.D_TAG, tag)
-    store(users, load(array + DATA_OFFSET))
-
-
-@njit(nogil=True)
 def nc10d_free(channel: int) -> bool:
     """Return whether a channel, whose lock is held, has nothing to run and has not failed."""
-    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+    if load_acquire(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel):
         return False
     return load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL)
 

@@ -31,7 +31,6 @@ from nc10d.kernels.cache import entry_points, on_demand
 _WORD = types.int64
 YIELDS = 100  # some 40 µs, and LONG_NS at most: Python must come to the unexpected queue
 A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
-SLICE_NS = 50_000_000
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
 """How long a message waits for the peer: not at all; for a spin; until it has passed.
@@ -143,7 +142,7 @@ def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
     """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
-    if load(channel + at.C_BROKEN) != 0 or progress.nc10d_aborted(channel):
+    if load(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel):
         return at.BUSY
     # Messages of a link keep their order: a message in the ring was called earlier.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
@@ -162,7 +161,7 @@ def nc10d_move_message(
     store(channel + at.C_BEGUN, 0 if small else atomics.nc10d_now())
     progress.nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
     if how_soon == WAITS and not small:
-        return waiting.nc10d_drive(channel, SLICE_NS)
+        return waiting.nc10d_drive(channel, waiting.SLICE_NS)
     answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
         # A short message can block at its first step only, with nothing done.
@@ -170,7 +169,7 @@ def nc10d_move_message(
     if answer != at.BLOCKED:
         return answer
     store(channel + at.C_BEGUN, atomics.nc10d_now())
-    return waiting.nc10d_drive(channel, SLICE_NS)
+    return waiting.nc10d_drive(channel, waiting.SLICE_NS)
 
 
 @njit(nogil=True)
@@ -183,6 +182,13 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
         return at.BUSY
     if not nc10d_carries(channel, descriptor, array):
         return at.BUSY
+    return nc10d_message_at(descriptor, load(array + DATA_OFFSET), tag, how_soon)
+
+
+@njit(nogil=True)
+def nc10d_message_at(descriptor: int, data: int, tag: int, how_soon: int) -> int:
+    """Do as `nc10d_message`, for an array at an address, which has been checked."""
+    channel = load(descriptor + at.D_CHANNEL)
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
@@ -191,7 +197,6 @@ def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
         waiting.nc10d_unlock(channel)
         return at.BUSY
-    data = load(array + DATA_OFFSET)
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
     if answer == at.DONE:
         nc10d_end_message(channel, atomics.nc10d_now())
@@ -232,6 +237,19 @@ def nc10d_may_post(channel: int) -> bool:
     return False
 
 
+@njit(nogil=True)
+def nc10d_fill(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
+    """Fill in a descriptor: the message of `model`, on this array, with this tag."""
+    users = descriptor + 8 * at.DESCRIPTOR_WORDS
+    for field in (at.D_PROGRAM, at.D_BYTES, at.D_DTYPE):
+        store(descriptor + field, load(model + field))
+    store(descriptor + at.D_USERS, users)
+    store(descriptor + at.D_DEADLINE, deadline)
+    store(descriptor + at.D_STATUS, 0)
+    store(descriptor + at.D_TAG, tag)
+    store(users, load(array + DATA_OFFSET))
+
+
 @on_demand(types.int64(atomics.any_object, _WORD, types.float64, atomics.any_object, _WORD, _WORD))
 def _submit_message(
     words: object, model: int, timeout: float, x: object, tag: int, here: int
@@ -247,15 +265,7 @@ def _submit_message(
     if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
     descriptor = load(atomics.as_int(words) + DATA_OFFSET)
-    users = descriptor + 8 * at.DESCRIPTOR_WORDS
-    store(descriptor + at.D_PROGRAM, load(model + at.D_PROGRAM))
-    store(descriptor + at.D_USERS, users)
-    store(descriptor + at.D_DEADLINE, submitting.nc10d_deadline(timeout))
-    store(descriptor + at.D_STATUS, 0)
-    store(descriptor + at.D_TAG, tag)
-    store(descriptor + at.D_BYTES, load(model + at.D_BYTES))
-    store(descriptor + at.D_DTYPE, load(model + at.D_DTYPE))
-    store(users, load(array + DATA_OFFSET))
+    nc10d_fill(descriptor, model, array, tag, submitting.nc10d_deadline(timeout))
     receives = load(channel + at.C_KIND) == at.RECEIVER
     if receives and not nc10d_may_post(channel):
         return at.BUSY

@@ -38,22 +38,6 @@ from nc10d.backend.cpu.native.sites import nc10d_site
 
 
 @njit(nogil=True)
-def nc10d_trace(channel: int, event: int) -> None:
-    """Record an event of a channel, if tracing is on; drops events when the buffer is full."""
-    rank_block = load(channel + at.C_RANK_BLOCK)
-    buffer = load(rank_block + at.P_TRACE)
-    if buffer != 0:
-        # All channels of the rank share the buffer: an atomic add gives each event its place.
-        place = atomics.add(rank_block + at.P_TRACE_NEXT, 1)
-        if place < load(rank_block + at.P_TRACE_SIZE):
-            entry = buffer + at.TRACE_BYTES * place
-            store(entry, atomics.nc10d_now())
-            store(entry + 8, channel)
-            store(entry + 16, event)
-            store(entry + 24, load(channel + at.C_DESCRIPTOR))
-
-
-@njit(nogil=True)
 def nc10d_begin(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
     # C_ROUND, C_TICKS and C_PARITY stay: rounds count through all programs of the channel.
@@ -61,12 +45,6 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
     store(channel + at.C_SEGMENT, 0)
     store(channel + at.C_PEER, 0)
     store(channel + at.C_USERS, users)
-
-
-@njit(nogil=True)
-def nc10d_aborted(channel: int) -> bool:
-    """Return whether the group has failed; no new program begins then."""
-    return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
 
 @njit(nogil=True)
@@ -82,7 +60,7 @@ def nc10d_take(channel: int) -> int:
         return at.BUSY
     # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
     # that has the lock and sees no C_BROKEN may go on.
-    failed = load(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel)
+    failed = load(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel)
     if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         # Submissions in the ring were called earlier and must run first.
         waiting.nc10d_unlock(channel)
@@ -92,13 +70,13 @@ def nc10d_take(channel: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_run_taken(channel: int, program: int, users: int, slice_ns: int) -> int:
+def nc10d_run_taken(channel: int, program: int, users: int) -> int:
     """Run a program on the arrays of the table at `users`; the caller has taken the channel.
 
     After any answer but DONE the caller still holds the lock.
     """
     nc10d_begin(channel, program, users)
-    answer = waiting.nc10d_drive(channel, slice_ns)
+    answer = waiting.nc10d_drive(channel, waiting.SLICE_NS)
     if answer == at.DONE:
         nc10d_log_end(channel, atomics.nc10d_now())
         waiting.nc10d_unlock(channel)
@@ -110,7 +88,6 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and wake the threads that wait for it."""
     rank_block = load(channel + at.C_RANK_BLOCK)
     now = atomics.nc10d_now()
-    store(descriptor + at.D_ENDED, now)
     # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
     if load(descriptor + at.D_GATE) != 0:
         nc10d_post(channel, load(descriptor + at.D_GATE), 1)
@@ -155,18 +132,12 @@ def nc10d_progress(channel: int) -> int:
             store(channel + at.C_MESSAGE, descriptor)
             store(channel + at.C_SITE, load(descriptor + at.D_SITE))
             store(channel + at.C_BEGUN, atomics.nc10d_now())
-            store(descriptor + at.D_STARTED, load(channel + at.C_BEGUN))
             nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
-            nc10d_trace(channel, at.TRACE_START)
-        step = load(channel + at.C_PC)
         answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
         if answer != at.DONE:
-            if load(channel + at.C_PC) != step:
-                nc10d_trace(channel, at.TRACE_BLOCKED)
             if answer < 0:  # no thread may begin it again before Python breaks the channel
                 store(channel + at.C_BROKEN, at.FAILING)
             return answer
-        nc10d_trace(channel, at.TRACE_DONE)
         nc10d_finish(channel, descriptor)
 
 
@@ -284,7 +255,7 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     """
     if not nc10d_waiting(channel):
         return at.BLOCKED
-    if nc10d_aborted(channel):
+    if waiting.nc10d_aborted(channel):
         return at.ABORTED
     if not waiting.nc10d_try_lock(channel):
         return at.BUSY

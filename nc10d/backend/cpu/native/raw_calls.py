@@ -23,13 +23,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
-from nc10d.backend.cpu.native import atomics, waiting
+from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
-from nc10d.backend.cpu.native.log import nc10d_end_message
-from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_admitted, nc10d_move_message
+from nc10d.backend.cpu.native.atomics import load, load_acquire, store
+from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message_at
 from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
-from nc10d.backend.cpu.native.sites import nc10d_site, thread_state
+from nc10d.backend.cpu.native.sites import thread_state
 from nc10d.kernels.cache import address_of, compiled_callback
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
@@ -39,7 +38,6 @@ REQUEST_WORDS = 7  # key, count, rank, tag, data, block, answer
 BUCKETS = 1024
 MESSAGES = 1 << 20  # set in the keys of messages
 NO_THREAD = 1  # the answer in a thread that Python does not know
-SLICE_NS = 50_000_000
 _made: dict[str, Any] = {}
 
 
@@ -69,39 +67,18 @@ def nc10d_block(state: int, key: int, count: int, rank: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_raw_message(descriptor: int, data: int, tag: int) -> int:
-    """Do as `run_message` in prepared_messages.py, for an array at an address."""
-    channel = load(descriptor + at.D_CHANNEL)
-    site = nc10d_site(channel)
-    if site == at.NEW_SITE:
-        return at.NEW_SITE
-    if not waiting.nc10d_try_lock(channel):
-        return at.BUSY
-    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
-        waiting.nc10d_unlock(channel)
-        return at.BUSY
-    answer = nc10d_move_message(channel, descriptor, data, tag, site, WAITS)
-    if answer == at.DONE:
-        nc10d_end_message(channel, atomics.nc10d_now())
-    if answer in (at.DONE, at.BUSY):
-        store_release(channel + at.C_RECEIVING, 0)
-        waiting.nc10d_unlock(channel)
-    return answer
-
-
-@njit(nogil=True)
 def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
     """Run the call of a block on an array at an address; `users` is a word for the table."""
     if load_acquire(load(block + B_DIRECT)) == 0:
         return at.BUSY
     if key & MESSAGES != 0:
-        return nc10d_raw_message(load(block + B_PROGRAM), data, tag)
+        return nc10d_message_at(load(block + B_PROGRAM), data, tag, WAITS)
     channel = load(block + B_CHANNEL)
     answer = nc10d_take(channel)
     if answer != at.DONE:
         return answer
     store(users, data)
-    return nc10d_run_taken(channel, load(block + B_PROGRAM), users, SLICE_NS)
+    return nc10d_run_taken(channel, load(block + B_PROGRAM), users)
 
 
 def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) -> int:

@@ -29,7 +29,6 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_ring
 from nc10d.backend.cpu.native.ring import nc10d_match
-from nc10d.backend.cpu.native.step_format import nc10d_copy
 from nc10d.kernels.cache import entry_points, on_demand
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
@@ -42,7 +41,6 @@ EVENTS = 64
 # Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
 # call takes longer than bytes that have left the L2 cache.
 BURST = 1024 * 1024
-PAGE, SLOW_UP_TO, WORTH_A_COPY = 4096, 31, 32 * 1024
 
 _L, _I = types.int64, types.int32
 _send = types.ExternalFunction("send", _L(_I, _L, _L, _I))
@@ -59,45 +57,19 @@ def nc10d_transfer(wire: int, progress: int, address: int, nbytes: int) -> int:
 
     Returns the bytes moved, 0 if the socket is not ready, or -1 - errno; -1 is an orderly end.
     """
-    done = load(wire + progress)
-    return nc10d_move(wire, progress, address + done, min(nbytes - done, BURST))
-
-
-@njit(nogil=True)
-def nc10d_move(wire: int, progress: int, address: int, count: int) -> int:
-    """Send from an address or receive there, once; see nc10d_transfer."""
-    fd = np.int32(load(wire + at.W_FD))
+    fd, done = np.int32(load(wire + at.W_FD)), load(wire + progress)
+    count = min(nbytes - done, BURST)
     if progress == at.W_SENT:
-        moved = _send(fd, address, count, np.int32(QUIET))
+        moved = _send(fd, address + done, count, np.int32(QUIET))
     else:
-        moved = _recv(fd, address, count, np.int32(QUIET))
+        moved = _recv(fd, address + done, count, np.int32(QUIET))
     if moved > 0:
-        store(wire + progress, load(wire + progress) + moved)
+        store(wire + progress, done + moved)
         return moved
     if moved == 0:
         return -1
     error = atomics.load_acquire_32(_errno())
     return 0 if error in (EAGAIN, EINTR) else -1 - error
-
-
-@njit(nogil=True)
-def nc10d_take(streams: int, wire: int, address: int, nbytes: int) -> int:
-    """Receive as nc10d_transfer does, over a spare buffer where the kernel would copy slowly."""
-    # On some AMD CPUs the kernel copies at half speed to a destination that begins 1 to 31 bytes
-    # further into a page than the source. A large NumPy array begins 16 bytes into a page; bytes
-    # that a sender on the same machine (in another container) writes into an idle socket begin a
-    # page, so the spare place keeps their offset in the page. From another machine the copy is in
-    # vain. Not done, because no faster: a larger spare place, 64 bytes ahead of each transfer so
-    # that no copy is slow, segments of other sizes, the next segment amid passing one on.
-    spare, inside = load(streams + at.S_SPARE), address & (PAGE - 1)
-    if spare == 0 or nbytes < WORTH_A_COPY or inside == 0 or inside > SLOW_UP_TO:
-        return nc10d_transfer(wire, at.W_TAKEN, address, nbytes)
-    done = load(wire + at.W_TAKEN)
-    place = spare + (done & (PAGE - 1))
-    moved = nc10d_move(wire, at.W_TAKEN, place, min(nbytes - done, at.SPARE_BYTES))
-    if moved > 0:
-        nc10d_copy(load(streams + at.S_COPY), address + done, place, moved)
-    return moved
 
 
 @njit(nogil=True)

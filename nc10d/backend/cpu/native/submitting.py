@@ -11,13 +11,7 @@ from numba import njit
 from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
-from nc10d.backend.cpu.native.progress import (
-    nc10d_aborted,
-    nc10d_attend,
-    nc10d_bell,
-    nc10d_pass_on,
-    nc10d_waiting,
-)
+from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_bell, nc10d_pass_on, nc10d_waiting
 from nc10d.backend.cpu.native.ring import nc10d_append
 
 CENTURIES = 9e9
@@ -71,7 +65,7 @@ def nc10d_submit_here(channel: int, descriptor: int, meets: int) -> int:
     that counter: the peer wakes the worker when there is something to do, and no earlier. Returns
     FINISHED if it has ended, DONE, BUSY, NEW_SITE, or a failure.
     """
-    if load_acquire(channel + at.C_BROKEN) != 0 or nc10d_aborted(channel):
+    if load_acquire(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel):
         return at.BUSY
     answer = nc10d_append(channel, descriptor)
     if answer != at.DONE:

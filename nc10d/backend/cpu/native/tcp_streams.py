@@ -119,10 +119,8 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wir
         operand = row + (packed.DST if kind == packed.TAKE else packed.SRC)
         address = nc10d_place(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
-    if kind == packed.TAKE:
-        moved = sockets.nc10d_take(load(channel + at.C_STREAMS), wire, address, nbytes)
-    else:
-        moved = sockets.nc10d_transfer(wire, at.W_SENT, address, nbytes)
+    progress = at.W_TAKEN if kind == packed.TAKE else at.W_SENT
+    moved = sockets.nc10d_transfer(wire, progress, address, nbytes)
     return moved if moved >= 0 else nc10d_lost(channel, wire, moved)
 
 

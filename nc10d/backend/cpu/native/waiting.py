@@ -22,6 +22,8 @@ from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 
+SLICE_NS = 50_000_000
+"""The longest that an entry point waits before it returns to Python."""
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
 LONG_NS = 1_000_000
@@ -151,16 +153,24 @@ def nc10d_linger(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_await_counter(channel: int, until: int) -> int:
-    """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    counter = load(channel + at.C_BLOCKED_AT)
-    target = load(channel + at.C_BLOCKED_FOR)
-    if nc10d_streaming(channel):
-        return nc10d_await_socket(channel, until)
-    if nc10d_yield(channel, counter, target, load(channel + at.C_YIELD)):
-        return at.DONE
-    rank_block = load(channel + at.C_RANK_BLOCK)
-    abort = load(channel + at.C_AREA) + at.AREA_ABORT
+def nc10d_aborted(channel: int) -> bool:
+    """Return whether the group has failed; no new program begins then."""
+    return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
+
+
+@njit(nogil=True)
+def nc10d_has_come(channel: int) -> bool:
+    """Return whether the counter that blocks a channel has come to its value."""
+    return load_acquire(load(channel + at.C_BLOCKED_AT)) >= load(channel + at.C_BLOCKED_FOR)
+
+
+@njit(nogil=True)
+def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
+    """Sleep until the counter that blocks either channel has come: DONE, ABORTED or BLOCKED.
+
+    Both channels are the same for a thread that waits for one.
+    """
+    rank_block = load(one + at.C_RANK_BLOCK)
     # Counted first: a thread of this process that changes something wakes only counted sleepers.
     atomics.add(rank_block + at.P_SLEEPING, 1)
     answer = at.BLOCKED
@@ -168,10 +178,13 @@ def nc10d_await_counter(channel: int, until: int) -> int:
         # The bell's value is read before the looks below: a ring after any of them changes it, and
         # the futex returns at once. The bit is set anew each time, since a post takes it away.
         bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
-        atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-        if load_acquire(counter) >= target:
+        for channel in (one, other):
+            sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
+            atomics.set_bits(sleepers, load(channel + at.C_BELL_BIT))
+        broken = load_acquire(one + at.C_BROKEN) | load_acquire(other + at.C_BROKEN)
+        if nc10d_has_come(one) or nc10d_has_come(other):
             answer = at.DONE
-        elif load_acquire(abort) != 0 or load_acquire(channel + at.C_BROKEN) != 0:
+        elif broken != 0 or nc10d_aborted(one):
             answer = at.ABORTED
         elif atomics.nc10d_now() >= until:
             break
@@ -179,6 +192,17 @@ def nc10d_await_counter(channel: int, until: int) -> int:
             nc10d_sleep(rank_block, bell, until)
     atomics.add(rank_block + at.P_SLEEPING, -1)
     return answer
+
+
+@njit(nogil=True)
+def nc10d_await_counter(channel: int, until: int) -> int:
+    """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
+    if nc10d_streaming(channel):
+        return nc10d_await_socket(channel, until)
+    counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
+    if nc10d_yield(channel, counter, target, load(channel + at.C_YIELD)):
+        return at.DONE
+    return nc10d_sleep_for_either(channel, channel, until)
 
 
 @njit(nogil=True)

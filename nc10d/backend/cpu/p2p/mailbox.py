@@ -24,7 +24,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.p2p import unexpected
 from nc10d.backend.cpu.p2p.receive_queues import PAUSE, PendingReceive, QueuedReceive, ReceiveQueues
 from nc10d.backend.cpu.transport.links import SLOT, Header, Inbox, LinksStopped, UnexpectedMessage
-from nc10d.backend.cpu.works import CpuWork, PartWaiter
+from nc10d.backend.cpu.works import CpuWork, WorkWaiter
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
@@ -49,7 +49,7 @@ class DeferredReceive:
 class Mailbox:
     """Posts sends and receives of a rank; their Works wait through `waiter`."""
 
-    def __init__(self, group: Group, waiter: PartWaiter, cache: PreparedCache) -> None:
+    def __init__(self, group: Group, waiter: WorkWaiter, cache: PreparedCache) -> None:
         self._group, self._links = group, group.links
         self._waiter, self._cache = waiter, cache
         self._others = [rank for rank in range(group.size) if rank != group.rank]
@@ -107,7 +107,7 @@ class Mailbox:
         submission = self._submission(op, buffer, deadline, dependencies, channel)
         channel.submit(submission)
         self._prepare(op, buffer, channel, None)
-        return CpuWork(self._waiter, (op,), [(channel, submission)], deadline)
+        return CpuWork(self._waiter, (op,), channel, submission, deadline)
 
     def _receive_from(
         self,
@@ -126,7 +126,7 @@ class Mailbox:
             return DeferredReceive(dependencies, deliver) if dependencies else deliver()
         channel.submit(submission)
         self._prepare(op, buffer, channel, inbox)
-        return CpuWork(self._waiter, (op,), [(channel, submission)], deadline, sender=peer)
+        return CpuWork(self._waiter, (op,), channel, submission, deadline, sender=peer)
 
     def _prepare(
         self, op: Send | Recv, buffer: Buffer, channel: Channel, inbox: Inbox | None
@@ -165,8 +165,8 @@ class Mailbox:
             flat = early.data.view(buffer.dtype.numpy)
             np.copyto(buffer.as_numpy(), flat.reshape(buffer.shape))
 
-        part = (self._end(self._links.inbox, peer).channel, early.submission)
-        return CpuWork(self._waiter, (op,), [part], deadline, [copy], peer)
+        channel = self._end(self._links.inbox, peer).channel
+        return CpuWork(self._waiter, (op,), channel, early.submission, deadline, [copy], peer)
 
     # -- receives in queues ----------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
-from nc10d.backend.cpu.works import PartWaiter
+from nc10d.backend.cpu.works import WorkWaiter
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Recv
 from nc10d.work import Work
@@ -115,7 +115,7 @@ class QueuedReceive(Work):
 
     def __init__(
         self,
-        waiter: PartWaiter,
+        waiter: WorkWaiter,
         health: Health,
         pending: PendingReceive,
         peers: Sequence[int],

@@ -7,7 +7,6 @@ epoll for all wires of the process, and wakes the channels that wait for a ready
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import select
 import socket
@@ -16,20 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native import sockets
+from nc10d.backend.cpu.native.offsets import PAGE, Words
 from nc10d.backend.cpu.native.tcp_streams import FUNCTIONS
 from nc10d.base.call_site import called
 from nc10d.base.signal_errors import Thread
-from nc10d.kernels import copy
 
-Words = npt.NDArray[np.int64]
 SLICE_MS = 1000
-PAGE = 512
-"""Words in a page of blocks."""
+PAGE_WORDS = PAGE // 8
 
 
 @dataclass(slots=True)
@@ -46,8 +42,6 @@ class Streams:
 
     def __init__(self, poller: Poller, wires: Mapping[int, HostSocket], size: int) -> None:
         self.wires = wires
-        self.spare: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        """Bytes are received here first where the kernel copies slowly; see nc10d_take."""
         self._table: Words = np.zeros(size, np.int64)
         for rank, wire in wires.items():
             self._table[rank] = wire.address
@@ -64,12 +58,6 @@ class Streams:
             at.S_POLL: plain.address(self._poll),
         }
         fields |= {offset: function.address for offset, function in FUNCTIONS.items()}
-        if copy.kernel_is_slow():
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            pages = mmap.mmap(-1, at.SPARE_BYTES + mmap.PAGESIZE, private)
-            self.spare = np.frombuffer(pages, np.uint8)
-            fields[at.S_SPARE] = plain.address(self.spare)
-            fields[at.S_COPY] = copy.quick_copy_address()
         for offset, value in fields.items():
             self._words[offset // 8] = value
 
@@ -101,7 +89,7 @@ class Poller:
         sockets.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
         self._events: Words = np.zeros(sockets.EVENTS * sockets.EVENT_BYTES // 8, np.int64)
         self._pages: list[Words] = []
-        self._used = PAGE
+        self._used = PAGE_WORDS
         self._lock = threading.Lock()
         self._thread = Thread(target=self._run, name="nc10d-poller", daemon=True)
         self._thread.start()
@@ -109,9 +97,9 @@ class Poller:
     def block(self) -> int:
         """Return the address of a zeroed block for a wire or for a channel's wait."""
         with self._lock:
-            if self._used == PAGE:
+            if self._used == PAGE_WORDS:
                 # Pages never move, since the engine and the thread hold addresses into them.
-                self._pages.append(np.zeros(PAGE, np.int64))
+                self._pages.append(np.zeros(PAGE_WORDS, np.int64))
                 self._used = 0
             start = self._used
             self._used += at.WIRE_BYTES // 8
