@@ -148,24 +148,9 @@ def all_gather_object(
     call = ObjectCall(
         "all_gather_object", found, openings, allow_pickle, weights_only, map_location
     )
-    out = None
     if not openings.ran:
         check_length("object_list", object_list, size)
-        out = encode_outgoing(obj, call.allow_pickle, openings)
-        found.all_gather_into_tensor(openings.table, opening_of(out, openings))
-    objects = call.objects()
-    if objects is not None:
-        give_back(openings)
-        object_list[:] = objects
-        return
-    arrived = call.incoming_all(openings.table)
-    sent, received = call.encoded(out), list(map(call.allocate, arrived))
-    for number in rounds(arrived):
-        parts = [part(each, number) for each in received]
-        found.all_gather(parts, part(sent, number), timeout=call.remaining())
-    raise_if_failed(out)
-    object_list[:] = [call.decode(incoming) for incoming in arrived]
-    give_back(openings)
+    _gather(call, obj, object_list)
 
 
 def gather_object(
@@ -196,12 +181,18 @@ def gather_object(
         return
     openings = openings or take(size)
     call = ObjectCall("gather_object", found, openings, allow_pickle, weights_only, map_location)
-    places = object_gather_list if here else None
-    out = None
     if not openings.ran:
         check_gather_list(object_gather_list, here, size)
+    _gather(call, obj, object_gather_list if here else None, root)
+
+
+def _gather(call: ObjectCall, obj: Any, places: list[Any] | None, root: int | None = None) -> None:
+    """Put all ranks' objects into `places`, if this rank has any: `root` has, or all ranks have."""
+    group, openings = call.group, call.openings
+    out = None
+    if not openings.ran:
         out = encode_outgoing(obj, call.allow_pickle, openings)
-        found.all_gather_into_tensor(openings.table, opening_of(out, openings))
+        group.all_gather_into_tensor(openings.table, opening_of(out, openings))
     objects = call.objects(NO_ROWS if places is None else ALL_ROWS)
     if objects is not None:
         give_back(openings)
@@ -210,10 +201,14 @@ def gather_object(
         return
     arrived = call.incoming_all(openings.table)
     sent = call.encoded(out)
-    received = None if places is None else list(map(call.allocate, arrived))
+    received = [] if places is None else list(map(call.allocate, arrived))
     for number in rounds(arrived):
-        parts = None if received is None else [part(each, number) for each in received]
-        found.gather(part(sent, number), parts, root, timeout=call.remaining())
+        mine = part(sent, number)
+        parts = [part(each, number) for each in received]
+        if root is None:
+            group.all_gather(parts, mine, timeout=call.remaining())
+        else:
+            group.gather(mine, parts or None, root, timeout=call.remaining())
     raise_if_failed(out)
     if places is None:
         for incoming in arrived:  # the destination has the reason
