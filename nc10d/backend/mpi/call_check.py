@@ -8,6 +8,7 @@ operations of a batch depend on each other: if so on any rank, all ranks run the
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nc10d.errors import CollectiveMismatch
 
 TEXT_BYTES = 240
 """Bytes of a call's description that ranks exchange when their calls differ."""
+_fingerprint = functools.lru_cache(256)(CallInfo.fingerprint)
 
 
 class CallCheck:
@@ -27,7 +29,7 @@ class CallCheck:
     __slots__ = ("_least",)
 
     def __init__(self, call: CallInfo, conflict: bool) -> None:
-        word = call.fingerprint()
+        word = _fingerprint(call)
         self._least = np.array([word, -word, -int(conflict)], np.int64)
 
     def ask(self, comm: Any) -> Request:

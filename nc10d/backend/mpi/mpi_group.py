@@ -82,11 +82,14 @@ class MpiGroup(PolledGroup):
                 self.fail(error_wire.decode_error(text), notify=False)
             elif kind == LEFT:
                 self._leave_protocol.record_leave(source, text)
+
+    def _check_tasks(self) -> None:
         blocked = self._leave_protocol.blocked_task((*self._calls, *self._messages))
         if blocked is not None:
             task, rank = blocked
             reason = f"{task.work._describe()}: rank {rank} of group {self.name!r} has left"
             self.fail(PeerLost(reason, rank=rank, **self._about(task)))
+        super()._check_tasks()
 
     def _notify_peers(self, error: DistError) -> DistError:
         self._control.broadcast(FAILED, error_wire.encode_error(error, MOST_BYTES))

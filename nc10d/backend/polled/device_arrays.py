@@ -13,7 +13,8 @@ from nc10d.ops.facts import facts_of, name_of
 def device_arrays(batch: Sequence[Op]) -> Iterator[tuple[Op, Any, str]]:
     """Yield (operation, array or list of arrays, device) for all arrays that are on a device."""
     for op in batch:
-        for array in (getattr(op, name) for name in facts_of(op).arrays):
+        for name in facts_of(op).arrays:
+            array = getattr(op, name)
             device = "cpu" if array is None else device_type(array)
             if device != "cpu":
                 yield op, array, device

@@ -73,7 +73,7 @@ class PolledGroup(ABC):
 
     @abstractmethod
     def _look_at_peers(self) -> None:
-        """Fail the group if another rank has failed it, or has left and is needed."""
+        """Fail the group if another rank has failed it."""
 
     @abstractmethod
     def _notify_peers(self, error: DistError) -> DistError:
@@ -112,7 +112,6 @@ class PolledGroup(ABC):
                 message = MessageTask(work, place, deadline)
                 earlier = dependencies.get(place, _NOTHING)
                 self._begin(message, self._messages, self._steps_in_turn(message, earlier))
-            self.advance()
         return work
 
     def check(self) -> None:
@@ -139,8 +138,8 @@ class PolledGroup(ABC):
         calls = [call_of(op) for op in ops]
         in_order = yield from self._agree(task, block_of(calls), bool(dependencies))
         task.agreed = True
-        counts = [call.count for call in calls]
-        parts = [steps(self._library, *each) for each in zip(ops, counts, strict=True)]
+        each = zip(ops, calls, strict=True)
+        parts = [steps(self._library, op, call.count) for op, call in each]
         if in_order:  # a single operation too may have to wait for earlier messages
             for place, part in zip(task.places, parts, strict=True):
                 yield from after(_have_ended(work, dependencies.get(place, _NOTHING)), part)
@@ -175,7 +174,7 @@ class PolledGroup(ABC):
         self._polls += 1
         if self._polls % _CHECK_INTERVAL == 0:
             self._look_at_peers()
-            self._check_deadlines()
+            self._check_tasks()
         while self._calls and self._advance_task(self._calls[0]):
             self._calls.popleft()
         for message in tuple(self._messages):
@@ -204,8 +203,8 @@ class PolledGroup(ABC):
         error.op, error.seq = error.op or name, error.seq or task.seq or None
         return error
 
-    def _check_deadlines(self) -> None:
-        """Fail the group if a task has missed its deadline."""
+    def _check_tasks(self) -> None:
+        """Fail the group if a task can't end, or has missed its deadline."""
         self._fail_overdue((*self._calls, *self._messages))
 
     def _fail_overdue(self, tasks: Iterable[Task], reason: str = "") -> None:

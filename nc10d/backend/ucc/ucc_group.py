@@ -67,9 +67,9 @@ class UccGroup(PolledGroup):
     def _agree(
         self, task: Task, call: CallInfo, conflict: bool
     ) -> Generator[Sequence[InnerWork] | None, None, bool]:
-        # Not at the launch: where ranks do not agree, the CPU backend fails the group at once, and
-        # earlier calls with the group.
-        yield None
+        if task is not self._calls[0]:
+            # Where ranks do not agree, the CPU backend fails the group at once: earlier calls, too.
+            yield None
         free = np.array([not conflict], np.int8)
         same = AllReduce(free, MIN.meant_for(f"UCC: {call.describe()}"))
         agreement = InnerWork(self.inner, same, task.deadline.remaining())
@@ -93,7 +93,7 @@ class UccGroup(PolledGroup):
         if found is not None:
             self.fail(found, notify=False)
 
-    def _check_deadlines(self) -> None:
+    def _check_tasks(self) -> None:
         # The CPU backend keeps the deadline of a call until all ranks have agreed on it.
         agreed = [task for task in self._calls if task.agreed]
         self._fail_overdue(agreed, ": all ranks had entered it, and UCC has not ended it")
