@@ -125,8 +125,8 @@ class Collectives(Runner):
         tensor: Array,
         op: ReduceOp = SUM,
         async_op: bool = False,
-        timeout: Timeout = None,
         identity: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Replace `tensor` on rank r by the reduction of the tensors of the ranks before r.
 

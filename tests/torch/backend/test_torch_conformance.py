@@ -17,8 +17,8 @@ from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor
 
 SIZE = 3
-WITHOUT_CALL = {"gather_single", "scatter_single"}
-"""Calls that no torch group has before 2.14."""
+WITHOUT_CALL = {"gather_single", "scatter_single", "scan", "exscan"}
+"""Calls that no torch group has, or none before 2.14."""
 CASES = [
     case
     for case in cover((SIZE,), [*DTYPES.values()])

@@ -81,7 +81,8 @@ MAKE = {
 
 def torch_has(call):
     """Return whether torch.distributed has the call, and passes its reduction on."""
-    if call.kind in (O.Gather, O.Scatter) and call.flat:
+    lacks = call.kind in (O.Scan, O.ExScan)
+    if lacks or (call.kind in (O.Gather, O.Scatter) and call.flat):
         return False
     x = call.inputs[0]
     x = x[0] if isinstance(x, list) else x
