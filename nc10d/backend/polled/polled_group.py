@@ -18,7 +18,7 @@ from nc10d.arrays.call_info import CallInfo, block_of, call_of
 from nc10d.backend.polled.block_order import Dependencies, dependencies_of
 from nc10d.backend.polled.launches import MessageTask, PolledWork, Steps, Task, after, side_by_side
 from nc10d.backend.polled.polled_collectives import CollectiveLibrary, steps
-from nc10d.backend.polled.progress_thread import ProgressThread
+from nc10d.backend.polled.progress_thread import ProgressedGroup, ProgressThread
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.text import in_seconds
@@ -32,7 +32,7 @@ _CHECK_INTERVAL = 8
 """Polls between two checks for rare events: failures, departures, deadlines."""
 
 
-class PolledGroup(ABC):
+class PolledGroup(ProgressedGroup, ABC):
     """A rank's side of a group. Its methods run under the lock of the progress thread.
 
     A subclass adds the agreement on a call, the way of messages, and the notices between ranks.
@@ -86,14 +86,6 @@ class PolledGroup(ABC):
     @abstractmethod
     def _notify_of_departure(self) -> None:
         """Notify the other ranks that this rank leaves the group, which has not failed."""
-
-    @abstractmethod
-    def free(self) -> bool:
-        """Free a closed group's resources in the library, if nothing can arrive; return if done."""
-
-    @abstractmethod
-    def stop_listening(self) -> None:
-        """Cancel every request that the end of the library would wait for."""
 
     # -- launching -------------------------------------------------------------------------
 
