@@ -74,12 +74,16 @@ def is_chunk_of(piece: FlatBuffer, chunks: Chunks | None, rank: int) -> bool:
 
 
 class OpBuffers:
-    """The memory of an operation, from its beginning to `finish`."""
+    """The memory of an operation, from its beginning to `finish`.
 
-    __slots__ = ("_copies_back",)
+    Copies and scratch memory live as long as this object, because a library has only addresses.
+    """
+
+    __slots__ = ("_copies_back", "_owned")
 
     def __init__(self) -> None:
         self._copies_back: list[Callable[[], None]] = []
+        self._owned: list[np.ndarray[Any, Any]] = []
 
     def contiguous(self, x: Any, written: bool) -> FlatBuffer:
         """Return the memory of an array, or of a copy that `finish` copies back if `written`."""
@@ -90,7 +94,7 @@ class OpBuffers:
         copy = np.ascontiguousarray(view)
         if written:
             self._copies_back.append(lambda: np.copyto(view, copy))
-        return _flat_buffer(as_buffer(copy))
+        return self._own(copy)
 
     def chunks(self, arrays: Any, size: int, written: bool) -> Chunks:
         """Return the memory of an array or a list, as a single piece, in chunks."""
@@ -103,11 +107,15 @@ class OpBuffers:
         whole = np.concatenate([view.reshape(-1) for view in views])
         if written:
             self._copies_back.append(lambda: _copy_chunks_back(whole, views))
-        return _flat_buffer(as_buffer(whole)), counts
+        return self._own(whole), counts
 
     def scratch(self, count: int, dtype: DType) -> FlatBuffer:
         """Return uninitialised memory for `count` elements."""
-        return _flat_buffer(as_buffer(np.empty(count, dtype.numpy)))
+        return self._own(np.empty(count, dtype.numpy))
+
+    def _own(self, array: np.ndarray[Any, Any]) -> FlatBuffer:
+        self._owned.append(array)
+        return _flat_buffer(as_buffer(array))
 
     def finish(self) -> None:
         """Copy written copies back to the caller's arrays."""
