@@ -31,8 +31,8 @@ TALL = 0.5
 DARK = "#333333"
 WAITS = (
     StepKind.WAIT,
-    StepKind.WAITALL,
-    StepKind.MEETALL,
+    StepKind.WAIT_ALL,
+    StepKind.MEET_ALL,
     StepKind.BRANCH_IF_FLAGGED,
     StepKind.FREE,
 )

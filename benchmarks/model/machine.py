@@ -141,7 +141,7 @@ class Machine:
         if step.kind is StepKind.FOLD_EXPOSED:
             fetched = at_reach(self.kernel or self.get, reach)
             folded = fetched + at_reach(self.copy, reach)
-            writes = step.tick and self.access == WRITES
+            writes = step.writable and self.access == WRITES
             return (size - 1) * (at_reach(self.written, reach) if writes else folded)
         return 0.0
 

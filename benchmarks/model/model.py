@@ -75,7 +75,7 @@ def algorithm(machine: Machine, op: str, nbytes: int, hosts: Topology) -> str:
     layout, access = layout_of(hosts, thresholds=machine.thresholds), machine.access
     steps = Collective(op, nbytes, layout).program(hosts.hosts[0][0]).steps
     kinds = Counter(step.kind for step in steps)
-    by_kernel = any(step.kind is StepKind.EXPOSE and 0 < step.arg <= access for step in steps)
+    by_kernel = any(step.kind is StepKind.EXPOSE and 0 < step.access <= access for step in steps)
     if len(hosts.hosts) > 1:
         chain = op == "broadcast" and chained(len(hosts.hosts), nbytes)
         name = "chain of hosts" if chain else _across(op, kinds)

@@ -168,11 +168,11 @@ class Walker:
 
     def _length(self, step: Step) -> int:
         if step.kind is StepKind.FETCH:  # the peer puts bytes into the exposed array itself
-            return step.nbytes - min(step.nbytes, max(0, self._writable - int(step.arg)))
+            return step.nbytes - min(step.nbytes, max(0, self._writable - step.offset))
         if step.kind is StepKind.FILL_EXPOSED:
             peers = (self.walk.walkers[rank] for rank in self._host.ranks if rank != self.rank)
             return sum(min(step.nbytes, peer._writable) for peer in peers)
-        if step.kind is StepKind.FOLD_EXPOSED or not step.total:  # of a fold it is an offset
+        if not step.total:
             return step.nbytes
         return max(0, min(step.nbytes, step.total - self._segment * step.nbytes))
 
@@ -231,16 +231,16 @@ class Walker:
 
     def _enter(self, step: Step) -> None:
         self._busy(step)
-        if step.tick:
+        if step.flag:
             self._host.flagged.add(self._round)
 
     def _expose(self, step: Step) -> None:
         self._busy(step)
         access = self.walk.machine.access
-        readable = 0 < step.arg <= access
-        if step.tick and not readable:
+        readable = 0 < step.access <= access
+        if step.flag and not readable:
             self._host.flagged.add(self._round)
-        self._writable = step.nbytes if readable and access == WRITES else 0
+        self._writable = step.writable if readable and access == WRITES else 0
 
     def _recall(self, step: Step) -> None:
         self._busy(step)
@@ -251,8 +251,8 @@ class Walker:
 
     def _end_round(self, step: Step) -> None:
         self._busy(step)
-        if step.free:
-            self._free_at[self._round & 1] = self._seq + step.free
+        if step.free_at:
+            self._free_at[self._round & 1] = self._seq + step.free_at
         self._seq += step.tick
         self._round += 1
         self._loop(step)
@@ -265,7 +265,7 @@ class Walker:
             self._segment = 0
 
     def _flow(self, step: Step) -> int | None:
-        rows = self.program.steps[self._pc + 1 : self._pc + 1 + step.repeat]
+        rows = self.program.steps[self._pc + 1 : self._pc + 1 + step.rows]
         if self._gone is None:
             self._gone = self._send(rows)
         takes = [row for row in rows if row.kind is StepKind.TAKE]
@@ -278,7 +278,7 @@ class Walker:
         more = max(0, len(takes) - 1) * self.walk.machine.send
         self.now = max([self.now, self._gone, *self._arrived]) + more
         self._gone, self._arrived = None, []
-        self._pc += step.repeat
+        self._pc += step.rows
         return None
 
     def _send(self, rows: Sequence[Step]) -> float:
@@ -342,8 +342,8 @@ class Walker:
 _DO: dict[StepKind, Callable[[Walker, Step], int | None]] = {
     StepKind.SIGNAL: Walker._signal,
     StepKind.WAIT: Walker._wait,
-    StepKind.WAITALL: Walker._wait_all,
-    StepKind.MEETALL: Walker._wait_all,
+    StepKind.WAIT_ALL: Walker._wait_all,
+    StepKind.MEET_ALL: Walker._wait_all,
     StepKind.FREE: Walker._free,
     StepKind.BRANCH_IF_FLAGGED: Walker._branch_if_flagged,
     StepKind.ENTER: Walker._enter,

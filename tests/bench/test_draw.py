@@ -51,7 +51,7 @@ def test_boxes_of_a_row_do_not_overlap(op: str) -> None:
 def test_an_arrow_begins_at_a_signal_and_ends_when_its_wait_does() -> None:
     events = draw.walked(collective("all_reduce", 64 << 10, 4, 4)).events
     given = {(e.rank, e.end) for e in events if e.step.kind is StepKind.SIGNAL}
-    waits = [e for e in events if e.step.kind in (StepKind.WAIT, StepKind.MEETALL)]
+    waits = [e for e in events if e.step.kind in (StepKind.WAIT, StepKind.MEET_ALL)]
     assert len(waits) == 4 * (1 + 3)
     for event in waits:
         assert event.causes

@@ -21,8 +21,8 @@ from simulation.race_simulator.vector_clocks import Bytes
 
 WAITS = (
     StepKind.WAIT,
-    StepKind.WAITALL,
-    StepKind.MEETALL,
+    StepKind.WAIT_ALL,
+    StepKind.MEET_ALL,
     StepKind.FREE,
     StepKind.BRANCH_IF_FLAGGED,
 )
@@ -68,7 +68,7 @@ class TimedRank(FarRank):
         if self.pc == len(steps):
             return super().step()
         step, nbytes = steps[self.pc], self.length(steps[self.pc])
-        rows = steps[self.pc + 1 : self.pc + 1 + step.repeat] if step.kind is StepKind.FLOW else ()
+        rows = steps[self.pc + 1 : self.pc + 1 + step.rows]
         amounts = [self.length(row) for row in rows]
         if rows and self.sent_until is None:
             self.sent_until = self._send(rows, amounts)
@@ -82,9 +82,9 @@ class TimedRank(FarRank):
         elif step.kind in WAITS:
             self.now = max(self.now + self.machine.step, *self.heard, 0.0)
         elif step.kind not in NOTHING:
-            moved = step.nbytes if step.kind in (StepKind.FETCH, StepKind.FOLD_EXPOSED) else nbytes
+            moved = nbytes
             if step.kind is StepKind.FETCH:  # bytes of an exposed array need no copy
-                moved -= min(moved, max(0, self.writable - int(step.arg)))
+                moved -= min(moved, max(0, self.writable - step.offset))
             if step.kind is StepKind.FILL_EXPOSED:
                 peers = (peer for peer in self.world.ranks if peer is not self)
                 moved = sum(min(moved, peer.writable) for peer in peers)
@@ -163,7 +163,7 @@ class TimedHost(HostWorld):
 
     def expose(self, step: Step) -> None:
         """Let peers read ordinary arrays in a step, if the kernel grants the access."""
-        readable = 0 < step.arg <= self.machine.access
+        readable = 0 < step.access <= self.machine.access
         self.unreadable = frozenset(() if readable else range(self.size))
         writable = readable and self.machine.access == WRITES
         self.keeping = frozenset(() if writable else range(self.size))

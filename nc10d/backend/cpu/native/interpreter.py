@@ -36,6 +36,7 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.log import nc10d_log_call
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_length, nc10d_place
+from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import address_of, compiled_callback
 
 _made: dict[str, Any] = {}
@@ -128,8 +129,8 @@ def nc10d_write_fingerprint(channel: int, step: int) -> None:
     """Write the operation's fingerprint into this round's slot; the next signal publishes it."""
     # Mixed with the tick: a fingerprint that is left from an earlier use of the slot never passes
     # for this round's, not even a fingerprint of the same call.
-    slot = nc10d_inline_slot(channel)
-    store(load(channel + at.C_SELF) + slot, load(step + packed.EXTRA) ^ load(channel + at.C_TICKS))
+    slot = load(channel + at.C_SELF) + nc10d_inline_slot(channel)
+    store(slot, load(step + packed.FINGERPRINT) ^ load(channel + at.C_TICKS))
 
 
 @njit(nogil=True)
@@ -142,9 +143,9 @@ def nc10d_begin_call(channel: int, step: int) -> None:
     now = atomics.nc10d_now()
     store(record, ops)
     store(record + 8, now)
-    atomics.move(record + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+    atomics.move(record + at.RECORD_TEXT, load(step + packed.RECORD), at.TEXT_BYTES)
     nc10d_write_site(channel, record + at.RECORD_SITE)
-    nc10d_log_call(channel, now, load(step + packed.KERNEL))
+    nc10d_log_call(channel, now, load(step + packed.RECORD))
 
 
 @njit(nogil=True)
@@ -162,11 +163,11 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
     kernel = load(step + packed.KERNEL)
     last = load(step + packed.LAST)
     arg = load(step + packed.ARG)
-    copy = load(step + packed.BOTH)
+    copy = load(step + packed.COPIER)
     size = load(channel + at.C_SIZE)
     me = load(channel + at.C_RANK)
     table = channel - selector + parity  # the selector is rank 0's; the other ranks' words follow
-    staged = load(step + packed.EXTRA) != 0
+    staged = load(step + packed.STAGED) != 0
     room = atomics.block_on_stack()
     # Blocks keep the partial result in the L1 cache. Two ranks have none: one pass suffices.
     block = nbytes if size == 2 and not twice and not staged and last == 0 else at.FOLD_BLOCK
@@ -219,7 +220,7 @@ def nc10d_end_round(channel: int, step: int) -> None:
         number = nc10d_pass_received(channel, number)
     seq = load(channel + at.C_TICKS)
     # The next round that uses this slot waits (FREE) until all peers have left this one.
-    store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.LAST))
+    store(channel + at.C_FREE + 8 * (number & 1), seq + load(step + packed.FREE_AT))
     store(channel + at.C_TICKS, seq + load(step + packed.TICK))
     store(channel + at.C_ROUND, number + 1)
     # Operands of shared memory go by the slot: one addition turns all of them (nc10d_place).
@@ -243,50 +244,50 @@ def _advance(channel: int) -> int:
     seq = load(channel + at.C_TICKS)
     while True:
         kind = load(step)
-        if kind == packed.COPY:
+        if kind == StepKind.COPY:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             if dst != src:  # in place: a call whose input is its output
-                nc10d_copy(load(step + packed.KERNEL), dst, src, nc10d_length(step, segment))
-        elif kind == packed.SIGNAL:
+                nc10d_copy(load(step + packed.COPIER), dst, src, nc10d_length(step, segment))
+        elif kind == StepKind.SIGNAL:
             nc10d_post(channel, load(channel + at.C_SELF), seq + load(step + packed.TICK))
-        elif kind == packed.WAIT:
-            peer = load(step + packed.EXTRA)
+        elif kind == StepKind.WAIT:
+            peer = load(step + packed.PEER)
             counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
             target = seq + load(step + packed.TICK)
             # Acquire: what the peer wrote before its signal is visible from here on.
             if load_acquire(counter) < target:
                 return nc10d_block(channel, step, segment, counter, target, peer)
-        elif kind in (packed.WAITALL, packed.MEETALL):
+        elif kind in (StepKind.WAIT_ALL, StepKind.MEET_ALL):
             answer = nc10d_everyone(channel, step, segment, seq + load(step + packed.TICK))
             if answer != at.DONE:
                 return answer
-            if kind == packed.MEETALL and nc10d_compare(channel) != at.DONE:
+            if kind == StepKind.MEET_ALL and nc10d_compare(channel) != at.DONE:
                 return at.MISMATCH
-        elif kind == packed.FREE:
+        elif kind == StepKind.FREE:
             # The slot's last round may still be read: writing before that would tear a peer's copy.
             slot = load(channel + at.C_ROUND) & 1
             target = load(channel + at.C_FREE + 8 * slot)
             answer = nc10d_everyone(channel, step, segment, target)
             if answer != at.DONE:
                 return answer
-        elif kind == packed.FOLD_STAGED:
+        elif kind == StepKind.FOLD_STAGED:
             nc10d_fold_staged(channel, users, step, parity, segment)
-        elif kind == packed.APPLY:
+        elif kind == StepKind.APPLY:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             nbytes = nc10d_length(step, segment)
             kernel, arg = load(step + packed.KERNEL), load(step + packed.ARG)
             atomics.call_kernel(kernel, dst, src, arg, nbytes)
-        elif kind == packed.ENTER:  # before the signal that makes both visible
+        elif kind == StepKind.ENTER:  # before the signal that makes both visible
             nc10d_write_fingerprint(channel, step)
             nc10d_begin_call(channel, step)
-        elif kind == packed.WRITE_HEADER:
+        elif kind == StepKind.WRITE_HEADER:
             cell = load(channel + at.C_CELL)
             header = load(channel + at.C_MESSAGE) + at.D_TAG
             atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, cell + at.CELL_SITE)
-        elif kind == packed.AGREE or packed.PACK <= kind <= packed.FILL_EXPOSED:
+        elif StepKind.AGREE <= kind < StepKind.FLOW:
             # By address, through a word that stays 0 until a program needs it: a first collective
             # does not wait for this code to be compiled.
             store(channel + at.C_PC, step)
@@ -295,36 +296,36 @@ def _advance(channel: int) -> int:
             if answer != at.DONE:
                 return answer
             step = load(channel + at.C_PC)  # a branch has moved it
-        elif kind in (packed.ROUND, packed.LOOP_AGREED):
+        elif kind in (StepKind.ROUND, StepKind.LOOP_AGREED):
             nc10d_end_round(channel, step)
             seq = load(channel + at.C_TICKS)
             parity = load(channel + at.C_PARITY)
             segment += 1
-            repeat = load(step + packed.KERNEL if kind == packed.ROUND else channel + at.C_AGREED)
+            repeat = load(step + packed.REPEAT if kind == StepKind.ROUND else channel + at.C_AGREED)
             # The body runs again, a segment further: operands with a stride advance by themselves.
             if segment < repeat:
-                step -= packed.STEP * (load(step + packed.EXTRA) + 1)
+                step -= packed.STEP * (load(step + packed.BACK) + 1)
             else:
                 segment = 0
-        elif kind == packed.PAIR:
+        elif kind == StepKind.PAIR:
             dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
             a = nc10d_place(channel, users, step + packed.SRC, parity, segment)
             b = nc10d_place(channel, users, step + packed.OWN, parity, segment)
             atomics.call_kernel(load(step + packed.KERNEL), dst, a, b, nc10d_length(step, segment))
-        elif kind == packed.LOOP:
+        elif kind == StepKind.LOOP:
             segment += 1
-            if segment < load(step + packed.KERNEL):
-                step -= packed.STEP * (load(step + packed.EXTRA) + 1)
+            if segment < load(step + packed.REPEAT):
+                step -= packed.STEP * (load(step + packed.BACK) + 1)
             else:
                 segment = 0
-        elif kind >= packed.FLOW:  # to other hosts: by address too, compiled where there are any
+        elif kind >= StepKind.FLOW:  # to other hosts: by address too, compiled where there are any
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
             answer = atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_STEP), channel)
             if answer != at.DONE:
                 return answer
-            if kind == packed.FLOW:
-                step += packed.STEP * load(step + packed.EXTRA)  # past its rows
+            if kind == StepKind.FLOW:
+                step += packed.STEP * load(step + packed.ROWS)  # past its rows
         else:
             return at.DONE
         step += packed.STEP

@@ -69,8 +69,8 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     # Peers write to the arena only from the start of a page on. A registered array that begins
     # inside a page goes by the kernel if the step sets no flag (a message, or an array for writes
     # only).
-    reach, writable = load(channel + at.C_REACH), load(step + packed.NBYTES)
-    sets_flag = load(step + packed.TICK) != 0
+    reach, writable = load(channel + at.C_REACH), load(step + packed.WRITABLE)
+    sets_flag = load(step + packed.FLAG) != 0
     address = nc10d_place(channel, users, step + packed.SRC, parity, segment)
     record = nc10d_place(channel, users, step + packed.DST, parity, segment)
     inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
@@ -84,7 +84,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
             store(channel + at.C_WRITABLE, inside)
             store(channel + at.C_WRITABLE_BYTES, writable)
             way = WRITABLE
-    elif load(reach + at.R_ACCESS) >= load(step + packed.ARG) > 0:
+    elif load(reach + at.R_ACCESS) >= load(step + packed.ACCESS) > 0:
         store(record, address)
         way = BY_KERNEL
         if writable != 0 and nc10d_writable(channel):
@@ -158,21 +158,21 @@ def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int)
 @njit(nogil=True)
 def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Copy from a peer's exposed array, except the bytes that the peer has written here itself."""
-    offset, nbytes = load(step + packed.ARG), load(step + packed.NBYTES)
+    offset, nbytes = load(step + packed.OFFSET), load(step + packed.NBYTES)
     there = min(nbytes, max(0, load(channel + at.C_WRITABLE_BYTES) - offset))
     if there == nbytes:
         return at.DONE
     offset, nbytes = offset + there, nbytes - there
     dst = nc10d_place(channel, users, step + packed.DST, parity, segment) + there
     record = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    found = nc10d_reach(channel, load(step + packed.EXTRA), record, offset, dst, nbytes)
+    found = nc10d_reach(channel, load(step + packed.PEER), record, offset, dst, nbytes)
     if found == 0:  # the exposed memory of a peer that has left may be gone
-        held = nc10d_still_valid(channel, step, segment, load(step + packed.EXTRA))
+        held = nc10d_still_valid(channel, step, segment, load(step + packed.PEER))
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
-        nc10d_copy(load(step + packed.KERNEL), dst, found, nbytes)
+        nc10d_copy(load(step + packed.COPIER), dst, found, nbytes)
     # Checked after the copy: until a peer sets its abort word, it has not reused its array.
-    return nc10d_still_valid(channel, step, segment, load(step + packed.EXTRA))
+    return nc10d_still_valid(channel, step, segment, load(step + packed.PEER))
 
 
 @njit(nogil=True)
@@ -202,7 +202,7 @@ def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -
     """Write bytes of this rank into every array that a peer has exposed for writes."""
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     staging, place = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
-    nbytes, copy = load(step + packed.NBYTES), load(step + packed.KERNEL)
+    nbytes, copy = load(step + packed.NBYTES), load(step + packed.COPIER)
     refused = nc10d_fill_peers(channel, staging, place, own, 0, nbytes, copy)
     if refused < 0:
         return at.DONE
@@ -251,7 +251,7 @@ def nc10d_fold_some(
         part = own
         if rank != me:
             first = rank == 0 or (rank == 1 and me == 0 and free)
-            brought = so_far if first else room + load(step + packed.EXTRA)
+            brought = so_far if first else room + load(step + packed.MOST)
             part = nc10d_reach(channel, rank, load(staging + 8 * rank), offset, brought, count)
             if part == 0:
                 return rank
@@ -276,7 +276,7 @@ def nc10d_fold_both(
     record = load(staging + 8 * (1 - me)) if both != 0 else 0
     if both == 0 or load(record + 8) != WRITABLE:
         return 0
-    count = max(0, min(nbytes, load(step + packed.TICK) - offset))
+    count = max(0, min(nbytes, load(step + packed.WRITABLE) - offset))
     theirs = load(nc10d_reach_row(channel, 1 - me)) + load(record) + offset
     first, second = (own, theirs) if me == 0 else (theirs, own)
     atomics.call_kernel(both, first, first, second, count)
@@ -292,8 +292,8 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     room = nc10d_place(channel, users, step + packed.ALSO, parity, segment)
     staging = channel - load(step + packed.SRC) + parity
-    offset, nbytes = load(step + packed.TOTAL), load(step + packed.NBYTES)
-    most = load(step + packed.EXTRA)
+    offset, nbytes = load(step + packed.OFFSET), load(step + packed.NBYTES)
+    most = load(step + packed.MOST)
     done = nc10d_fold_both(channel, step, staging, own, offset, nbytes)
     if not nc10d_any_by_kernel(channel, staging):
         most = min(at.FOLD_BLOCK, most)
@@ -301,7 +301,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
         count = min(most, nbytes - done)
         low = offset + done
         refused = nc10d_fold_some(channel, step, staging, dst + done, own + done, room, low, count)
-        writable = min(count, load(step + packed.TICK) - low)
+        writable = min(count, load(step + packed.WRITABLE) - low)
         if refused < 0 < writable:
             # Arrays exposed for writes begin a page: the C library is fast there.
             refused = nc10d_fill_peers(channel, staging, 0, dst + done, low, writable, 0)

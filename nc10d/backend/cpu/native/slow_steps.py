@@ -17,6 +17,7 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
 from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_inline_slot, nc10d_post
 from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place, nc10d_sizes_differ
+from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import address_of, compiled_callback
 
 ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
@@ -92,7 +93,7 @@ def nc10d_agree(channel: int, step: int, parity: int) -> int:
             if sent != awaited:
                 return nc10d_sizes_differ(channel, rank, sent, peer, awaited)
             largest = max(largest, sent)
-    piece = load(step + packed.ARG)
+    piece = load(step + packed.PIECE)
     store(channel + at.C_AGREED, max(1, (largest + piece - 1) // piece))
     return at.DONE
 
@@ -110,7 +111,7 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     if flagged == 1:
         # In the other branch no peer writes to exposed memory.
         peer_array_steps.nc10d_withdraw(channel)
-        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
     return at.DONE
 
 
@@ -130,34 +131,34 @@ def _advance_slow_step(channel: int) -> int:
     users = load(channel + at.C_USERS)
     parity = load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == packed.BRANCH_IF_FLAGGED:
+    if kind == StepKind.BRANCH_IF_FLAGGED:
         return nc10d_branch_if_flagged(channel, step, segment)
-    if kind == packed.FETCH:
+    if kind == StepKind.FETCH:
         return peer_array_steps.nc10d_fetch(channel, users, step, parity, segment)
-    if kind == packed.FOLD_EXPOSED:
+    if kind == StepKind.FOLD_EXPOSED:
         return peer_array_steps.nc10d_fold_exposed(channel, users, step, parity, segment)
-    if kind == packed.FILL_EXPOSED:
+    if kind == StepKind.FILL_EXPOSED:
         return peer_array_steps.nc10d_fill(channel, users, step, parity, segment)
-    if kind == packed.GATE:
+    if kind == StepKind.GATE:
         return nc10d_gate(channel, users, step, parity, segment)
-    if kind == packed.AGREE:
+    if kind == StepKind.AGREE:
         return nc10d_agree(channel, step, parity)
-    if kind == packed.EXPOSE:
+    if kind == StepKind.EXPOSE:
         peer_array_steps.nc10d_expose(channel, users, step, parity, segment)
-    elif kind == packed.JUMP:
-        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.BRANCH_IF_UNREADABLE:
+    elif kind == StepKind.JUMP:
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
+    elif kind == StepKind.BRANCH_IF_UNREADABLE:
         if load(nc10d_place(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
-            store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.WITHDRAW:
+            store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
+    elif kind == StepKind.WITHDRAW:
         peer_array_steps.nc10d_withdraw(channel)
-    elif kind == packed.OPEN_GATE:
+    elif kind == StepKind.OPEN_GATE:
         nc10d_post(channel, nc10d_place(channel, users, step + packed.DST, parity, segment), 1)
     else:
         dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
         src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
         shape = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-        if kind == packed.PACK:
+        if kind == StepKind.PACK:
             nc10d_lines(dst, src, shape, True)
         else:
             nc10d_lines(src, dst, shape, False)

@@ -30,6 +30,7 @@ from nc10d.backend.cpu.native.step_format import (
     nc10d_place,
     nc10d_sizes_differ,
 )
+from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import compiled_callback
 
 # Sleeps on sockets are short: only the socket ends them, and failures must be seen.
@@ -44,11 +45,11 @@ buffers fill meanwhile, and the processes that fill them may need the core."""
 @njit(nogil=True)
 def nc10d_check(channel: int, step: int, header: int) -> int:
     """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
-    fingerprint = load(step + packed.EXTRA)
+    fingerprint = load(step + packed.FINGERPRINT)
     if load(header) == load(channel + at.C_OPS) and load(header + 8) == fingerprint:
         return at.DONE
     atomics.move(load(channel + at.C_STREAMS) + at.S_SEEN, header, at.HEADER_BYTES)
-    store(channel + at.C_BLOCKED_ON, ~load(step + packed.TICK))
+    store(channel + at.C_BLOCKED_ON, ~load(step + packed.PEER))
     return at.MISMATCH
 
 
@@ -57,7 +58,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
     """Drive all rows behind `step` as far as their sockets go."""
     streams = load(channel + at.C_STREAMS)
     wires = load(streams + at.S_WIRES)
-    last = step + packed.STEP * load(step + packed.EXTRA)
+    last = step + packed.STEP * load(step + packed.ROWS)
     while True:
         # Read before the sockets are tried: a socket that gets ready later counts it up.
         target = load_acquire(load(streams + at.S_READY)) + 1
@@ -66,17 +67,17 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
         row = step
         while row < last:
             row += packed.STEP
-            wire = load(wires + 8 * load(row + packed.EXTRA))
+            wire = load(wires + 8 * load(row + packed.PEER))
             answer = nc10d_row(channel, users, row, parity, segment, wire)
             if answer < 0:
                 return answer
             moved += answer
             if nc10d_left(row, segment, wire) > 0:
-                if load(row) != packed.PUSH:
+                if load(row) != StepKind.PUSH:
                     left += 1
                     coming = max(coming, nc10d_to_come(row, segment, wire))
                     peer = load(wire + at.W_RANK)
-                want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
+                want = at.WANT_IN if load(row) == StepKind.TAKE else at.WANT_OUT
                 sockets.nc10d_await_wire(streams, wire, want)
         # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
@@ -91,7 +92,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
 @njit(nogil=True)
 def nc10d_left(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet."""
-    progress = at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT
+    progress = at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT
     return nc10d_length(row, segment) - load(wire + progress)
 
 
@@ -109,17 +110,17 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wir
     if nc10d_left(row, segment, wire) == 0:
         return 0
     kind = load(row)
-    if kind == packed.SEND_HEADER:
+    if kind == StepKind.SEND_HEADER:
         address = load(channel + at.C_SELF) + at.AWAY_HEADER
         # Written once: a header that has gone in part must not change.
         if load(wire + at.W_SENT) == 0:
             atomics.move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, address + at.LINK_HEADER_BYTES)
     else:
-        operand = row + (packed.DST if kind == packed.TAKE else packed.SRC)
+        operand = row + (packed.DST if kind == StepKind.TAKE else packed.SRC)
         address = nc10d_place(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
-    progress = at.W_TAKEN if kind == packed.TAKE else at.W_SENT
+    progress = at.W_TAKEN if kind == StepKind.TAKE else at.W_SENT
     moved = sockets.nc10d_transfer(wire, progress, address, nbytes)
     return moved if moved >= 0 else nc10d_lost(channel, wire, moved)
 
@@ -138,10 +139,10 @@ def nc10d_rewind(wires: int, step: int, last: int) -> None:
     row = step
     while row < last:
         row += packed.STEP
-        if load(row) == packed.PUSH:
+        if load(row) == StepKind.PUSH:
             continue  # its progress belongs to the row that goes on with it
-        wire = load(wires + 8 * load(row + packed.EXTRA))
-        store(wire + (at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT), 0)
+        wire = load(wires + 8 * load(row + packed.PEER))
+        store(wire + (at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT), 0)
 
 
 @compiled_callback("int64(int64)")
@@ -149,21 +150,21 @@ def _step(channel: int) -> int:
     step, segment = load(channel + at.C_PC), load(channel + at.C_SEGMENT)
     users, parity = load(channel + at.C_USERS), load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == packed.FLOW:
+    if kind == StepKind.FLOW:
         return nc10d_flow(channel, users, step, parity, segment)
-    if kind == packed.CALL_HEADER:
+    if kind == StepKind.CALL_HEADER:
         header = nc10d_place(channel, users, step + packed.DST, parity, segment)
         store(header, load(channel + at.C_OPS))
-        store(header + 8, load(step + packed.EXTRA))
-        atomics.move(header + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+        store(header + 8, load(step + packed.FINGERPRINT))
+        atomics.move(header + at.RECORD_TEXT, load(step + packed.RECORD), at.TEXT_BYTES)
         nc10d_write_site(channel, header + at.RECORD_SITE)
         return at.DONE
     src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    if kind == packed.CHECK_HEADER:
+    if kind == StepKind.CHECK_HEADER:
         return nc10d_check(channel, step, src)
     own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
     # CHECK_SIZES: what one of the two ranks sends against what the other awaits, both ways.
-    me, peer = load(channel + at.C_RANK), ~load(step + packed.EXTRA)
+    me, peer = load(channel + at.C_RANK), ~load(step + packed.PEER)
     if load(src) != load(own + 8):
         return nc10d_sizes_differ(channel, peer, load(src), me, load(own + 8))
     if load(own) != load(src + 8):
