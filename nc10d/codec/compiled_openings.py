@@ -1,18 +1,22 @@
-"""Openings of small plain objects in compiled code: complete one, check a table, read its objects.
+"""Openings of small plain objects in compiled code: write one, check a table, read its objects.
 
-The hooks are those of the operation that carries openings (nc10d.kernels.hooks): `before` writes
-this rank's object into its own opening, and `after` reads those in the table, which have come. In a
-scatter, `before` writes the table on the root, and `after` reads the own opening. Their task is a
-set of bits:
+The hooks are those of nc10d.kernels.hooks: `before` writes openings before the operation that
+carries them, and `after` checks and reads those that the operation has brought. Their task is the
+call and this rank's part in it, a sum of bits:
 
-    WRITES   write the object H_VALUE
-    READS    read the objects of the table into the list H_PLACES
-    EACH     each opening has the object of a place; else the single opening has a list of them all
-    MESSAGE  the opening is that of a message between two ranks, and has a number
-    SCATTER  the objects of the list H_VALUE are written, and the first place is filled
+    task                bits                    `before` writes              `after` fills
+    SEND                WRITES MESSAGE          its opening, with a number   nothing
+    RECEIVE             READS MESSAGE           nothing                      all places
+    BROADCAST_ROOT      WRITES                  its opening                  nothing
+    BROADCAST_OTHER     READS                   nothing                      all places
+    GATHER_HERE         WRITES READS EACH       its opening                  all places
+    GATHER_ELSEWHERE    WRITES EACH             its opening                  nothing, but checks
+    SCATTER_ROOT        WRITES READS SCATTER    the table, from a list       the first place
+    SCATTER_OTHER       READS SCATTER           nothing                      the first place
 
-With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
-that is not plain or does not fit, and lists that are of another type or length.
+With EACH or SCATTER an opening has the object of one place, else a list of the objects of all.
+`before` refuses an object that is not plain or does not fit, and lists that are of another type or
+length.
 """
 
 from __future__ import annotations
@@ -41,12 +45,17 @@ from nc10d.kernels.hooks import (
 from nc10d.kernels.words import load, store
 
 WRITES, READS, EACH, MESSAGE, SCATTER = 1, 2, 4, 8, 16
+SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
+BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
+GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
+SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
 START = WORDS.size
 """The byte of an opening at which the stream begins."""
 _KIND, _HEADER, _PAYLOAD, _NUMBER = 0, 8, 16, NUMBER_AT
 """The words of an opening; the stream is the header."""
 _PLAIN = int(MessageKind.PLAIN)
-_FIRST = 8 * H_WORDS
+OWN_WORDS = 15
+"""Words of a block behind those of every hook."""
 (
     O_OWN,  # address of this rank's opening
     O_TABLE,  # address of the openings that come; in a scatter, of those that go
@@ -63,8 +72,7 @@ _FIRST = 8 * H_WORDS
     O_LIST,  # the type list
     O_ROWS,  # how many rows of the table are written; 0 between calls
     O_NUMBER,  # the number of the latest message between two ranks
-) = range(_FIRST, _FIRST + 15 * 8, 8)
-BLOCK_WORDS = H_WORDS + 15
+) = range(8 * H_WORDS, 8 * (H_WORDS + OWN_WORDS), 8)
 _made: dict[str, Any] = {}
 
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,9 +30,12 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED, H, Hooks, HooksPool
+from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.work import Work
+
+if TYPE_CHECKING:
+    from nc10d.codec.openings import Openings, OpeningsPool
 
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
@@ -143,60 +146,65 @@ class Dispatcher(Collectives, PointToPoint):
         self._run(PARTS[kind].make(extra, x, y), x, False, timeout)
 
     def run_hooked(
-        self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
-    ) -> H | None:
-        """Run a prepared call with hooks of a pool; blocks, up to the group's timeout.
+        self, kind: type[Op], extra: Any, pool: OpeningsPool, task: int, value: Any, places: Any
+    ) -> Openings | None:
+        """Run a prepared call between the hooks of its openings (nc10d.kernels.hooks); blocks.
 
         `kind` and `extra` are as in PARTS; `task`, `value` and `places` are the hooks' arguments.
-        Returns None if the call and its hooks are done. Otherwise returns the hooks, after
-        `begin_fallback`: the caller completes the call, and gives them back. Raises what a signal's
-        handler raises, or the failure of the group; then no call uses these hooks again.
+        Returns None if all is done. Otherwise returns the openings, after `begin_fallback`: the
+        caller does the rest, and gives them back. Raises what a signal's handler raises, or the
+        failure of the group; then no call uses these openings again.
         """
         try:
-            hooks = pool.pop()
+            openings = pool.pop()
         except IndexError:
-            hooks = pool.make()
+            openings = pool.make()
         backend, prepared = self._preparing, None
-        x, y = hooks.arrays[task]
+        x, y = openings.arrays[task]
         if backend is not None:
             prepared = backend.hooked.get((kind, extra)) or backend.find_hooked(kind, extra, x, y)
         if backend is None or prepared is None:
-            hooks.begin_fallback(None)
-            return hooks
-        block = hooks.make_block() if hooks.block is None else hooks.block
+            openings.begin_fallback(None)
+            return openings
+        block = openings.make_block() if openings.block is None else openings.block
         try:
             try:
                 answer = prepared.run_hooked(prepared.words, x, y, block, task, value, places)
             except raised_here(Exception) as error:
-                answer = hooks.answer_to(error)
+                answer = openings.answer_to(error)
             if answer < ALL_DONE or prepared.in_flight:
-                self._finish_hooked(backend, prepared, answer, hooks, x, y)
+                self._finish_hooked(backend, prepared, answer, openings, (x, y))
         except BaseException:
             backend.abandon(prepared, x, y)
             raise
         if answer < ALL_DONE:
-            return hooks
+            return openings
         while answer > ALL_DONE:  # each piece of a message is a launch, as without hooks
             next(self._launches)
             answer -= 1
-        pool.append(hooks)
+        pool.append(openings)
         return None
 
     def _finish_hooked(
-        self, backend: PreparingBackend, prepared: PreparedCall, answer: int, hooks: Hooks, *xy: Any
+        self,
+        backend: PreparingBackend,
+        prepared: PreparedCall,
+        answer: int,
+        openings: Openings,
+        arguments: tuple[Any, Any],
     ) -> None:
         """Complete the operation at which the hooks have stopped, if it has begun; may block."""
-        x, y = xy
+        x, y = arguments
         if answer >= ALL_DONE:
             backend.finish(prepared, 0, x, y, self.timeout)
             return
-        hooks.begin_fallback(answer)
+        openings.begin_fallback(answer)
         if answer not in (REFUSED, UNFINISHED):
             if type(y) is int:  # messages
-                x, y = x[hooks.ran], hooks.tag if hooks.ran else y
+                x, y = x[openings.ran], openings.tag if openings.ran else y
             if backend.finish(prepared, answer, x, y, self.timeout):
-                hooks.ran += 1
-        for _ in range(hooks.ran):
+                openings.ran += 1
+        for _ in range(openings.ran):
             next(self._launches)
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:

@@ -1,9 +1,7 @@
-"""Prepared calls between two hooks; see nc10d.kernels.hooks.
+"""The entry points of prepared calls between two hooks; nc10d.kernels.hooks has the protocol.
 
-`hooks` is the array of a block of hooks, which no other thread may use during the call. The hooks'
-arguments are `task`, `value` and `places`; the others are those of run_message and run_prepared. An
-entry returns what these return, or a hook's answer, or ALL_DONE and the number of operations. The
-hook `after` runs only if all operations have returned DONE.
+`hooks` is the array of a block; `task`, `value` and `places` are the hooks' arguments. The others
+are those of run_message and run_prepared, but `pieces` has the arrays of several messages.
 """
 
 from __future__ import annotations
@@ -62,9 +60,8 @@ def nc10d_after(block: int, answer: int) -> int:
 def nc10d_messages(words: int, pieces: int, tag: int, block: int) -> int:
     """Send or receive the first arrays of a tuple, as many as the hook `count` says.
 
-    `tag` is that of the first message.
-
-    Returns DONE, or the answer of the first message that has not ended.
+    `tag` is that of the first message. Returns DONE, or the answer of the first message that has
+    not ended.
     """
     ran, count, answer = 0, 1, at.DONE
     while ran < count and answer == at.DONE:
