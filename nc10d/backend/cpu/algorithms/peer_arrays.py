@@ -105,7 +105,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
     done = ready.stop
     steps += [do.signal(done), do.wait_all(done), do.withdraw(), do.end_round(done, done)]
     # With more than two ranks several peers would write into an array, but an area describes a
-    # single range. This line ensures it; nc10d_writable does not check it.
+    # single range. This line ensures it; nc10d_allows_writes does not check it.
     access = access_for(shape, nbytes, writes=True) if shape.size == 2 else 0
     return _exposed_or_staged(shape, user(0), steps, staged, access=access, writable=writable)
 

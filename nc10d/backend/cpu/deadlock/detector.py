@@ -100,9 +100,10 @@ class DeadlockDetector:
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def resume(self, finished: int) -> None:
-        """Withdraw the notice of `rest`: this rank begins a task after so many.
+        """Withdraw the notice of `rest`: after `finished` tasks this rank begins another.
 
-        A rank that still rests after as many is none to give up: it takes its next task later.
+        Another rank that rests after as many tasks may begin the next task later, and so does not
+        count as returned.
         """
         self.clear()
         self._finished = finished

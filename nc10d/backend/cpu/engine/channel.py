@@ -132,7 +132,7 @@ class Channel:
             at.C_SPIN: waiting.spin,
             at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
-            at.C_MEET_YIELDS: waiting.meet_yields if spec.kind == at.COLLECTIVE else 0,
+            at.C_LAUNCH_YIELDS: waiting.launch_yields if spec.kind == at.COLLECTIVE else 0,
             at.C_STREAMS: spec.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
             at.C_SITES: call_sites.SITES.address,

@@ -1,8 +1,8 @@
 """Prepared calls: operations that have passed all checks, ready to run again.
 
-The same call with arrays of the same dtype and sizes needs no check in Python: compiled code looks
-at the arrays themselves (are they plain ndarrays of this dtype and size, do they overlap), writes
-their addresses into words that are laid out once, and runs.
+The same call with arrays of the same dtype and sizes needs no check in Python. Compiled code checks
+the arrays themselves (plain ndarrays of this dtype and size, no overlap), writes their addresses
+into words that are laid out once, and runs the program.
 
 | class | prepared for | `x`, `y` |
 |---|---|---|
@@ -160,8 +160,8 @@ def _first_run(
     prepared = reference()
     assert prepared is not None, "the caller holds it"
     prepared.run = run = entry()
-    # This frame is nc10d's own, and the engine learns that here: the frames of later calls
-    # differ, and an unknown frame costs a second attempt each time.
+    # The engine learns here that this frame is nc10d's own. The caller could not teach that: this
+    # frame is gone by then, and each call through an unknown frame is answered NEW_SITE once more.
     while (answer := run(words, x, y)) == at.NEW_SITE:
         call_sites.learn()
     return int(answer)

@@ -108,8 +108,8 @@ LINK_TICKS = 8
     C_BROKEN,  # 0; BROKEN once it is stopped; FAILING once its program has failed
     C_SPIN,
     C_YIELD,
-    C_MEET_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
-    C_MEET_FROM,  # when launches may yield: at most CLOSELY_NS later than this time
+    C_LAUNCH_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
+    C_YIELD_FROM,  # when launches may yield: at most CLOSELY_NS later than this time
     C_UNMATCHED,  # an unexpected message at the head of a link: 1, its tag, its bytes, its dtype
     C_MESSAGE_TAG,
     C_MESSAGE_BYTES,

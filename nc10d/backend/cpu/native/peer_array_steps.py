@@ -28,7 +28,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 from nc10d.backend.cpu.native.interpreter import nc10d_inline_slot
-from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_copy, nc10d_place
+from nc10d.backend.cpu.native.step_format import nc10d_block_on, nc10d_copy, nc10d_operand
 
 # The ways to exposed memory.
 NOT_AT_ALL, BY_ARENA, BY_KERNEL, WRITABLE, WRITABLE_BY_KERNEL = 0, 1, 2, 3, 4
@@ -44,7 +44,7 @@ def nc10d_reach_row(channel: int, rank: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_writable(channel: int) -> bool:
+def nc10d_allows_writes(channel: int) -> bool:
     """Return whether peers may write this rank's private memory: all are other processes."""
     # The algorithm ensures that a single peer writes: an area has words for one range.
     if load(load(channel + at.C_REACH) + at.R_ACCESS) != at.WRITES:
@@ -71,8 +71,8 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     # only).
     reach, writable = load(channel + at.C_REACH), load(step + packed.WRITABLE)
     sets_flag = load(step + packed.FLAG) != 0
-    address = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    record = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    address = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
+    record = nc10d_operand(channel, users, step + packed.DST, parity, segment)
     inside = address - load(nc10d_reach_row(channel, load(channel + at.C_RANK)))
     way = NOT_AT_ALL
     floor = load(load(channel + at.C_RANK_BLOCK) + at.P_FLOOR)
@@ -87,7 +87,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
     elif load(reach + at.R_ACCESS) >= load(step + packed.ACCESS) > 0:
         store(record, address)
         way = BY_KERNEL
-        if writable != 0 and nc10d_writable(channel):
+        if writable != 0 and nc10d_allows_writes(channel):
             store(channel + at.C_WRITABLE, -1)
             store(channel + at.C_WRITABLE_BYTES, writable)
             # Equal pieces: the kernel looks up all pages of a piece before it writes to the first.
@@ -104,7 +104,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
 
 
 @njit(nogil=True)
-def nc10d_gave_up(area: int) -> bool:
+def nc10d_has_given_up(area: int) -> bool:
     """Return whether the owner of an area has failed or has closed the group."""
     # A peer gives up once its own abort word is set; this rank's word may be set later.
     failed = load_acquire(area + at.AREA_ABORT) != 0
@@ -112,7 +112,7 @@ def nc10d_gave_up(area: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
+def nc10d_bring(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
     """Return where bytes of a peer's exposed array are: in place, or at `spare`; 0: unreadable."""
     # Unreadable: the peer has died, or the kernel refuses.
     row = nc10d_reach_row(channel, peer)
@@ -121,7 +121,7 @@ def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, n
         return load(row) + place
     pid = load(row + 8)
     if pid == 0:  # another thread of this process: a read of memory that it has freed would crash
-        if nc10d_gave_up(load(row + 16)):
+        if nc10d_has_given_up(load(row + 16)):
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
         return place
@@ -132,26 +132,26 @@ def nc10d_reach(channel: int, peer: int, record: int, offset: int, spare: int, n
 
 
 @njit(nogil=True)
-def nc10d_still_valid(channel: int, step: int, segment: int, peer: int) -> int:
+def nc10d_check_owner(channel: int, step: int, segment: int, peer: int) -> int:
     """Return DONE if bytes read from a peer belonged to its operation; else wait for a failure."""
     # A peer that has given up (or closed the group) may have reused the memory since.
     area = load(nc10d_reach_row(channel, peer) + 16)
-    if not nc10d_gave_up(area):
+    if not nc10d_has_given_up(area):
         return at.DONE
     # Blocks for ever on the peer's counter: the failure, which is on its way, ends the wait.
     counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
-    return nc10d_block(channel, step, segment, counter, NEVER, peer)
+    return nc10d_block_on(channel, step, segment, counter, NEVER, peer)
 
 
 @njit(nogil=True)
-def nc10d_refused(channel: int, step: int, segment: int, record: int, peer: int) -> int:
+def nc10d_refusal(channel: int, step: int, segment: int, record: int, peer: int) -> int:
     """Return UNREADABLE if the kernel refuses a peer's memory; BLOCKED if the peer has given up."""
     area = load(nc10d_reach_row(channel, peer) + 16)
     writable = load(record + 8) == WRITABLE_BY_KERNEL
     if writable and load_acquire(area + at.AREA_WRITABLE_BYTES) == 0:
         counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
-        return nc10d_block(channel, step, segment, counter, NEVER, peer)
-    held = nc10d_still_valid(channel, step, segment, peer)
+        return nc10d_block_on(channel, step, segment, counter, NEVER, peer)
+    held = nc10d_check_owner(channel, step, segment, peer)
     return at.UNREADABLE if held == at.DONE else held
 
 
@@ -163,16 +163,16 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
     if there == nbytes:
         return at.DONE
     offset, nbytes = offset + there, nbytes - there
-    dst = nc10d_place(channel, users, step + packed.DST, parity, segment) + there
-    record = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    found = nc10d_reach(channel, load(step + packed.PEER), record, offset, dst, nbytes)
+    dst = nc10d_operand(channel, users, step + packed.DST, parity, segment) + there
+    record = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
+    found = nc10d_bring(channel, load(step + packed.PEER), record, offset, dst, nbytes)
     if found == 0:  # the exposed memory of a peer that has left may be gone
-        held = nc10d_still_valid(channel, step, segment, load(step + packed.PEER))
+        held = nc10d_check_owner(channel, step, segment, load(step + packed.PEER))
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
         nc10d_copy(load(step + packed.COPIER), dst, found, nbytes)
     # Checked after the copy: until a peer sets its abort word, it has not reused its array.
-    return nc10d_still_valid(channel, step, segment, load(step + packed.PEER))
+    return nc10d_check_owner(channel, step, segment, load(step + packed.PEER))
 
 
 @njit(nogil=True)
@@ -198,15 +198,15 @@ def nc10d_fill_peers(
 
 
 @njit(nogil=True)
-def nc10d_fill(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+def nc10d_fill_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Write bytes of this rank into every array that a peer has exposed for writes."""
-    own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+    own = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
     staging, place = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
     nbytes, copy = load(step + packed.NBYTES), load(step + packed.COPIER)
     refused = nc10d_fill_peers(channel, staging, place, own, 0, nbytes, copy)
     if refused < 0:
         return at.DONE
-    return nc10d_refused(channel, step, segment, load(staging + 8 * refused) + place, refused)
+    return nc10d_refusal(channel, step, segment, load(staging + 8 * refused) + place, refused)
 
 
 @njit(nogil=True)
@@ -252,7 +252,7 @@ def nc10d_fold_some(
         if rank != me:
             first = rank == 0 or (rank == 1 and me == 0 and free)
             brought = so_far if first else room + load(step + packed.MOST)
-            part = nc10d_reach(channel, rank, load(staging + 8 * rank), offset, brought, count)
+            part = nc10d_bring(channel, rank, load(staging + 8 * rank), offset, brought, count)
             if part == 0:
                 return rank
         if rank == 0:
@@ -288,9 +288,9 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
     """dst = all ranks' exposed bytes, folded in rank order."""
     # This rank's staging buffer has room for the partial result (if dst is `own`) and for the bytes
     # that the kernel brings.
-    dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
-    own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-    room = nc10d_place(channel, users, step + packed.ALSO, parity, segment)
+    dst = nc10d_operand(channel, users, step + packed.DST, parity, segment)
+    own = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
+    room = nc10d_operand(channel, users, step + packed.ALSO, parity, segment)
     staging = channel - load(step + packed.SRC) + parity
     offset, nbytes = load(step + packed.OFFSET), load(step + packed.NBYTES)
     most = load(step + packed.MOST)
@@ -306,10 +306,10 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
             # Arrays exposed for writes begin a page: the C library is fast there.
             refused = nc10d_fill_peers(channel, staging, 0, dst + done, low, writable, 0)
         if refused >= 0:
-            return nc10d_refused(channel, step, segment, load(staging + 8 * refused), refused)
+            return nc10d_refusal(channel, step, segment, load(staging + 8 * refused), refused)
         done += count
     me = load(channel + at.C_RANK)
     for rank in range(load(channel + at.C_SIZE)):
-        if rank != me and nc10d_still_valid(channel, step, segment, rank) != at.DONE:
+        if rank != me and nc10d_check_owner(channel, step, segment, rank) != at.DONE:
             return at.BLOCKED
     return at.DONE

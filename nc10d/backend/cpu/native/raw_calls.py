@@ -26,8 +26,8 @@ from numba.core import cgutils
 from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
-from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message_at
-from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_run_message_at
+from nc10d.backend.cpu.native.progress import nc10d_claim_channel, nc10d_run_claimed
 from nc10d.backend.cpu.native.sites import thread_state
 from nc10d.kernels.cache import address_of, compiled_callback
 from nc10d.kernels.simd import I64, Builder, Value, emits
@@ -54,7 +54,7 @@ def nc10d_bucket(key: int, count: int, rank: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_block(state: int, key: int, count: int, rank: int) -> int:
+def nc10d_find_block(state: int, key: int, count: int, rank: int) -> int:
     """Return the block for a call, or 0."""
     first = load(state + S_TABLE) + 8 * nc10d_bucket(key, count, rank)
     block = load_acquire(first)
@@ -72,13 +72,13 @@ def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
     if load_acquire(load(block + B_DIRECT)) == 0:
         return at.BUSY
     if key & MESSAGES != 0:
-        return nc10d_message_at(load(block + B_PROGRAM), data, tag, WAITS)
+        return nc10d_run_message_at(load(block + B_PROGRAM), data, tag, WAITS)
     channel = load(block + B_CHANNEL)
-    answer = nc10d_take(channel)
+    answer = nc10d_claim_channel(channel)
     if answer != at.DONE:
         return answer
     store(users, data)
-    return nc10d_run_taken(channel, load(block + B_PROGRAM), users)
+    return nc10d_run_claimed(channel, load(block + B_PROGRAM), users)
 
 
 def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) -> int:
@@ -86,7 +86,7 @@ def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) 
     if thread_state() == 0:
         return NO_THREAD
     answer, users = at.BUSY, atomics.scratch()
-    block = nc10d_block(state, key, count, rank)
+    block = nc10d_find_block(state, key, count, rank)
     if block != 0:
         answer = nc10d_raw_run(block, key, tag, data, users)
         if answer == at.DONE:

@@ -26,7 +26,7 @@ NO_OPERAND = 1 << 40
 
 
 @njit(nogil=True)
-def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+def nc10d_operand(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Return the address of an operand in this round and segment."""
     selector = load(step)
     base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
@@ -55,7 +55,9 @@ def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int, peer: int) -> int:
+def nc10d_block_on(
+    channel: int, step: int, segment: int, counter: int, target: int, peer: int
+) -> int:
     """Record the step to go on with and the counter that it waits for; return BLOCKED."""
     store(channel + at.C_PC, step)
     store(channel + at.C_SEGMENT, segment)
@@ -66,7 +68,7 @@ def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int
 
 
 @njit(nogil=True)
-def nc10d_sizes_differ(channel: int, sender: int, sent: int, receiver: int, awaited: int) -> int:
+def nc10d_report_sizes(channel: int, sender: int, sent: int, receiver: int, awaited: int) -> int:
     """Record two sizes for the error message, and whose they are; return SIZES."""
     store(channel + at.C_BLOCKED_ON, sender)
     store(channel + at.C_MESSAGE_BYTES, sent)

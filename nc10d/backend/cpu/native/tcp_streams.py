@@ -25,10 +25,10 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_write_site
 from nc10d.backend.cpu.native.step_format import (
-    nc10d_block,
+    nc10d_block_on,
     nc10d_length,
-    nc10d_place,
-    nc10d_sizes_differ,
+    nc10d_operand,
+    nc10d_report_sizes,
 )
 from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import compiled_callback
@@ -43,7 +43,7 @@ buffers fill meanwhile, and the processes that fill them may need the core."""
 
 
 @njit(nogil=True)
-def nc10d_check(channel: int, step: int, header: int) -> int:
+def nc10d_check_header(channel: int, step: int, header: int) -> int:
     """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
     fingerprint = load(step + packed.FINGERPRINT)
     if load(header) == load(channel + at.C_OPS) and load(header + 8) == fingerprint:
@@ -68,46 +68,46 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
         while row < last:
             row += packed.STEP
             wire = load(wires + 8 * load(row + packed.PEER))
-            answer = nc10d_row(channel, users, row, parity, segment, wire)
+            answer = nc10d_move_row(channel, users, row, parity, segment, wire)
             if answer < 0:
                 return answer
             moved += answer
-            if nc10d_left(row, segment, wire) > 0:
+            if nc10d_bytes_left(row, segment, wire) > 0:
                 if load(row) != StepKind.PUSH:
                     left += 1
-                    coming = max(coming, nc10d_to_come(row, segment, wire))
+                    coming = max(coming, nc10d_bytes_to_come(row, segment, wire))
                     peer = load(wire + at.W_RANK)
                 want = at.WANT_IN if load(row) == StepKind.TAKE else at.WANT_OUT
-                sockets.nc10d_await_wire(streams, wire, want)
+                sockets.nc10d_record_wire(streams, wire, want)
         # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
             nc10d_rewind(wires, step, last)
             return at.DONE
         if moved == 0:
             store(streams + at.S_LEFT, coming)
-            return nc10d_block(channel, step, segment, load(streams + at.S_READY), target, ~peer)
+            return nc10d_block_on(channel, step, segment, load(streams + at.S_READY), target, ~peer)
         store(streams + at.S_MOVED, load(streams + at.S_MOVED) + 1)
 
 
 @njit(nogil=True)
-def nc10d_left(row: int, segment: int, wire: int) -> int:
+def nc10d_bytes_left(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet."""
     progress = at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT
     return nc10d_length(row, segment) - load(wire + progress)
 
 
 @njit(nogil=True)
-def nc10d_to_come(row: int, segment: int, wire: int) -> int:
+def nc10d_bytes_to_come(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet, those of later segments included."""
     nbytes = load(row + packed.NBYTES)
     later = max(load(row + packed.TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
-    return later + nc10d_left(row, segment, wire)
+    return later + nc10d_bytes_left(row, segment, wire)
 
 
 @njit(nogil=True)
-def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
+def nc10d_move_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
     """Move the bytes of a row that its socket takes; return their number, or LOST."""
-    if nc10d_left(row, segment, wire) == 0:
+    if nc10d_bytes_left(row, segment, wire) == 0:
         return 0
     kind = load(row)
     if kind == StepKind.SEND_HEADER:
@@ -118,15 +118,15 @@ def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wir
             nc10d_write_site(channel, address + at.LINK_HEADER_BYTES)
     else:
         operand = row + (packed.DST if kind == StepKind.TAKE else packed.SRC)
-        address = nc10d_place(channel, users, operand, parity, segment)
+        address = nc10d_operand(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
     progress = at.W_TAKEN if kind == StepKind.TAKE else at.W_SENT
     moved = sockets.nc10d_transfer(wire, progress, address, nbytes)
-    return moved if moved >= 0 else nc10d_lost(channel, wire, moved)
+    return moved if moved >= 0 else nc10d_record_loss(channel, wire, moved)
 
 
 @njit(nogil=True)
-def nc10d_lost(channel: int, wire: int, answer: int) -> int:
+def nc10d_record_loss(channel: int, wire: int, answer: int) -> int:
     """Record the wire that has failed and its errno; return LOST."""
     store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
     store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
@@ -153,22 +153,22 @@ def _step(channel: int) -> int:
     if kind == StepKind.FLOW:
         return nc10d_flow(channel, users, step, parity, segment)
     if kind == StepKind.CALL_HEADER:
-        header = nc10d_place(channel, users, step + packed.DST, parity, segment)
+        header = nc10d_operand(channel, users, step + packed.DST, parity, segment)
         store(header, load(channel + at.C_OPS))
         store(header + 8, load(step + packed.FINGERPRINT))
         atomics.move(header + at.RECORD_TEXT, load(step + packed.RECORD), at.TEXT_BYTES)
         nc10d_write_site(channel, header + at.RECORD_SITE)
         return at.DONE
-    src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
+    src = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
     if kind == StepKind.CHECK_HEADER:
-        return nc10d_check(channel, step, src)
-    own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+        return nc10d_check_header(channel, step, src)
+    own = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
     # CHECK_SIZES: what one of the two ranks sends against what the other awaits, both ways.
     me, peer = load(channel + at.C_RANK), ~load(step + packed.PEER)
     if load(src) != load(own + 8):
-        return nc10d_sizes_differ(channel, peer, load(src), me, load(own + 8))
+        return nc10d_report_sizes(channel, peer, load(src), me, load(own + 8))
     if load(own) != load(src + 8):
-        return nc10d_sizes_differ(channel, me, load(own), peer, load(src + 8))
+        return nc10d_report_sizes(channel, me, load(own), peer, load(src + 8))
     return at.DONE
 
 
@@ -183,17 +183,17 @@ def _pull(channel: int) -> int:
         target = load_acquire(ready) + 1
         moved = sockets.nc10d_transfer(wire, at.W_TAKEN, header, at.AWAY_HEADER_BYTES)
         if moved < 0:
-            return nc10d_lost(channel, wire, moved)
+            return nc10d_record_loss(channel, wire, moved)
         if moved == 0:
             store(streams + at.S_COUNT, 0)
             store(streams + at.S_LEFT, 0)
-            sockets.nc10d_await_wire(streams, wire, at.WANT_IN)
+            sockets.nc10d_record_wire(streams, wire, at.WANT_IN)
             store(channel + at.C_BLOCKED_AT, ready)
             store(channel + at.C_BLOCKED_FOR, target)
             store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
             return at.BLOCKED
     store(wire + at.W_TAKEN, 0)
-    # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
+    # Copied to where a sender of this host would have put the header: nc10d_match_head reads there.
     cell = load(channel + at.C_CELL)
     atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
     atomics.move(cell + at.CELL_SITE, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)

@@ -107,9 +107,9 @@ def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_meet(channel: int) -> bool:
+def nc10d_wait_briefly(channel: int) -> bool:
     """Wait a moment for the counter that blocks a channel; return whether it has come."""
-    yields = load(channel + at.C_MEET_YIELDS)
+    yields = load(channel + at.C_LAUNCH_YIELDS)
     if yields == 0:
         return nc10d_spin_blocked(channel)
     counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
@@ -117,21 +117,21 @@ def nc10d_meet(channel: int) -> bool:
     met = nc10d_yield(channel, counter, target, yields)
     ended = atomics.nc10d_now()
     if not met or ended - began > LONG_NS:  # yields in vain: none for some time
-        store(channel + at.C_MEET_FROM, ended + LONG_NS)
+        store(channel + at.C_YIELD_FROM, ended + LONG_NS)
     return met
 
 
 @njit(nogil=True)
-def nc10d_streaming(channel: int) -> bool:
+def nc10d_waits_for_socket(channel: int) -> bool:
     """Return whether a blocked channel waits for sockets."""
     streams = load(channel + at.C_STREAMS)
     return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_READY)
 
 
 @njit(nogil=True)
-def nc10d_arm(channel: int) -> None:
+def nc10d_arm_sockets(channel: int) -> None:
     """Have the poller thread watch a channel's sockets; before the worker sleeps."""
-    if nc10d_streaming(channel):
+    if nc10d_waits_for_socket(channel):
         atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
 
@@ -150,7 +150,7 @@ def nc10d_linger(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_aborted(channel: int) -> bool:
+def nc10d_group_failed(channel: int) -> bool:
     """Return whether the group has failed; no new program begins then."""
     return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
@@ -181,7 +181,7 @@ def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
         broken = load_acquire(one + at.C_BROKEN) | load_acquire(other + at.C_BROKEN)
         if nc10d_has_come(one) or nc10d_has_come(other):
             answer = at.DONE
-        elif broken != 0 or nc10d_aborted(one):
+        elif broken != 0 or nc10d_group_failed(one):
             answer = at.ABORTED
         elif atomics.nc10d_now() >= until:
             break
@@ -194,7 +194,7 @@ def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
 @njit(nogil=True)
 def nc10d_await_counter(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    if nc10d_streaming(channel):
+    if nc10d_waits_for_socket(channel):
         return nc10d_await_socket(channel, until)
     counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
     if nc10d_yield(channel, counter, target, load(channel + at.C_YIELD)):
@@ -203,7 +203,7 @@ def nc10d_await_counter(channel: int, until: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_moved(channel: int) -> int:
+def nc10d_transfer_count(channel: int) -> int:
     """Return a number that changes whenever a transfer of a channel's streams makes progress."""
     streams = load(channel + at.C_STREAMS)
     return load(streams + at.S_MOVED) if streams != 0 else 0
@@ -228,7 +228,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
             elif now >= until:
                 return at.BLOCKED
         # The counter of a socket grows only while the socket is armed: a look runs the step again.
-        if nc10d_streaming(channel):
+        if nc10d_waits_for_socket(channel):
             if nc10d_linger(channel):
                 continue
         elif nc10d_spin_blocked(channel):
