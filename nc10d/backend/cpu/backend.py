@@ -1,10 +1,10 @@
 """The CPU backend: runs a group's operations by programs on shared memory.
 
-It is made when all ranks of a group have come. It launches (launcher.py), waits (waiter.py), and
-answers questions about the group.
+A backend is made when all ranks of a group have come. The backend launches (launcher.py), waits
+(waiter.py), and answers questions about the group.
 
-After a failure, the rank that learns of its cause publishes it (failure/cause.py). Every wait of
-every rank finds the cause within 50 ms, stops its channels and raises the same error.
+After a failure, the rank that learns the cause publishes it (failure/cause.py). Every wait of every
+rank finds the cause within 50 ms, stops the rank's channels and raises the same error.
 """
 
 from __future__ import annotations

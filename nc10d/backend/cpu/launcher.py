@@ -94,7 +94,7 @@ class OpLauncher:
             call_sites.learn()
             answer = prepared.run(prepared.words, x, y)
         if answer == at.BUSY:
-            # A receive that can't run now is posted. The way through `launch` would check it again.
+            # A receive that can't run now is posted. `launch` would check the operation again.
             return prepared.sender is not None and self._start_and_wait(
                 lambda: prepared.submit(self.waiter, x, y, timeout, here=True),
                 lambda: prepared.ops(x, y),
@@ -316,7 +316,7 @@ class OpLauncher:
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
-        # The engine can't carry it out, so even an asynchronous launch waits here for its gates.
+        # The engine can't, so even an asynchronous launch waits here for the receive's gates.
         if isinstance(work, Work):
             return work
         context, health = self._group.context, self._group.health

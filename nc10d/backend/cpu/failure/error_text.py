@@ -33,7 +33,7 @@ from nc10d.ops import OP_NAMES, Op, Recv, Send
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
 ENDING = "its program ends"
-"""The reason of a rank that leaves at its program's end. Soon its exit code tells more."""
+"""The reason of a rank that leaves at its program's end. Soon the exit code tells more."""
 _MOST_LINKS = 4
 """Most links that are named for a rank that has exchanged messages only."""
 
@@ -59,7 +59,7 @@ class GroupErrors:
         self, ops: Sequence[Op], channel: Channel | None = None
     ) -> tuple[str, int, str]:
         """Return the name and the number of this rank's operation, and both as text."""
-        # It is `ops`, or else the message of `channel`, or else the latest operation on record.
+        # The operation is `ops`, else the message of `channel`, else the latest one on record.
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
         elif not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:

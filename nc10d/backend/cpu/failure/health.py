@@ -3,7 +3,7 @@
 | state of a group on this rank | enters it when |
 |---|---|
 | working | initially |
-| failing | a cause is published (cause.py), by this rank or a peer; this rank has not seen it yet |
+| failing | this rank or a peer publishes a cause (cause.py), which this rank has not seen yet |
 | failed | `failure` finds the cause, completes calls whose data have come, and stops the channels |
 | closed | `close` is called; of a working group the failure is then GroupClosed |
 
@@ -11,8 +11,8 @@ A rank publishes a cause when a peer has died or left, a deadline has passed, or
 an error. Waiting ranks look for a cause between two slices of their wait.
 
 Invariant: the channels are stopped before `failure` first returns an error. So nothing touches
-users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread must
-release the lock of a channel before it calls `failure`.
+users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread
+releases the lock of a channel before calling `failure`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Health:
 
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
         """Return whether there is a reason to stop waiting."""
-        # It stops no channel and may be called under a channel's lock, unlike `failure`.
+        # Stops no channel, so a thread with a channel's lock may call this, unlike `failure`.
         if self.failing():
             return True
         return self._departed_peer(channel) is not None or deadline.expired()
@@ -161,8 +161,8 @@ class Health:
             return None
         if self._is_remote(peer):
             return None  # its last data may be in transit: the end of the connection decides
-        # In this order: once a thread has received the last message, the channel waits for a next
-        # one, and only `is_over` shows that no receive is under way.
+        # In this order: after the last message the channel waits for another, and only `is_over`
+        # shows that no receive is under way.
         arrived = not self.is_waiting(channel)
         return None if arrived or channel.is_over() else peer
 
@@ -178,7 +178,7 @@ class Health:
 
     def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the group."""
-        # Remote ranks announce it in a message; peers of this host show it in group memory.
+        # Remote ranks announce that in a message; peers of this host show their state in memory.
         if self._is_remote(rank):
             return rank in self._control.left
         return self._memory.state(self._memory.group_ranks.index(rank)) == at.CLOSED
@@ -276,7 +276,7 @@ class Health:
             self._unfinished = self._text.peer_left(peer, (), self._channel)
 
     def log_untold(self) -> None:
-        """Log what has ended an operation of this rank if no call has raised it."""
+        """Log the error that has ended an operation of this rank, if no call has raised it."""
         error = self._failure if self._cut_off else self._unfinished
         if error is not None and not error._told:
             _log.error("nc10d: %s; no call has raised this error", error)
@@ -331,7 +331,7 @@ class Health:
     ) -> DistError:
         """Fail the group, since an operation's own deadline has passed; return the failure.
 
-        `limit` is the operation's timeout, math.inf if it is not known here.
+        `limit` is the operation's timeout, math.inf if unknown.
         """
         peer = None if channel is None else self._blocked_on(channel)
         if not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:

@@ -25,8 +25,8 @@ from nc10d.base.text import digest
 class Group:
     """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them."""
 
-    # `remote` is None where all members are on this host. The group belongs to the objects that use
-    # it: a backend and its pending Works. It leaves when the last of them is dropped.
+    # `remote` is None where all members are on this host. A group belongs to its users, a backend
+    # and pending Works, and leaves when the last of them is dropped.
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Group:
         return found
 
     def share_board(self, nbytes: int) -> SharedBoard:
-        """Allocate this rank's board; MemoryError if there is no shared memory for it."""
+        """Allocate this rank's board; MemoryError if no shared memory is left."""
         memory = self.memory
         offset = self.context.allocate(nbytes)
         self.boards.append(offset)

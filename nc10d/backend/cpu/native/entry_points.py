@@ -1,8 +1,9 @@
 """The engine's entry points, each compiled when it is first used or by `prepare`.
 
 A channel (offsets.py) is a queue of programs with a lock. `run` executes a program in the calling
-thread if the channel is free and its ring empty; `submit` queues it, and `wait` advances the
-channel until it has ended. `work` is the worker's loop. No other entry waits longer than a slice.
+thread if the channel is free and the ring empty; `submit` queues a program, and `wait` advances the
+channel until the program has ended. `work` is the worker's loop. No other entry waits longer than a
+slice.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
             return nc10d_advance_until(channel, descriptor, until)
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
-        # Another thread advances the channel. It rings when a submission ends. If it leaves before,
-        # it rings, or it has set this rank's bit, and the peer that blocks the channel rings.
+        # Another thread advances the channel, and rings when a submission ends. If that thread
+        # leaves before, it rings, or a peer does by this rank's bit (progress.py's invariant).
         tries += 1
         if tries < load(channel + at.C_SPIN):
             atomics.pause()

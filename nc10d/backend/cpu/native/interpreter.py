@@ -57,7 +57,7 @@ def nc10d_ring_bells(rank_block: int, sleepers: int) -> None:
     while sleepers != 0:
         if sleepers & 1:
             bell = load(bells + 8 * rank)
-            # The value changes before the wake: a rank that is about to sleep sees that it has.
+            # The value changes before the wake: a rank that is about to sleep sees the new value.
             atomics.add_32(bell, 1)
             atomics.nc10d_futex_wake(bell)
         # Rank 63's bit is the sign: an arithmetic shift would keep it for ever.
@@ -125,7 +125,7 @@ def nc10d_compare_fingerprints(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_write_site(channel: int, place: int) -> None:
-    """Write the text of the running call's site to `place`; an empty text if it is unknown."""
+    """Write the text of the running call's site to `place`; an empty text if unknown."""
     site = load(channel + at.C_SITE)
     if site != 0:
         atomics.move(place, site, at.SITE_BYTES)
@@ -264,7 +264,7 @@ def _advance(channel: int) -> int:
             peer = load(step + packed.PEER)
             counter = load(load(channel + at.C_COUNTERS) + 8 * peer)
             target = seq + load(step + packed.TICK)
-            # Acquire: what the peer wrote before its signal is visible from here on.
+            # Acquire: all that the peer wrote before the signal is visible from here on.
             if load_acquire(counter) < target:
                 return nc10d_block_on(channel, step, segment, counter, target, peer)
         elif kind in (StepKind.WAIT_ALL, StepKind.MEET_ALL):
@@ -342,5 +342,5 @@ def _advance(channel: int) -> int:
 
 def advance_address() -> int:
     """Return the address of `_advance`, for C_ADVANCE; may block to compile it."""
-    # Called by address: each entry point would otherwise contain, and compile, its own copy.
+    # Called by address: otherwise each entry point would contain, and compile, a copy.
     return address_of(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))

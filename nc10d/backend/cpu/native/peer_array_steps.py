@@ -11,12 +11,12 @@ there.
     WRITABLE            as BY_ARENA                  reads it and may write results there
     WRITABLE_BY_KERNEL  as BY_KERNEL                 as BY_KERNEL, and by process_vm_writev
 
-Invariant: peers write to exposed memory only from the owner's tick that publishes it until all
-peers have signalled that they are done; C_WRITABLE and C_WRITABLE_BYTES hold the range meanwhile.
-If the operation fails in between, a peer that is only late may still write. So the owner withdraws
-the memory before the caller gets the array back: Arena.make_private, and `withdraw` in
-memory/peer_access.py for private memory. The kernel reads the place and the length from the owner's
-area as it begins to write, so a length of 0 there forbids it.
+Invariant: peers write to exposed memory only between two ticks: the owner's tick that publishes the
+memory, and the peers' ticks that say they are done. C_WRITABLE and C_WRITABLE_BYTES hold the range
+meanwhile. If the operation fails in between, a peer that is only late may still write. So the owner
+withdraws the memory before the caller gets the array back: by Arena.make_private, or for private
+memory by `withdraw` in memory/peer_access.py. Each write by the kernel begins by reading place and
+length from the owner's area, so a length of 0 there forbids the write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nc10d.backend.cpu.native.step_format import nc10d_block_on, nc10d_copy, nc1
 # The ways to exposed memory.
 NOT_AT_ALL, BY_ARENA, BY_KERNEL, WRITABLE, WRITABLE_BY_KERNEL = 0, 1, 2, 3, 4
 AT_A_TIME = 128 * 1024
-"""Most bytes that the kernel writes at a time; while it does, they can't be withdrawn."""
+"""Most bytes that the kernel writes at a time; memory can't be withdrawn during a write."""
 NEVER = 1 << 62
 
 
@@ -65,7 +65,7 @@ def nc10d_withdraw(channel: int) -> None:
 
 @njit(nogil=True)
 def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """Expose an array to peers; if they could not read it, ask for the other branch."""
+    """Expose an array to peers, or ask for the other branch if peers could not read the array."""
     # Peers write to the arena only from the start of a page on. A registered array that begins
     # inside a page goes by the kernel if the step sets no flag (a message, or an array for writes
     # only).
@@ -106,7 +106,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
 @njit(nogil=True)
 def nc10d_has_given_up(area: int) -> bool:
     """Return whether the owner of an area has failed or has closed the group."""
-    # A peer gives up once its own abort word is set; this rank's word may be set later.
+    # The owner gives up once the abort word in its area is set; this rank's word may be set later.
     failed = load_acquire(area + at.AREA_ABORT) != 0
     return failed or load_acquire(area + at.AREA_STATE) == at.CLOSED
 
@@ -120,7 +120,7 @@ def nc10d_bring(channel: int, peer: int, record: int, offset: int, spare: int, n
     if load(record + 8) in (BY_ARENA, WRITABLE):
         return load(row) + place
     pid = load(row + 8)
-    if pid == 0:  # another thread of this process: a read of memory that it has freed would crash
+    if pid == 0:  # another thread of this process: a read of freed memory would crash
         if nc10d_has_given_up(load(row + 16)):
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
@@ -171,7 +171,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
         nc10d_copy(load(step + packed.COPIER), dst, found, nbytes)
-    # Checked after the copy: until a peer sets its abort word, it has not reused its array.
+    # Checked after the copy: a peer reuses its array only after setting its abort word.
     return nc10d_check_owner(channel, step, segment, load(step + packed.PEER))
 
 
@@ -215,7 +215,7 @@ def nc10d_fill_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     pid, area = load(row + 8), load(row + 16)
     done = 0
     while done < nbytes:
-        # Only the place: the owner keeps the length, which it sets to 0 to withdraw the memory.
+        # Only the place: the length belongs to the owner, who withdraws the memory by a 0.
         store(area + at.AREA_WRITABLE, dst + done)
         most = min(nbytes - done, AT_A_TIME)
         place, writer = area + at.AREA_WRITABLE, area + at.AREA_WRITER

@@ -1,4 +1,4 @@
-"""Prepared calls: check that arguments fit a call made before, and run or submit it.
+"""Prepared calls: check that arguments fit an earlier call, and run or submit the call again.
 
 A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. The
 entries accept any Python objects and check all else. BUSY means that nothing has happened: the
@@ -59,9 +59,9 @@ def nc10d_is_array(array: int, kind: int, dtype: int, count: int, length: int) -
 
 @njit(nogil=True)
 def nc10d_put_array(prepared: int, users: int, number: int, array: int) -> bool:
-    """Put the address of array `number` into the table `users`; False if it does not fit its row.
+    """Put the address of array `number` into the table `users`; False if the array does not fit.
 
-    It must be a plain array of the call's dtype, and of the row's count and length.
+    Only a plain array fits, of the call's dtype, and of the row's count and length.
     """
     kind, row = (
         load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE),

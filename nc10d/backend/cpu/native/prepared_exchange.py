@@ -1,7 +1,7 @@
 """A send and a receive as one call: prepared messages on two links, run by a single thread.
 
 A short exchange sends without waiting and then receives. A longer exchange is submitted as two
-messages, and `wait_both` advances both links in turn: if each rank of a ring first sent all of its
+messages, and `wait_both` advances both links in turn: if each rank of a ring first sent the whole
 message, none would receive.
 """
 

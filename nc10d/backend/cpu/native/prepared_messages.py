@@ -1,8 +1,8 @@
 """Prepared messages on one end of a link: run a message in this thread, or submit it.
 
 A message that runs in the calling thread takes no place in the ring and wakes no thread. A short
-message (within one slot of the staging buffer, to a rank of this host) never waits in its middle:
-once the slot is free, or the message there, it runs to its end.
+message (within one slot of the staging buffer, to a rank of this host) never waits in the middle:
+once the slot is free, or the message there, the program runs to its end.
 
     receiver of a message               mark                     excludes
     a thread, past the ring             C_RECEIVING is 1         messages moved aside by Python
@@ -150,7 +150,7 @@ def nc10d_move_message(
     if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_head_fits(channel, descriptor, tag, how_soon):
             return nc10d_receive_later(channel, descriptor, x, tag, site)
-        # A receive asks for it now: Python must not move it to the unexpected queue.
+        # A receive takes the message now: Python must not move it to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 0)
     store(descriptor + at.D_TAG, tag)
     store(load(descriptor + at.D_USERS), x)

@@ -1,17 +1,17 @@
-"""Wires to other hosts: sockets that never block, and how a thread arms them before it sleeps.
+"""Wires to other hosts: sockets that never block, and how a thread arms them before a sleep.
 
 A wire is a socket to a rank, with the progress of the current transfer in each direction. A channel
-that is blocked on sockets waits for a counter like any other channel: its ready counter. Before a
-thread sleeps, it arms the wires that the channel waits for. The poller thread sleeps in epoll for
-all channels of a rank, and raises the ready counter when a wire is ready. Addresses in, integers
-out.
+that is blocked on sockets waits for a counter like any other channel: the ready counter. A thread
+that is about to sleep arms the wires that the channel waits for. The poller thread sleeps in epoll
+for all channels of a rank, and raises the ready counter when a wire is ready. Addresses in,
+integers out.
 
     W_ARMED of a wire        epoll watches it for          changed under W_LOCK by
     0                        nothing                       the poller thread, when it has fired
     WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
 
-Invariant: a ready counter is read before its sockets are tried, so a socket that gets ready after
-the try raises it to the awaited value or past it.
+Invariant: a ready counter is read before the sockets are tried, so a socket that gets ready after
+the try raises the counter to the awaited value or beyond.
 """
 
 from __future__ import annotations

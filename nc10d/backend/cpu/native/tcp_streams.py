@@ -1,9 +1,9 @@
 """Steps that cross to other hosts: transfers, and checks of received headers.
 
 A FLOW step drives the rows behind it (GIVE to a wire, TAKE from a wire) together, as far as their
-sockets go. It is done when all rows are, so no order of ranks can deadlock on full sockets. A PUSH
-row need not be done: a later row continues it. A wire moves bytes in the order of its programs: the
-socket is the FIFO and the flow control.
+sockets go. The step is done when all rows are, so no order of ranks can deadlock on full sockets. A
+PUSH row need not be done: a later row continues the transfer. A wire moves bytes in the order of
+its programs: the socket is the FIFO and the flow control.
 
     a FLOW         S_COUNT, table          counters
     moves          being rebuilt           S_MOVED grows
@@ -204,7 +204,7 @@ def _pull(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _linger(channel: int) -> int:
-    # Patience in vain halves; it doubles when bytes came while it lasted. Where ranks share a core,
+    # Patience in vain halves; patience in which bytes came doubles. Where ranks share a core,
     # looking again only keeps another rank from running.
     streams = load(channel + at.C_STREAMS)
     if load(streams + at.S_LEFT) > MUCH:

@@ -8,7 +8,7 @@
     5. sleep unless the bell has changed
 
 Invariant: a change between 4 and 5 changes the bell's value, so the futex does not sleep. No wait
-is longer than its slice: Python looks at deadlines, signals and the liveness of peers in between.
+is longer than a slice: Python looks at deadlines, signals and the liveness of peers in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONG_NS = 1_000_000
 
 @njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
-    """Lock the channel if it is free; the lock word is the thread that holds it."""
+    """Lock a free channel; the lock word is the thread that holds the lock."""
     # The plain look first: a failed swap would take the cache line from the lock's holder.
     return (
         load_acquire(channel + at.C_LOCK) == 0
@@ -48,7 +48,7 @@ def nc10d_wake_own(rank_block: int) -> None:
 
 @njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
-    """Unlock the channel; wake the worker if submissions wait in it."""
+    """Unlock the channel; wake the worker if submissions are in the ring."""
     # A full fence: a submitter appends and then tries the lock, this thread unlocks and then looks
     # at the ring. One of the two sees the other, so no submission is left without a thread.
     atomics.exchange(channel + at.C_LOCK, 0)
@@ -67,9 +67,10 @@ def nc10d_sleep(rank_block: int, bell_value: int, until: int) -> None:
 @njit(nogil=True)
 def nc10d_spin(channel: int, counter: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain."""
-    # A spin in vain halves the next spin and a good spin doubles it: where another program takes a
-    # core, or the peer computes, spinning only keeps other threads from running. A wait that ends
-    # soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
+    # A spin in vain halves the next spin and a good spin doubles the next: where another program
+    # takes a core, or the peer computes, spinning only keeps other threads from running. A wait
+    # that ends soon in nc10d_yield doubles the next, too: a short spin must not make all waits seem
+    # long.
     limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
         if load_acquire(counter) >= target:

@@ -1,7 +1,7 @@
 """The linker: turn a program's steps into the integers that the engine runs.
 
 Operands become selectors into the channel's tables, kernels become addresses. A wrong selector
-would crash the process, so `check` looks at every program once before it is packed.
+would crash the process, so `check` looks at every program once before packing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Linked:
     scratch: Bytes
     address: int = field(init=False)
     short: int = field(init=False)
-    """1 if the launching thread should advance it at once: it moves few bytes, waits are short."""
+    """1 if the launching thread should advance the program at once: few bytes, short waits."""
 
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
@@ -146,7 +146,7 @@ def scratch_bytes(program: Program) -> int:
 
 def copiers(program: Program) -> list[int]:
     """Return the address of each step's copy function; 0: the C library's, or no copy."""
-    # Arrays go past the cache if they fill it and the program does not read them. May compile.
+    # Arrays that fill the cache go past it, unless the program also reads them. May compile.
     steps = program.steps
     # An exposed array is read by peers, not by the step.
     reading = [step for step in steps if step.kind is not StepKind.EXPOSE]
@@ -186,7 +186,7 @@ def _moved(steps: Sequence[Step]) -> int:
 
 
 def _times(steps: Sequence[Step]) -> list[int]:
-    """Return how often each step is carried out; MANY if the ranks agree on it at run time."""
+    """Return how often each step is carried out; MANY if the ranks agree on that at run time."""
     times = [1] * len(steps)
     for index, step in enumerate(steps):
         repeat = MANY if step.kind is StepKind.LOOP_AGREED else max(1, step.repeat)

@@ -9,7 +9,7 @@ spends `ticks` (phases); every rank's version of a program spends the same ticks
 freely and need no protocol of their own. `signal(t)` sets this rank's counter to (ticks spent so
 far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer has
 two slots, as its inline payload has, which alternate from round to round. A round's `free` is the
-first tick (counted from the round's start) at which every peer has surely left the round, and
+first tick (counted from the round's start) at which every peer has left the round for sure, and
 `free()` waits for that before the same slot is used again. A rank that reads from the round before
 (`earlier`) has left that round when the reads of this round are done.
 

@@ -29,7 +29,7 @@ MESSAGE_BYTES = 88
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
-    """dst[:nbytes] = src[:nbytes]; with `total`, at most what is left of it in this segment."""
+    """dst[:nbytes] = src[:nbytes]; with `total`, at most the bytes of it left in this segment."""
     return Step(StepKind.COPY, nbytes, dst=dst, src=src, total=total)
 
 
@@ -45,7 +45,8 @@ def fold_staged(
 
     `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` the
     place of this rank's; `also` is a second destination, written while the result is in the cache.
-    A result for the staging buffer is written when it is folded: until then `dst` is unchanged.
+    A result for the staging buffer is written at the end of the fold; until then `dst` is
+    unchanged.
     """
     return Step(
         StepKind.FOLD_STAGED,
@@ -107,11 +108,11 @@ def jump(steps: int) -> Step:
 def expose(
     rank: int, src: At, access: int = 0, flag: bool = True, writable: int = 0, offset: int = 0
 ) -> Step:
-    """Expose an array of this rank to its peers, until they signal that they have read it.
+    """Expose an array of this rank to the peers, until they signal that they have read it.
 
     Goes before signal(1). If the array is not registered, peers have the kernel copy it, provided
-    that the group has that `access`: READS or WRITES (0: never). An array that can't be read sets
-    this rank's flag (`branch_if_flagged`). Without `flag` it sets none: a message branches by
+    that the group has that `access`: READS or WRITES (0: never). If the array can't be read, this
+    rank's flag is set (`branch_if_flagged`), but not without `flag`: a message branches by
     `branch_if_unreadable`, and other programs expose the array for writes only.
     Peers may also write the first `writable` bytes, until `withdraw`: if the array is registered
     and begins a page, or if the kernel copies it and all peers are other processes. The words that
@@ -201,8 +202,8 @@ def alone(steps: Sequence[Step] = ()) -> list[Step]:
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
     """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
-    # `free_at` is the tick, counted from the round's start, that a peer signals only after it has
-    # left the round. It may exceed `ticks`: then a signal of a later round shows it.
+    # `free_at` is the tick, counted from the round's start, that a peer signals only after leaving
+    # the round. A `free_at` beyond `ticks` is a signal of a later round.
     return Step(StepKind.ROUND, tick=ticks, free_at=free_at, repeat=repeat, back=body)
 
 
