@@ -18,6 +18,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel
+from nc10d.backend.cpu.failure.awaited_peers import AwaitedPeers
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, death, ended
 from nc10d.backend.cpu.native import entry_points
@@ -49,11 +50,7 @@ class GroupErrors:
     links: Links
     remote: RemoteGroup | None
     control: GroupControl
-
-    def group_rank(self, blocked_on: int) -> int:
-        """Return the rank in the group that the engine is blocked on."""
-        # The engine gives a peer of this host by its index, a rank of another host as ~rank.
-        return ~blocked_on if blocked_on < 0 else self.memory.group_ranks[blocked_on]
+    peers: AwaitedPeers
 
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
@@ -207,7 +204,7 @@ class GroupErrors:
         # Nearly always the peer has just died. A link counts its two ends, not the group's ranks.
         rank = self.links.peer_of(channel)
         if rank is None:
-            rank = self.group_rank(channel.get(at.C_BLOCKED_ON))
+            rank = self.peers.rank_of(channel.get(at.C_BLOCKED_ON))
         peer = self.memory.group_ranks.index(rank)
         process = self.memory.peers[peer]
         # The pidfd knows of a death before the control thread has processed it.
@@ -229,7 +226,7 @@ class GroupErrors:
         memory = self.memory
         mine = memory.record(memory.rank, seq)
         ours = called(mine or "", memory.site(memory.rank, seq))
-        peer = self.group_rank(index)
+        peer = self.peers.rank_of(index)
         if self.remote is not None and index < 0:
             # A remote rank's record comes over the connection; those of peers are in group memory.
             theirs = self.remote.streams.remote_call()
@@ -258,7 +255,7 @@ class GroupErrors:
             return self._message_mismatch(channel)
         seq = channel.get(at.C_OPS)
         sender, receiver = (
-            self.group_rank(channel.get(word)) for word in (at.C_BLOCKED_ON, at.C_AWAITED_BY)
+            self.peers.rank_of(channel.get(word)) for word in (at.C_BLOCKED_ON, at.C_AWAITED_BY)
         )
         op = (self.memory.record(self.memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(sender, seq))

@@ -263,7 +263,7 @@ class Mailbox:
         while True:
             health.check()
             # Asked before looking, so that messages sent before a rank left are found.
-            left = health.have_left(peers)
+            left = health.peers.have_left(peers)
             found = self._look(peers, tag)
             if found is not None or deadline.expired():
                 return found

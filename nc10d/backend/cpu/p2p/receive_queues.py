@@ -172,7 +172,7 @@ class QueuedReceive(Work):
             # Asked before matching, so that messages sent before a rank left are found. A thread
             # that only polls has not asked to wait, and is no reason for an error.
             awaited = self._awaited or deadline.at > 0
-            peers_left = awaited and health.have_left(self._peers)
+            peers_left = awaited and health.peers.have_left(self._peers)
             self._advance(pending.op.tag)
             if pending.left:
                 return
