@@ -17,6 +17,7 @@ group, which is 0 while calls must take the ordinary way (an observer, an open b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -51,6 +52,10 @@ def request_on_stack(b: Builder) -> Value:
 def nc10d_bucket(key: int, count: int, rank: int) -> int:
     """Return the number of the bucket of a call."""
     return ((key + 31 * count + 977 * rank) * 0x9E3779B1 >> 12) & (BUCKETS - 1)
+
+
+bucket: Callable[[int, int, int], int] = nc10d_bucket.py_func
+"""The same function in Python."""
 
 
 @njit(nogil=True)
@@ -106,9 +111,3 @@ def raw_call_address() -> int:
     """Return the address of `_raw_call`; may block to compile it."""
     signature = types.int64(*(types.int64,) * 6)
     return address_of(_made, "raw_call", lambda: compiled_callback(signature)(_raw_call))
-
-
-def bucket(key: int, count: int, rank: int) -> int:
-    """Return the number of the bucket of a call, as compiled code computes it."""
-    mixed = (key + 31 * count + 977 * rank) * 0x9E3779B1
-    return (mixed >> 12) & (BUCKETS - 1)
