@@ -181,7 +181,7 @@ FOLD_BLOCK = 8192
     D_SITE,
     D_CHANNEL,  # of a prepared message
     D_LOOKS,  # how often a thread that submits it advances the channel (-1: the worker does)
-    D_LOOKS_HERE,  # and a thread that waits for it
+    D_LOOKS_WAITING,  # and a thread that waits for it next
 ) = range(0, 14 * 8, 8)
 DESCRIPTOR_WORDS = 14
 

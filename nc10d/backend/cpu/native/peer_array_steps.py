@@ -112,8 +112,8 @@ def nc10d_has_given_up(area: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_bring(channel: int, peer: int, record: int, offset: int, spare: int, nbytes: int) -> int:
-    """Return where bytes of a peer's exposed array are: in place, or at `spare`; 0: unreadable."""
+def nc10d_bring(channel: int, peer: int, record: int, offset: int, buffer: int, nbytes: int) -> int:
+    """Return where bytes of a peer's exposed array are: in place, or in `buffer`; 0: unreadable."""
     # Unreadable: the peer has died, or the kernel refuses.
     row = nc10d_reach_row(channel, peer)
     place = load(record) + offset
@@ -125,10 +125,10 @@ def nc10d_bring(channel: int, peer: int, record: int, offset: int, spare: int, n
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
         return place
-    if atomics.nc10d_read_process(pid, spare, place, nbytes) != at.DONE:
+    if atomics.nc10d_read_process(pid, buffer, place, nbytes) != at.DONE:
         store(channel + at.C_BLOCKED_ON, peer)
         return 0
-    return spare
+    return buffer
 
 
 @njit(nogil=True)

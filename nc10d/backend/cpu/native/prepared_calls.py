@@ -161,13 +161,13 @@ def _run_prepared(words: object, x: object, y: object) -> int:
 
 @on_demand(types.int64(any_object, _WORD, types.float64, any_object, any_object, _WORD))
 def _submit_prepared(
-    words: object, prepared: int, timeout: float, x: object, y: object, here: int
+    words: object, prepared: int, timeout: float, x: object, y: object, waits: int
 ) -> int:
     """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor and all addresses, zeros or those of a call that has
     ended; `prepared` is the address of the block that `run_prepared` gets as an array. This thread
-    first advances a short program, or any if it waits `here`. Returns FINISHED if the program has
+    first advances a short program, or any if it `waits` next. Returns FINISHED if the program has
     ended; DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or
     a failure of the channel.
     """
@@ -182,7 +182,7 @@ def _submit_prepared(
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, nc10d_deadline(timeout))
     store(descriptor + at.D_STATUS, 0)
-    if here != 0 or load(prepared + at.K_SHORT) != 0:
+    if waits != 0 or load(prepared + at.K_SHORT) != 0:
         return nc10d_submit_and_advance(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY

@@ -256,12 +256,12 @@ def nc10d_fill_descriptor(descriptor: int, model: int, array: int, tag: int, dea
 
 @on_demand(types.int64(atomics.any_object, _WORD, types.float64, atomics.any_object, _WORD, _WORD))
 def _submit_message(
-    words: object, model: int, timeout: float, x: object, tag: int, here: int
+    words: object, model: int, timeout: float, x: object, tag: int, waits: int
 ) -> int:
     """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor, copied from that at `model`, and for an address. This
-    thread first advances the channel, as often as the model says for a thread that waits `here` or
+    thread first advances the channel, as often as the model says for a thread that `waits` next or
     does not. Answers as `submit_prepared` in prepared_calls.py; BUSY also for a receive while the
     unexpected queue is held or has messages.
     """
@@ -273,7 +273,7 @@ def _submit_message(
     receives = load(channel + at.C_KIND) == at.RECEIVER
     if receives and not nc10d_begin_posting(channel):
         return at.BUSY
-    looks = load(model + (at.D_LOOKS_HERE if here != 0 else at.D_LOOKS))
+    looks = load(model + (at.D_LOOKS_WAITING if waits != 0 else at.D_LOOKS))
     if looks >= 0:
         answer = submitting.nc10d_submit_and_advance(channel, descriptor, looks)
     else:
