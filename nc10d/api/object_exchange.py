@@ -36,7 +36,7 @@ Location = Any
 
 
 class OutgoingObject:
-    """This rank's object as a message; a message with the error if it can't be encoded."""
+    """This rank's object as a message, or the error if the object can't be encoded."""
 
     def __init__(self, message: EncodedMessage, error: Exception | None) -> None:
         message.divide()
@@ -51,7 +51,7 @@ class OutgoingObject:
 
 
 def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
-    """Return this rank's object as a message; None if `openings.own` has it: it is small and plain.
+    """Return this rank's object as a message; None if a small plain object lies in `openings.own`.
 
     If the object can't be encoded, or is longer than LARGEST bytes, the message reports the error.
     """
@@ -64,12 +64,12 @@ def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> Outgo
 
 
 def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
-    """Return the bytes of this rank's object that travel first."""
+    """Return the opening of this rank's object."""
     return openings.own if out is None else out.opening
 
 
 def pieces_to_send(out: OutgoingObject | None, openings: Openings) -> Sequence[Bytes]:
-    """Return the pieces of the opening of this rank's object that a message needs."""
+    """Return the pieces of this rank's opening to send as a message, without empty ones."""
     return openings.pieces() if out is None else cut(out.opening)[: pieces_used(out.opening)]
 
 
@@ -85,7 +85,7 @@ def raise_if_failed(out: OutgoingObject | None) -> None:
 
 
 def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
-    """Return an object as a message; `stream` is that of a plain object, else None."""
+    """Return an object as a message; `stream` is the pickle of a plain object, else None."""
     if stream is not None:
         return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
     try:
@@ -100,10 +100,10 @@ def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMes
     return message
 
 
-def _program_allows(group: ProcessGroup) -> bool:
-    """Return whether the program allows pickles, and set it as the group's `allow_pickle`.
+def _set_allow_pickle(group: ProcessGroup) -> bool:
+    """Set the group's `allow_pickle` by the environment, and return it.
 
-    ValueError for a setting that is neither 0 nor 1.
+    ValueError if NC10D_ALLOW_PICKLE is neither 0 nor 1.
     """
     setting = os.environ.get("NC10D_ALLOW_PICKLE", "")
     if setting not in ("", "0", "1"):
@@ -114,20 +114,20 @@ def _program_allows(group: ProcessGroup) -> bool:
 
 @dataclass(slots=True)
 class IncomingObject:
-    """A message to receive: its opening and, if that has not all of it, memory for the rest."""
+    """A message to receive: the opening, and memory for the parts that follow the opening."""
 
     envelope: Envelope
     opening: Bytes
     sender: int
     parts: Sequence[Bytes] = ()
-    """What follows the opening: the flat array, then the long chunks."""
+    """The flat array, then the long chunks; empty if the opening holds the whole message."""
 
 
 EMPTY: Bytes = np.empty(0, np.uint8)
 
 
 def rounds(found: Sequence[IncomingObject]) -> range:
-    """Return the numbers of the parts that follow the openings, which all ranks have seen."""
+    """Return the numbers of the parts that follow the openings; all ranks have seen these."""
     return range(max(incoming.envelope.parts for incoming in found))
 
 
@@ -160,7 +160,7 @@ class ObjectCall:
         if weights_only:
             allow_pickle = False
         allowed = group.allow_pickle if allow_pickle is None else bool(allow_pickle)
-        self.allow_pickle = _program_allows(group) if allowed is None else allowed
+        self.allow_pickle = _set_allow_pickle(group) if allowed is None else allowed
         group.refuse_in_batch(name)
         devices = group.config.devices
         if "cpu" not in devices:
@@ -176,19 +176,19 @@ class ObjectCall:
         return max(0.0, self._until - monotonic())
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
-        """Return the objects of some rows; None unless all messages are small and plain.
+        """Return the objects of some rows of the table, if all messages are small and plain.
 
-        None, too, if arrays are to be moved.
+        Otherwise, and if arrays are to be moved, return None.
         """
         return self.openings.objects(rows) if self._locate is None else None
 
     def incoming_all(self, table: Bytes, sender: int | None = None) -> list[IncomingObject]:
-        """Read an opening for each rank, each from that rank or all from `sender`."""
+        """Read the openings in a table: row r comes from rank r, or every row from `sender`."""
         senders = range(len(table)) if sender is None else [sender] * len(table)
         return list(map(self.incoming, table, senders))
 
     def incoming(self, opening: Bytes, sender: int) -> IncomingObject:
-        """Read the opening of a rank; CodecError that names the rank if it is malformed."""
+        """Read the opening that a rank has sent; a malformed one is a CodecError with the rank."""
         try:
             return IncomingObject(Envelope.read(opening), opening, sender)
         except CodecError as error:
@@ -243,14 +243,15 @@ class ObjectCall:
         return f"rank {rank}" if same else f"rank {rank} of group {group.name!r}"
 
     def error_about(self, sender: int, text: str) -> CodecError:
-        """Return an error of this call for which a rank is the reason."""
+        """Return an error of this call that blames a rank."""
         message = f"{self._name}: {text}"
         return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
     def receive(self, places: list[Any], sender: int, transfer: Callable[[Bytes], object]) -> None:
-        """Receive what follows the opening in the table by `transfer`, and fill `places`; blocks.
+        """Receive the rest of the message whose opening is in the table, and fill `places`; blocks.
 
-        CodecError, with the places unchanged, if that is no list of as many objects.
+        `transfer` receives a part into the given memory. If the message is not a list of as many
+        objects as there are places, CodecError is raised and the places are unchanged.
         """
         objects, openings = self.objects(), self.openings
         if objects is None:
@@ -282,7 +283,7 @@ def _kind(device: Any) -> str:
 def _locate(call: str, location: Any) -> Locate:
     """Return the function that moves an array to `location`, None for the CPU.
 
-    ValueError if the location is no device, no function, or a device that is not there.
+    ValueError if the location is neither a function nor a device that this machine has.
     """
     if location is None:
         return None
@@ -315,10 +316,10 @@ def _moved(device: str, array: Any) -> Any:
 def for_each_rank(
     objects: Any, openings: Openings, allow_pickle: bool
 ) -> list[OutgoingObject | None]:
-    """Return a message for each rank, and write their openings to the table.
+    """Return a message for each rank, and write the openings to the table.
 
-    Rows that hooks have written stay. If an object can't be encoded, each message has the error.
-    TypeError and ValueError for what is no list of an object for each rank.
+    Rows that hooks have written stay. If an object can't be encoded, every message has the error.
+    TypeError or ValueError unless `objects` is a list with an object for each rank.
     """
     if objects is None:
         raise ValueError("scatter_object_input_list must be given on the source rank")
@@ -346,7 +347,7 @@ def all_inline(out: Sequence[OutgoingObject | None]) -> bool:
 
 
 def marks(size: int) -> Bytes:
-    """Return the openings that tell `size` ranks that the openings of all follow."""
+    """Return a table of openings that announce to `size` ranks: the real table follows."""
     mark = EncodedMessage(MessageKind.TABLE_FOLLOWS, b"").opening()
     return np.tile(mark, (size, 1))
 
@@ -354,9 +355,9 @@ def marks(size: int) -> Bytes:
 def scatter_table(
     call: ObjectCall, out: Sequence[OutgoingObject | None], root: int
 ) -> IncomingObject:
-    """Broadcast the table of openings, and scatter what follows them; return this rank's message.
+    """Broadcast the table of openings, then scatter the parts; return this rank's message.
 
-    `out` are the root's messages, and empty on the other ranks. Blocks.
+    `out` has the messages on the root, and is empty on the other ranks. Blocks.
     """
     group, table = call.group, call.openings.table
     group.broadcast(table, root, timeout=call.remaining())
@@ -370,7 +371,7 @@ def scatter_table(
 
 
 def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None:
-    """Check the list to fill, which only the destination has; TypeError or ValueError."""
+    """Check the list to fill; TypeError or ValueError. Only the destination may give a list."""
     if not wanted:
         if places:
             raise ValueError("object_gather_list must be None on ranks other than the destination")

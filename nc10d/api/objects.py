@@ -48,22 +48,18 @@ from nc10d.api.object_exchange import (
     scatter_table,
 )
 from nc10d.codec import MessageKind
-from nc10d.codec.messages import later_tag
-from nc10d.codec.openings import (
-    ALL_ROWS,
+from nc10d.codec.compiled_openings import (
     BROADCAST_OTHER,
     BROADCAST_ROOT,
     GATHER_ELSEWHERE,
     GATHER_HERE,
-    NO_ROWS,
     RECEIVE,
     SCATTER_OTHER,
     SCATTER_ROOT,
     SEND,
-    give_back,
-    pools,
-    take,
 )
+from nc10d.codec.messages import later_tag
+from nc10d.codec.openings import ALL_ROWS, NO_ROWS, give_back, pools, take
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.ops import AllGather, Broadcast, Recv, Scatter, Send
 

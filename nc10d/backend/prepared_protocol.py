@@ -55,13 +55,13 @@ class PreparedCall(Protocol[W_contra]):
         x: Arguments,
         y: Arguments | int,
         timeout: float,
-        here: bool = False,
-        given: tuple[Arguments, Arguments] | None = None,
+        waits: bool = False,
+        originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
         """Start the call and return its Work; None if it does not fit now: nothing has happened.
 
-        `waiter` is the PreparingBackend's. `here`: this thread is about to wait for the Work. x and
-        y may be lent views; `given` are then the caller's own arrays.
+        `waiter` is the PreparingBackend's. This thread `waits` for the Work next, or does not. x
+        and y may be lent views of `originals`, the caller's arrays.
         """
 
 

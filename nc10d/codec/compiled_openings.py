@@ -1,18 +1,22 @@
-"""Openings of small plain objects in compiled code: complete one, check a table, read its objects.
+"""Openings of small plain objects in compiled code: write one, check a table, read its objects.
 
-The hooks are those of the operation that carries openings (nc10d.kernels.hooks): `before` writes
-this rank's object into its own opening, and `after` reads those in the table, which have come. In a
-scatter, `before` writes the table on the root, and `after` reads the own opening. Their task is a
-set of bits:
+The hooks are those of nc10d.kernels.hooks: `before` writes openings before the operation that
+carries them, and `after` checks and reads those that the operation has brought. Their task is the
+call and this rank's part in it, a sum of bits:
 
-    WRITES   write the object H_VALUE
-    READS    read the objects of the table into the list H_PLACES
-    EACH     each opening has the object of a place; else the single opening has a list of them all
-    MESSAGE  the opening is that of a message between two ranks, and has a number
-    SCATTER  the objects of the list H_VALUE are written, and the first place is filled
+    task                bits                    `before` writes              `after` fills
+    SEND                WRITES MESSAGE          its opening, with a number   nothing
+    RECEIVE             READS MESSAGE           nothing                      all places
+    BROADCAST_ROOT      WRITES                  its opening                  nothing
+    BROADCAST_OTHER     READS                   nothing                      all places
+    GATHER_HERE         WRITES READS EACH       its opening                  all places
+    GATHER_ELSEWHERE    WRITES EACH             its opening                  nothing, but checks
+    SCATTER_ROOT        WRITES READS SCATTER    the table, from a list       the first place
+    SCATTER_OTHER       READS SCATTER           nothing                      the first place
 
-With EACH and no READS, `after` only checks that the openings are whole. `before` refuses an object
-that is not plain or does not fit, and lists that are of another type or length.
+With EACH or SCATTER an opening has the object of one place, else a list of the objects of all.
+`before` refuses an object that is not plain or does not fit, and lists that are of another type or
+length.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 from numba import njit, types
 
 from nc10d.codec.messages import FIRST_LATER_TAG, NUMBER_AT, OPENING, PIECE, WORDS, MessageKind
-from nc10d.codec.opcodes import nc10d_bytes, nc10d_items, nc10d_plain
+from nc10d.codec.opcodes import nc10d_bytes, nc10d_is_plain_pickle, nc10d_items
 from nc10d.kernels import python_api as py
 from nc10d.kernels.cache import address_of, compiled_callback, entry_points, on_demand
 from nc10d.kernels.hooks import (
@@ -41,12 +45,17 @@ from nc10d.kernels.hooks import (
 from nc10d.kernels.words import load, store
 
 WRITES, READS, EACH, MESSAGE, SCATTER = 1, 2, 4, 8, 16
+SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
+BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
+GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
+SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
 START = WORDS.size
 """The byte of an opening at which the stream begins."""
 _KIND, _HEADER, _PAYLOAD, _NUMBER = 0, 8, 16, NUMBER_AT
 """The words of an opening; the stream is the header."""
 _PLAIN = int(MessageKind.PLAIN)
-_FIRST = 8 * H_WORDS
+OWN_WORDS = 15
+"""Words of a block behind those of every hook."""
 (
     O_OWN,  # address of this rank's opening
     O_TABLE,  # address of the openings that come; in a scatter, of those that go
@@ -63,13 +72,12 @@ _FIRST = 8 * H_WORDS
     O_LIST,  # the type list
     O_ROWS,  # how many rows of the table are written; 0 between calls
     O_NUMBER,  # the number of the latest message between two ranks
-) = range(_FIRST, _FIRST + 15 * 8, 8)
-BLOCK_WORDS = H_WORDS + 15
+) = range(8 * H_WORDS, 8 * (H_WORDS + OWN_WORDS), 8)
 _made: dict[str, Any] = {}
 
 
 @njit(nogil=True)
-def nc10d_end(opening: int) -> int:
+def nc10d_stream_end(opening: int) -> int:
     """Return where the stream ends; 0 if the words announce no plain object that fits."""
     size = load(opening + _HEADER)
     plain = load(opening + _KIND) == _PLAIN and load(opening + _PAYLOAD) == 0
@@ -77,7 +85,7 @@ def nc10d_end(opening: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_whole(table: int, count: int, scratch: int) -> bool:
+def nc10d_all_whole(table: int, count: int, scratch: int) -> bool:
     """Return whether each opening has the whole message of a plain object.
 
     `table` is the address of the openings, `scratch` that of OPENING x ITEM_WORDS int64 words.
@@ -85,8 +93,8 @@ def nc10d_whole(table: int, count: int, scratch: int) -> bool:
     items = nc10d_items(scratch, OPENING)
     for row in range(count):
         opening = table + row * OPENING
-        end = nc10d_end(opening)
-        if end == 0 or not nc10d_plain(nc10d_bytes(opening + START, end - START), items):
+        end = nc10d_stream_end(opening)
+        if end == 0 or not nc10d_is_plain_pickle(nc10d_bytes(opening + START, end - START), items):
             return False
     return True
 
@@ -103,13 +111,13 @@ def nc10d_seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
     store(opening + _HEADER, end - START)
     store(opening + _PAYLOAD, 0)
     store(opening + _NUMBER, 0)
-    return nc10d_plain(content[START:end], nc10d_items(scratch, OPENING))
+    return nc10d_is_plain_pickle(content[START:end], nc10d_items(scratch, OPENING))
 
 
 @on_demand("boolean(int64, int64, int64)")
 def _whole(table: int, count: int, scratch: int) -> bool:
-    """Check a table of openings; see `nc10d_whole`."""
-    return nc10d_whole(table, count, scratch)
+    """Check a table of openings; see `nc10d_all_whole`."""
+    return nc10d_all_whole(table, count, scratch)
 
 
 @on_demand("boolean(int64, int64, int64, int64)")
@@ -122,7 +130,7 @@ def _seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
 
 
 @njit
-def nc10d_dropped(result: int) -> bool:
+def nc10d_drop(result: int) -> bool:
     """Release an object; return whether there is one."""
     if result == 0:
         return False
@@ -131,13 +139,13 @@ def nc10d_dropped(result: int) -> bool:
 
 
 @njit
-def nc10d_write(block: int, value: int) -> int:
+def nc10d_write_object(block: int, value: int) -> int:
     """Write an object into O_OWN; return the end of its stream, 0 if an exception is set."""
-    if not nc10d_dropped(py.call_one(load(block + O_SEEK), load(block + O_START))):
+    if not nc10d_drop(py.call_one(load(block + O_SEEK), load(block + O_START))):
         return 0
-    if not nc10d_dropped(py.call_one(load(block + O_DUMP), value)):
+    if not nc10d_drop(py.call_one(load(block + O_DUMP), value)):
         return 0
-    if not nc10d_dropped(py.call_none(load(block + O_CLEAR_MEMO))):
+    if not nc10d_drop(py.call_none(load(block + O_CLEAR_MEMO))):
         return 0
     place = py.call_none(load(block + O_TELL))
     if place == 0:
@@ -170,11 +178,11 @@ def nc10d_accepts(block: int) -> bool:
 
 
 @njit
-def nc10d_put(block: int, value: int) -> int:
+def nc10d_put_object(block: int, value: int) -> int:
     """Make O_OWN the opening of an object; return the answer of `before`."""
     dirty = load(block + O_DIRTY)
     store(block + O_DIRTY, OPENING)  # a write that fails may leave any bytes
-    end = nc10d_write(block, value)
+    end = nc10d_write_object(block, value)
     if end == 0:
         return RAISED
     store(block + O_END, end)
@@ -188,7 +196,7 @@ def nc10d_put(block: int, value: int) -> int:
 @njit
 def nc10d_put_message(block: int) -> int:
     """Make O_OWN the opening of a message with a new number; return the answer of `before`."""
-    answer = nc10d_put(block, load(block + H_VALUE))
+    answer = nc10d_put_object(block, load(block + H_VALUE))
     number = load(block + O_NUMBER) + 1
     store(block + O_NUMBER, number)
     store(load(block + O_OWN) + _NUMBER, number)
@@ -206,7 +214,7 @@ def nc10d_put_each(block: int) -> int:
             return REFUSED
         value = load(load(values + py.ITEMS_OFFSET) + 8 * row)
         py.retain(value)
-        answer = nc10d_put(block, value)
+        answer = nc10d_put_object(block, value)
         py.release(value)
         if answer != 0:
             return answer
@@ -228,7 +236,7 @@ def _before(block: int) -> int:
         elif task & MESSAGE != 0:
             answer = nc10d_put_message(block)
         else:
-            answer = nc10d_put(block, load(block + H_VALUE))
+            answer = nc10d_put_object(block, load(block + H_VALUE))
     if answer == 0 and task & SCATTER != 0:  # O_OWN is about to be received
         store(block + O_DIRTY, max(load(block + O_DIRTY), OPENING))
     return answer
@@ -239,14 +247,14 @@ def _count(block: int) -> int:
     opening, end = load(block + O_OWN), load(block + O_END)
     if load(block + H_TASK) & READS != 0:
         opening = load(block + O_TABLE)
-        end = nc10d_end(opening)
+        end = nc10d_stream_end(opening)
     number = load(opening + _NUMBER) & (FIRST_LATER_TAG - 1)
     store(block + H_TAG, FIRST_LATER_TAG + number)
     return max(1, -(-end // PIECE))
 
 
 @njit
-def nc10d_read(block: int, opening: int) -> int:
+def nc10d_read_object(block: int, opening: int) -> int:
     """Return the object of an opening, 0 if an exception is set."""
     stream = py.new_bytes(opening + START, load(opening + _HEADER))
     if stream == 0:
@@ -261,17 +269,17 @@ def nc10d_read_each(block: int, openings: int, count: int) -> int:
     """Return a list of the objects of some openings, 0 if an exception is set."""
     values = py.new_list(0)
     for row in range(count):
-        value = nc10d_read(block, openings + row * OPENING) if values != 0 else 0
+        value = nc10d_read_object(block, openings + row * OPENING) if values != 0 else 0
         added = value != 0 and py.append(values, value) == 0
-        nc10d_dropped(value)
+        nc10d_drop(value)
         if not added:
-            nc10d_dropped(values)
+            nc10d_drop(values)
             return 0
     return values
 
 
 @njit
-def nc10d_fill(block: int, values: int) -> int:
+def nc10d_fill_places(block: int, values: int) -> int:
     """Put the objects of a list into the places; return the answer of `after`."""
     places = load(block + H_PLACES)
     size = load(places + py.SIZE_OFFSET)
@@ -291,15 +299,15 @@ def _after(block: int) -> int:
     scattered = task & SCATTER != 0
     openings = load(block + (O_OWN if scattered else O_TABLE))
     count = 1 if scattered else load(block + O_COUNT)
-    if not nc10d_whole(openings, count, load(block + O_SCRATCH)):
+    if not nc10d_all_whole(openings, count, load(block + O_SCRATCH)):
         return UNFINISHED
     if task & READS == 0:
         return 0
     one = task & (EACH | SCATTER) == 0
-    values = nc10d_read(block, openings) if one else nc10d_read_each(block, openings, count)
+    values = nc10d_read_object(block, openings) if one else nc10d_read_each(block, openings, count)
     if values == 0:
         return RAISED
-    answer = nc10d_fill(block, values)
+    answer = nc10d_fill_places(block, values)
     py.release(values)
     return answer
 

@@ -1,13 +1,19 @@
 """Check that a pickle builds plain objects and can do nothing else; see nc10d.codec.plain.
 
-`check` follows the unpickler's stack and memo. An item has a kind, a depth, and a weight: how many
-parts a hash of it visits. A row of `items` has the item at a place of the stack in its first three
-words, and in its last three that at a place of the memo.
+`check` follows the unpickler's stack and memo. An item stands for an object there:
 
-A list, dict or set weighs 1. Its third word is the place of its memo item plus 1, 0 without one; -1
-in a reference, which is never filled, as the pickler fills a container before it refers to it. So
-the depth in the memo is that of the container. A reference from within counts what is there by
-then: it closes a cycle.
+    word of an item     of a list, dict or set                        of any other object
+    kind                _LIST, _DICT, _SET                            the others
+    depth               levels of objects inside, seen so far         the same
+    third               1 + its place in the memo, 0: not there yet;  weight: how many parts of the
+                        -1: a reference from the memo                 object a hash visits
+
+Row i of `items` has the item at place i of the stack, and behind that the item at place i of the
+memo. A list, dict or set weighs 1.
+
+A pickler fills a list, dict or set before it refers to the container again. So a stream that fills
+a reference is refused, and the memo has the container's final depth. A reference from inside the
+container is the exception: such a reference closes a cycle, and counts the depth so far.
 
 So a hostile stream may lead from cycle to cycle over any number of levels, and that is harmless.
 Every cycle has a list, dict or set. None of these can be hashed, so a hash, which recurses without
@@ -98,11 +104,11 @@ _EFFECT = _table(
 )
 _FROZENSET, _TEXT = pickle.FROZENSET[0], pickle.SHORT_BINUNICODE[0]
 _HEAVY = _table((1, [pickle.LONG1, pickle.LONG4]), (1, [*_BYTES]))
-"""Whether an item weighs one for each _WORD bytes: an int is hashed anew each time, which takes a
-time for each of its bytes, and an array copies its bytes."""
+"""Whether an item weighs one for each _WORD bytes. A hash of an int visits all bytes each time; an
+array copies its bytes."""
 _WORD = 8
-_ITS_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
-_ITS_NAME = np.frombuffer(b"array_from", np.uint8)
+_FUNCTION_MODULE = np.frombuffer(b"nc10d.codec.constructors", np.uint8)
+_FUNCTION_NAME = np.frombuffer(b"array_from", np.uint8)
 """The module and the name of the function that a stream may call."""
 
 
@@ -138,7 +144,7 @@ def nc10d_number(stream: Any, at: int, width: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_first(items: Any, top: int, takes: int) -> int:
+def nc10d_first_taken(items: Any, top: int, takes: int) -> int:
     """Return the place of the first item that an opcode takes, -1 if there are not so many."""
     first = top - takes
     if takes == 0:
@@ -168,13 +174,13 @@ def nc10d_weigh(items: Any, first: int, top: int, step: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_take(code: int, items: Any, top: int) -> Any:
-    """Carry out an opcode that takes items; return the new top and the weight of what is hashed.
+def nc10d_take_items(code: int, items: Any, top: int) -> Any:
+    """Carry out an opcode that takes items; return the new top and the weight that is hashed.
 
-    The top is -1 if the unpickler would fail, or would call a method of something else.
+    The top is -1 if the unpickler would fail, or would call a method of another type.
     """
     takes = _TAKES[code]
-    first = nc10d_first(items, top, takes)
+    first = nc10d_first_taken(items, top, takes)
     below = first - 1 if takes else first - 2  # the item under what is taken, mark included
     depth = 1
     for i in range(max(first, 0), top):
@@ -210,13 +216,13 @@ def nc10d_is_text(stream: Any, start: int, size: int, text: Any) -> bool:
 @njit(nogil=True)
 def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
     """Return the kind of a short text: the function's module or name, or any other."""
-    if nc10d_is_text(stream, start, size, _ITS_MODULE):
+    if nc10d_is_text(stream, start, size, _FUNCTION_MODULE):
         return _MODULE
-    return _NAME if nc10d_is_text(stream, start, size, _ITS_NAME) else _LEAF
+    return _NAME if nc10d_is_text(stream, start, size, _FUNCTION_NAME) else _LEAF
 
 
 @njit(nogil=True)
-def nc10d_plain(stream: Any, items: Any) -> bool:
+def nc10d_is_plain_pickle(stream: Any, items: Any) -> bool:
     """Return whether a pickle builds one plain object; `items` has a row more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
     hashed: Any = np.int64(0)
@@ -271,7 +277,7 @@ def nc10d_plain(stream: Any, items: Any) -> bool:
                     return False
             items[top - 1, 0] = _FUNCTION if effect == _FIND else _LEAF
         elif effect != _SKIP:
-            top, weight = nc10d_take(code, items, top)
+            top, weight = nc10d_take_items(code, items, top)
             if top < 0:
                 return False
             hashed += weight
@@ -285,7 +291,7 @@ def _check(stream: int, size: int, scratch: int, places: int) -> bool:
     `stream` is the address of its `size` bytes, `scratch` that of places x ITEM_WORDS words, with
     more places than bytes. The caller keeps both in memory.
     """
-    return nc10d_plain(nc10d_bytes(stream, size), nc10d_items(scratch, places))
+    return nc10d_is_plain_pickle(nc10d_bytes(stream, size), nc10d_items(scratch, places))
 
 
 __getattr__ = entry_points(__name__)

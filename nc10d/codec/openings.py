@@ -19,12 +19,12 @@ import numpy as np
 from nc10d.base.deadline import monotonic
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import compiled_openings as compiled
-from nc10d.codec.compiled_openings import EACH, MESSAGE, READS, SCATTER, START, WRITES
+from nc10d.codec.compiled_openings import START
 from nc10d.codec.decoder import Bytes
 from nc10d.codec.messages import NUMBER, NUMBER_AT, OPENING, PIECE, cut, pieces_used
 from nc10d.codec.opcodes import ITEM_WORDS
 from nc10d.codec.plain import PlainWriter, is_plain
-from nc10d.kernels.hooks import H_RAN, H_TAG, REFUSED, UNFINISHED
+from nc10d.kernels.hooks import H_RAN, H_TAG, H_WORDS, REFUSED, UNFINISHED
 
 _END, _DIRTY = compiled.O_END // 8, compiled.O_DIRTY // 8
 _RAN, _ROWS = H_RAN // 8, compiled.O_ROWS // 8
@@ -35,11 +35,6 @@ _made = itertools.count()
 """Counts Openings: each has 2**32 numbers for its messages."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
 """Rows of a table."""
-SEND, RECEIVE = WRITES | MESSAGE, READS | MESSAGE
-BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
-GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
-SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
-"""The tasks of the hooks, by call and by this rank's part in it."""
 
 
 class Openings:
@@ -58,21 +53,21 @@ class Openings:
         self._own_pieces, self._pieces = cut(self.own), cut(self.table[0])
         self.first = self._pieces[0]
         self.arrays: dict[int, tuple[Any, Any]] = {
-            SEND: (tuple(self._own_pieces), 0),
-            RECEIVE: (tuple(self._pieces), 0),
-            BROADCAST_ROOT: (self.own, self.own),
-            BROADCAST_OTHER: (self.table, self.table),
-            GATHER_HERE: (self.own, self.table),
-            GATHER_ELSEWHERE: (self.own, self.table),
-            SCATTER_ROOT: (self.own, self.table),
-            SCATTER_OTHER: (self.own, None),
+            compiled.SEND: (tuple(self._own_pieces), 0),
+            compiled.RECEIVE: (tuple(self._pieces), 0),
+            compiled.BROADCAST_ROOT: (self.own, self.own),
+            compiled.BROADCAST_OTHER: (self.table, self.table),
+            compiled.GATHER_HERE: (self.own, self.table),
+            compiled.GATHER_ELSEWHERE: (self.own, self.table),
+            compiled.SCATTER_ROOT: (self.own, self.table),
+            compiled.SCATTER_OTHER: (self.own, None),
         }
         self._streams = [row.data[START:] for row in self.table]
         self._scratch = np.empty((OPENING, ITEM_WORDS), np.int64)
         self._own_address, self._table_address, self._scratch_address = (
             x.ctypes.data for x in (self.own, self.table, self._scratch)
         )
-        self._words = np.zeros(compiled.BLOCK_WORDS, np.int64)
+        self._words = np.zeros(H_WORDS + compiled.OWN_WORDS, np.int64)
         self._state = self._words.data
         self._state[_DIRTY] = START
         self._state[_NUMBER] = next(_made) << 32
@@ -183,7 +178,7 @@ class Openings:
             return None
 
 
-class _Pool(list[Openings]):
+class OpeningsPool(list[Openings]):
     """Openings for `count` messages that no call uses now."""
 
     def __init__(self, count: int) -> None:
@@ -195,9 +190,9 @@ class _Pool(list[Openings]):
         return Openings(self._count)
 
 
-class _Pools(dict[int, _Pool]):
-    def __missing__(self, count: int) -> _Pool:
-        return self.setdefault(count, _Pool(count))
+class _Pools(dict[int, OpeningsPool]):
+    def __missing__(self, count: int) -> OpeningsPool:
+        return self.setdefault(count, OpeningsPool(count))
 
 
 pools = _Pools()

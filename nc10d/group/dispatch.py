@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -30,21 +30,25 @@ from nc10d.base.signal_errors import raised_here
 from nc10d.group.collectives import Collectives, OpenBatch
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.race_check import race_checked, wait_for_conflicts
-from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED, H, Hooks, HooksPool
+from nc10d.kernels.hooks import ALL_DONE, REFUSED, UNFINISHED
 from nc10d.ops import Array, Barrier, MessageInfo, Op, Recv, ReduceOp, Send
 from nc10d.ops.facts import FACTS
 from nc10d.work import Work
 
+if TYPE_CHECKING:
+    from nc10d.codec.openings import Openings, OpeningsPool
+
 R = TypeVar("R")
-Given = tuple[Any, Any] | None
-Attempt = Callable[[Preparing, Any, Any, Any, float, Given], R | None]
-"""Called as attempt(backend, prepared, x, y, timeout, given); see Dispatcher._attempt."""
+Originals = tuple[Any, Any] | None
+Attempt = Callable[[Preparing, Any, Any, Any, float, Originals], R | None]
+"""Called as attempt(backend, prepared, x, y, timeout, originals); see Dispatcher._attempt."""
+
 Observer = Callable[[Any, Sequence[Op], int], object]
 """Called as observer(group, ops, number of this launch) before each launch."""
 
 
 def _run(
-    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, _: Given
+    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, _: Originals
 ) -> Literal[True] | None:
     answer = call.run(call.words, x, y)
     done = not (answer or call.in_flight) or backend.finish(call, answer, x, y, timeout)
@@ -52,20 +56,20 @@ def _run(
 
 
 def _start(
-    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, given: Given
+    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, originals: Originals
 ) -> Work | None:
-    started: Work | None = call.start(backend.waiter, x, y, timeout, False, given)
+    started: Work | None = call.start(backend.waiter, x, y, timeout, False, originals)
     return started
 
 
 def _start_messages(
-    backend: Preparing, _call: Any, ops: Any, _y: Any, timeout: float, _: Given
+    backend: Preparing, _call: Any, ops: Any, _y: Any, timeout: float, _: Originals
 ) -> list[Work] | None:
     return backend.start_messages(ops, timeout)
 
 
 def _exchange(
-    backend: Preparing, route: Any, x: Any, y: Any, timeout: float, _: Given
+    backend: Preparing, route: Any, x: Any, y: Any, timeout: float, _: Originals
 ) -> Literal[True] | None:
     dst, tag, src, take = route
     return True if backend.exchange(dst, x, tag, src, y, take, timeout) else None
@@ -146,11 +150,11 @@ class Dispatcher(Collectives, PointToPoint):
     def _attempt(
         self, run: Attempt[R], kind: type[Op] | None, extra: Any, x: Any, y: Any, timeout: Timeout
     ) -> R | None:
-        """Return `run(backend, prepared, x, y, timeout, given)`; None: nothing has happened.
+        """Return `run(backend, prepared, x, y, timeout, originals)`; None: nothing has happened.
 
         `prepared` is the prepared call of `kind` and `extra`; without a kind, `extra` itself. Other
-        libraries' arrays are lent: `run` gets views of them, and `given` is the arrays, which the
-        caller or a Work keeps alive. Otherwise `given` is None.
+        libraries' arrays are lent: `run` gets views of them, and `originals` are the arrays, which
+        the caller or a Work keeps alive. Otherwise `originals` is None.
         """
         backend, prepared = self._preparing, extra
         if backend is None:
@@ -162,18 +166,18 @@ class Dispatcher(Collectives, PointToPoint):
                 prepared = None
             if prepared is None:
                 return None
-        a, b, given = x, y, None
+        a, b, originals = x, y, None
         if unowned_views and (type(x) in unowned_views or type(y) in unowned_views):
             views = lend(x, y)
             if views is None:
                 return None
-            (a, b), given = views, (x, y)
+            (a, b), originals = views, (x, y)
         limit = self.timeout if timeout is None else seconds(timeout)
         try:
-            result = run(backend, prepared, a, b, limit, given)
+            result = run(backend, prepared, a, b, limit, originals)
         except BaseException:
-            if given is not None:
-                self._stranded.append(given)  # first: a second Ctrl-C may come
+            if originals is not None:
+                self._stranded.append(originals)  # first: a second Ctrl-C may come
             if kind is not None:
                 backend.abandon(prepared, a, b)
             raise
@@ -182,60 +186,65 @@ class Dispatcher(Collectives, PointToPoint):
         return result
 
     def run_hooked(
-        self, kind: type[Op], extra: Any, pool: HooksPool[H], task: int, value: Any, places: Any
-    ) -> H | None:
-        """Run a prepared call with hooks of a pool; blocks, up to the group's timeout.
+        self, kind: type[Op], extra: Any, pool: OpeningsPool, task: int, value: Any, places: Any
+    ) -> Openings | None:
+        """Run a prepared call between the hooks of its openings (nc10d.kernels.hooks); blocks.
 
         `kind` and `extra` are as in Parts; `task`, `value` and `places` are the hooks' arguments.
-        Returns None if the call and its hooks are done. Otherwise returns the hooks, after
-        `begin_fallback`: the caller completes the call, and gives them back. Raises what a signal's
-        handler raises, or the failure of the group; then no call uses these hooks again.
+        Returns None if all is done. Otherwise returns the openings, after `begin_fallback`: the
+        caller does the rest, and gives them back. Raises what a signal's handler raises, or the
+        failure of the group; then no call uses these openings again.
         """
         try:
-            hooks = pool.pop()
+            openings = pool.pop()
         except IndexError:
-            hooks = pool.make()
+            openings = pool.make()
         backend, prepared = self._preparing, None
-        x, y = hooks.arrays[task]
+        x, y = openings.arrays[task]
         if backend is not None:
             prepared = backend.hooked.get((kind, extra)) or backend.find_hooked(kind, extra, x, y)
         if backend is None or prepared is None:
-            hooks.begin_fallback(None)
-            return hooks
-        block = hooks.make_block() if hooks.block is None else hooks.block
+            openings.begin_fallback(None)
+            return openings
+        block = openings.make_block() if openings.block is None else openings.block
         try:
             try:
                 answer = prepared.run_hooked(prepared.words, x, y, block, task, value, places)
             except raised_here(Exception) as error:
-                answer = hooks.answer_to(error)
+                answer = openings.answer_to(error)
             if answer < ALL_DONE or prepared.in_flight:
-                self._finish_hooked(backend, prepared, answer, hooks, x, y)
+                self._finish_hooked(backend, prepared, answer, openings, (x, y))
         except BaseException:
             backend.abandon(prepared, x, y)
             raise
         if answer < ALL_DONE:
-            return hooks
+            return openings
         while answer > ALL_DONE:  # each piece of a message is a launch, as without hooks
             next(self._launches)
             answer -= 1
-        pool.append(hooks)
+        pool.append(openings)
         return None
 
     def _finish_hooked(
-        self, backend: Preparing, prepared: PreparedCall[Any], answer: int, hooks: Hooks, *xy: Any
+        self,
+        backend: Preparing,
+        prepared: PreparedCall[Any],
+        answer: int,
+        openings: Openings,
+        arguments: tuple[Any, Any],
     ) -> None:
         """Complete the operation at which the hooks have stopped, if it has begun; may block."""
-        x, y = xy
+        x, y = arguments
         if answer >= ALL_DONE:
             backend.finish(prepared, 0, x, y, self.timeout)
             return
-        hooks.begin_fallback(answer)
+        openings.begin_fallback(answer)
         if answer not in (REFUSED, UNFINISHED):
             if type(y) is int:  # messages
-                x, y = x[hooks.ran], hooks.tag if hooks.ran else y
+                x, y = x[openings.ran], openings.tag if openings.ran else y
             if backend.finish(prepared, answer, x, y, self.timeout):
-                hooks.ran += 1
-        for _ in range(hooks.ran):
+                openings.ran += 1
+        for _ in range(openings.ran):
             next(self._launches)
 
     def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:

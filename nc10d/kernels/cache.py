@@ -2,8 +2,8 @@
 
 Contract: `compiled` makes an entry point that Python calls, `compiled_callback` a C function that
 compiled code calls by its address. Each has a single signature and a unique name, and lies in a
-file that carries its key and checksum and is replaced whole. So a process loads the function that
-it asked for or compiles it; it never loads another function, even while other processes write.
+file that has a key and a checksum and is replaced whole. So a process loads or compiles the
+function that was asked for, and never another one, even while other processes write.
 
 Numba's own on-disk cache is not used: it writes an index and then a data file, and two writers can
 leave an index entry that points at another function's code. NUMBA_CACHE_DIR
@@ -151,7 +151,7 @@ _declared: dict[tuple[str, str], tuple[Signature, bool]] = {}
 def on_demand(signature: Signature, gil: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare an entry point: `_name` here is compiled for `signature` when `module.name` is used.
 
-    With `gil` it holds the GIL while it runs, and may call Python.
+    With `gil` the function holds the GIL, and may call Python.
 
     The module contains `__getattr__ = entry_points(__name__)`.
     """

@@ -38,9 +38,10 @@ _RETRY_SECONDS = 0.01
 def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     """Return the folder for these sources (patterns) and `parts` (versions, CPU); made if missing.
 
-    It lies in NC10D_CACHE_DIR, else in nc10d in the user's cache folder. If other users could write
-    there, or if it is read-only and has no such folder, it lies in this user's folder in /tmp, or
-    else in a folder for this process. Where nothing can be written the returned folder is missing.
+    The folder lies in NC10D_CACHE_DIR, else in nc10d in the user's cache folder. If other users
+    could write there, or if that place is read-only and lacks the folder, the folder lies in this
+    user's folder in /tmp, or else in one for this process. Where nothing can be written the
+    returned folder is missing.
     """
     name = _digest(sources, parts)
     for root in _roots():
@@ -83,7 +84,7 @@ def _roots() -> tuple[Path, ...]:
     with suppress_here(FileNotFoundError):  # no folder for temporary files
         wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
     made = [make_folder(folder) for folder in wanted]
-    # Resolved once: the path that is looked at is the one that is used, and it has no links.
+    # Resolved once: the path that is looked at is the path that is used, without links.
     real = [folder.resolve() for folder in wanted]
     problems = [why or distrust(folder) for why, folder in zip(made, real, strict=True)]
     if asked and problems[0]:
@@ -115,8 +116,8 @@ def make_folder(folder: Path) -> str | None:
 def distrust(folder: Path) -> str | None:
     """Return why another user could write to `folder` or swap it, or None; a link is refused.
 
-    `folder` is absolute and resolved. Its parts are looked at from / on, so that nobody else can
-    swap a part after it was looked at.
+    `folder` is absolute and resolved. The parts are checked from / on, so that nobody else can swap
+    a part after its check.
     """
     try:
         path = [*reversed(folder.parents), folder]
@@ -159,9 +160,9 @@ def replace(path: Path, data: bytes) -> None:
 def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     """Hold a lock on the file `path` (made if missing) against other processes and threads.
 
-    Blocks until the holder lets go, which the kernel does for it if it dies. Yields False, not
-    holding the lock, if that takes longer than `limit` seconds or the file system has no locks:
-    the lock saves work, it guards nothing (files are replaced whole). With a limit of 0 it never
+    Blocks until the lock is free; the kernel frees the lock of a dead holder. Yields False, without
+    the lock, if that takes longer than `limit` seconds or the file system has no locks: the lock
+    saves work and guards nothing (files are replaced whole). With a limit of 0 the call never
     blocks, and raises BlockingIOError if another process or thread holds the lock.
     """
     try:
@@ -206,4 +207,4 @@ def _locked(fd: int, limit: float) -> bool:
             return False
         if deadline.expired():
             return False
-        time.sleep(_RETRY_SECONDS)  # flock has no limit of its own, and no event tells of its end
+        time.sleep(_RETRY_SECONDS)  # flock has no limit, and nothing announces its end

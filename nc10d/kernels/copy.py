@@ -3,13 +3,13 @@
 Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src and dst share no
 byte, or are the same. Nothing needs alignment. `copier` chooses the function for a size.
 
-From 2 KiB on, glibc before 2.40 copies by `rep movsb` if the CPU has it. AMD's Zen 3 and 4 take ten
-times as long for that if src begins a cache line and dst does not (glibc bug 30994). Copies from a
-staging buffer to a large NumPy array are such, since those begin 16 bytes into a page. Zen 5 is not
-affected.
+From 2 KiB on, glibc before 2.40 copies by `rep movsb` if the CPU has that instruction. On AMD's Zen
+3 and 4 it takes ten times as long if src begins a cache line and dst does not (glibc bug 30994).
+Copies from a staging buffer to a large NumPy array are such: the array begins 16 bytes into a page.
+Zen 5 is not affected.
 
-The C library also bypasses the cache with copies that fill it, but only if they come in a single
-piece; over staging buffers arrays come in many pieces.
+The C library also lets a copy that would fill the cache bypass it, but only if the copy comes in a
+single piece; over staging buffers arrays come in many pieces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ZEN = ("znver3", "znver4")
 MENDED = (2, 40)
 """The first glibc that does not use `rep movsb` on those CPUs."""
 QUICK = 2048
-"""Bytes from which on copies have a function here: the C library copies less quickly enough."""
+"""Bytes from which on a vector copy replaces the C library's, which copies fewer bytes fast."""
 _WORD = 64
 _WORDS = 4
 _STEP = _WORD * _WORDS
@@ -42,9 +42,9 @@ _made: dict[str, Any] = {}
 
 
 def copier(each: int, in_all: int) -> int:
-    """Return the address of the function for copies of `each` bytes, `in_all` to one array.
+    """Return the address of the function for copies of `each` bytes, of `in_all` to one array.
 
-    0 stands for the C library's. May block to compile.
+    0 stands for the C library's function. May block to compile.
     """
     if in_all >= STREAM_BYTES:
         return stream_copy_address()

@@ -49,10 +49,10 @@ def _expose(me: SimulatedRank, step: Step) -> bool:
     data = users[step.src.index][step.src.offset :]
     me.exposed[place] = Region(f"array of rank {me.rank}", data)
     if me.rank in me.world.unreadable:
-        me.flags[slot] = me.flags[slot] or bool(step.tick)
+        me.flags[slot] = me.flags[slot] or step.flag
         del me.exposed[place]
-    elif me.rank not in me.world.keeping and step.nbytes:
-        me.writable, me.written = step.nbytes, me.exposed[place]
+    elif me.rank not in me.world.keeping and step.writable:
+        me.writable, me.written = step.writable, me.exposed[place]
     return True
 
 
@@ -75,7 +75,7 @@ def _exposed(me: SimulatedRank, step: Step, peer: int) -> Region:
 
 
 def _fetch(me: SimulatedRank, step: Step) -> bool:
-    region, low = _exposed(me, step, step.peer), int(step.arg)
+    region, low = _exposed(me, step, step.peer), step.offset
     there = min(step.nbytes, max(0, me.writable - low))
     low, nbytes = low + there, step.nbytes - there
     dst = me.view(replace(step.dst, offset=step.dst.offset + there), nbytes, write=True)
@@ -86,8 +86,8 @@ def _fetch(me: SimulatedRank, step: Step) -> bool:
 
 def _fold(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
-    low, nbytes = step.total, step.nbytes
-    me.view(step.also, 2 * step.repeat, write=True)
+    low, nbytes = step.offset, step.nbytes
+    me.view(step.also, 2 * step.most, write=True)
     total: Any = None
     for rank in range(me.world.size):
         if rank == me.rank:
@@ -102,7 +102,7 @@ def _fold(me: SimulatedRank, step: Step) -> bool:
     if step.last is not None:
         folded = mapped(step.last, folded, step.arg)
     me.view(step.dst, nbytes, write=True)[:] = folded
-    _give(me, step, folded[: max(0, step.tick - low)], low)
+    _give(me, step, folded[: max(0, step.writable - low)], low)
     return True
 
 

@@ -136,14 +136,14 @@ class Cluster:
 
 def _flow(rank: SimulatedRank, step: Step) -> bool:
     me = cast(FarRank, rank)
-    rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.repeat]
+    rows = me.queue[0][0].steps[me.pc + 1 : me.pc + 1 + step.rows]
     done = [_row(me, row) for row in rows]  # Every transfer proceeds, even if another waits.
     if not all(done):
         return False
     for row in rows:
         if row.kind is not StepKind.PUSH:
             me.progress.pop(_way(row))
-    me.pc += step.repeat
+    me.pc += step.rows
     return True
 
 

@@ -233,7 +233,7 @@ def _enter(me: SimulatedRank, step: Step) -> bool:
     slot = me.round & 1
     me.marks[slot].touch(0, 1, me.rank, me.clock, write=True)
     me.calls[slot] = me.queue[0][0].call.fingerprint() ^ me.seq
-    me.flags[slot] = bool(step.tick)
+    me.flags[slot] = step.flag
     return True
 
 
@@ -257,13 +257,13 @@ def _agree(me: SimulatedRank, step: Step) -> bool:
     sent, awaited = np.stack([view.reshape(size, 2) for view in views]).transpose(2, 0, 1)
     if not np.array_equal(sent, awaited.T):
         raise Disagreement(f"sizes: {sent.tolist()} sent, {awaited.T.tolist()} awaited")
-    me.agreed = max(1, -(-int(sent.max()) // int(step.arg)))
+    me.agreed = max(1, -(-int(sent.max()) // step.piece))
     return True
 
 
 def _round(me: SimulatedRank, step: Step) -> bool:
     repeat = step.repeat if step.kind is StepKind.ROUND else me.agreed
-    me.free_at[me.round & 1] = me.seq + step.free
+    me.free_at[me.round & 1] = me.seq + step.free_at
     me.seq += step.tick
     me.round += 1
     me.segment += 1
@@ -280,10 +280,10 @@ HANDLERS: dict[StepKind, Handler] = {
     StepKind.FOLD_STAGED: _fold_staged,
     StepKind.SIGNAL: _signal,
     StepKind.WAIT: _wait,
-    StepKind.WAITALL: _wait_all,
+    StepKind.WAIT_ALL: _wait_all,
     StepKind.FREE: _free,
     StepKind.ENTER: _enter,
-    StepKind.MEETALL: _meet_all,
+    StepKind.MEET_ALL: _meet_all,
     StepKind.AGREE: _agree,
     StepKind.ROUND: _round,
     StepKind.LOOP_AGREED: _round,

@@ -1,10 +1,10 @@
 """The CPU backend: runs a group's operations by programs on shared memory.
 
-It is made when all ranks of a group have come. It launches (launcher.py), waits (waiter.py), and
-answers questions about the group.
+A backend is made when all ranks of a group have come. The backend launches (launcher.py), waits
+(waiter.py), and answers questions about the group.
 
-After a failure, the rank that learns of its cause publishes it (failure/cause.py). Every wait of
-every rank finds the cause within 50 ms, stops its channels and raises the same error.
+After a failure, the rank that learns the cause publishes it (failure/cause.py). Every wait of every
+rank finds the cause within 50 ms, stops the rank's channels and raises the same error.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class CpuBackend(Backend):
 
     def waits_for(self) -> int | None:
         """Return the rank that the latest collective waits for now; None if it does not wait."""
-        return self.group.health.waits_for()
+        peers, channel = self.group.health.peers, self.group.channel
+        return peers.awaited(channel) if peers.is_waiting(channel) else None
 
     def traffic(self) -> list[tuple[str, int, int, bool]]:
         """Return a row for each of my ends of links; see CallRecords."""
@@ -137,7 +138,7 @@ class CpuBackend(Backend):
         for channel in self.group.links.channels():
             peer = self.group.links.peer_of(channel)
             assert peer is not None, "every channel of the links is an end of a link"
-            waits = self.group.health.is_waiting(channel) and not channel.is_over()
+            waits = self.group.health.peers.is_waiting(channel) and not channel.is_over()
             direction = "to" if channel.spec.kind == at.SENDER else "from"
             found.append((direction, peer, channel.get(at.C_OPS), waits))
         return found
@@ -272,7 +273,7 @@ def check_parent(parent: Group, name: str, members: Sequence[int]) -> None:
     parent.health.check()
     check_alive(parent.context, name, members)
     for rank, member in enumerate(members):
-        if parent.health.has_closed(parent.members.index(member)):
+        if parent.health.peers.has_closed(parent.members.index(member)):
             text = members_text(members, [rank])
             message = (
                 f"{text} cannot join the group {name!r}: it has left {parent.name!r}, from which "

@@ -70,7 +70,7 @@ class ContextGroup(ControlledGroup, Protocol):
 class Context:
     """The state that all groups of a rank share, made once per job."""
 
-    # `number` is the rank in the job; `rank` is its index in `peers`, the ranks of this host.
+    # `number` is the rank in the job; `rank` is the index in `peers`, the ranks of this host.
     # `near` maps ranks of the job to these indices.
 
     def __init__(
@@ -154,7 +154,7 @@ class Context:
     # -- groups ----------------------------------------------------------------------------
 
     def join(self, group: ContextGroup, reference: weakref.ref[ContextGroup]) -> None:
-        """Add a group; report to it a death and the messages that came while it formed."""
+        """Add a group; report a death and the messages that came while the group formed."""
         # Added before the look at deaths: a death in between is reported twice, never lost.
         self.live_groups.join(group, reference)
         dead = self.lost(group.members)
@@ -233,11 +233,11 @@ class Context:
                     notifier.start_in(self, "_notifier")
 
     def notifies(self) -> bool:
-        """Return whether a callback is pending or runs; it may make calls of its own."""
+        """Return whether a callback is pending or runs; a callback may make calls."""
         return any(works.pending() for works in self._live_work_lists())
 
     def poke_notifier(self) -> bool:
-        """Make the notifier look at all Works; return False if it can't run any more."""
+        """Make the notifier look at all Works; return False if the notifier can't run any more."""
         with self._lock:
             if self._events >= 0 and not self._closing:
                 os.eventfd_write(self._events, 1)
@@ -268,7 +268,7 @@ class Context:
             restless = sum(works.notify() for works in self._live_work_lists()) > 0
 
     def in_control(self) -> bool:
-        """Return whether this is the control thread: it must not wait for peers' messages."""
+        """Return whether this is the control thread, which must not wait for peers' messages."""
         return threading.current_thread() is self._control
 
     def _run_control(self) -> None:
@@ -333,8 +333,8 @@ class Context:
 
     def _free(self) -> None:
         """Join the other threads, then give up the memory and the peers."""
-        # The control thread runs this, because signals' handlers run in the main thread only. It
-        # takes no lock that a thread may hold that waits in `close`.
+        # The control thread runs this, because signals' handlers run in the main thread only. No
+        # lock is taken that a thread may hold which waits in `close`.
         for thread in (self._worker, self._notifier):
             while thread is not None and thread.is_alive():
                 entry_points.ring(self.rank_block, 0)

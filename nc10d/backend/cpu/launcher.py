@@ -73,7 +73,7 @@ class OpLauncher:
         links = self._group.links.channels() if prepared.bulky else []
         alone = not any(link.spec.streams and not link.idle() for link in links)
         done = (alone and self.run(prepared, x, y, timeout)) or self._start_and_wait(
-            lambda: prepared.start(self.waiter, x, y, timeout, here=True), lambda: ops
+            lambda: prepared.start(self.waiter, x, y, timeout, waits=True), lambda: ops
         )
         return None if done else self._launch_new(ops, timeout, False)
 
@@ -94,9 +94,9 @@ class OpLauncher:
             call_sites.learn()
             answer = prepared.run(prepared.words, x, y)
         if answer == at.BUSY:
-            # A receive that can't run now is posted. The way through `launch` would check it again.
+            # A receive that can't run now is posted. `launch` would check the operation again.
             return prepared.sender is not None and self._start_and_wait(
-                lambda: prepared.submit(self.waiter, x, y, timeout, here=True),
+                lambda: prepared.submit(self.waiter, x, y, timeout, waits=True),
                 lambda: prepared.ops(x, y),
             )
         if answer != at.DONE:
@@ -246,7 +246,7 @@ class OpLauncher:
         program = PreparedProgram(self._channel, linked, addresses, memory.keep)
         if not self.run(program, ops, None, timeout):
             started = self._start_and_wait(
-                lambda: program.start(self.waiter, ops, None, timeout, here=True), lambda: ops
+                lambda: program.start(self.waiter, ops, None, timeout, waits=True), lambda: ops
             )
             assert started, "a program always fits"
 
@@ -316,7 +316,7 @@ class OpLauncher:
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
         """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
-        # The engine can't carry it out, so even an asynchronous launch waits here for its gates.
+        # The engine can't, so even an asynchronous launch waits here for the receive's gates.
         if isinstance(work, Work):
             return work
         context, health = self._group.context, self._group.health

@@ -1,7 +1,7 @@
 """Waiting for a group's submissions; a thread that waits also helps, and looks for failures.
 
 A wait goes in slices of 25 to 50 ms. Between two slices the thread receives unexpected messages
-that block its own, and looks whether the group has failed and whether its deadline has passed.
+that block its own message, and checks whether the group has failed or the deadline has passed.
 """
 
 from __future__ import annotations

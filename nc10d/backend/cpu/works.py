@@ -161,7 +161,7 @@ class CpuWork(Work):
             self._poll()
 
     def _complete(self) -> None:
-        # Several threads may find the end: the first copies back, before any of them reports it.
+        # Several threads may find the end: the first copies back, before any of them reports.
         with self._waiter.ending:
             after, self._after = self._after, ()
             try:

@@ -422,7 +422,7 @@ def test_a_receive_behind_another_keeps_its_timeout() -> None:
 def await_the_end_of(group: Any, rank: int) -> None:
     """Wait until a rank has left the group."""
     health, limit = group.backend("cpu").group.health, Deadline.after(20.0)
-    while not health.has_closed(rank):
+    while not health.peers.has_closed(rank):
         assert not limit.expired()
         os.sched_yield()
 

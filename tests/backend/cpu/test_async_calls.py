@@ -147,7 +147,7 @@ def test_after_a_yield_in_vain_launches_do_not_yield_for_a_while() -> None:
         for _ in range(2):
             group.all_reduce(np.ones(3), async_op=True).wait()
         channel = group.backend("cpu").group.channel
-        channel.words[at.C_MEET_YIELDS // 8] = 20  # as where ranks share cores
+        channel.words[at.C_LAUNCH_YIELDS // 8] = 20  # as where ranks share cores
         if group.rank == 1:
             assert late.wait(20)
             for _ in works:
@@ -157,9 +157,9 @@ def test_after_a_yield_in_vain_launches_do_not_yield_for_a_while() -> None:
         kept = False
         while not kept and len(works) < 3000:
             works.append(group.all_reduce(np.ones(3), async_op=True))
-            until = channel.get(at.C_MEET_FROM)
+            until = channel.get(at.C_YIELD_FROM)
             works.append(group.all_reduce(np.ones(3), async_op=True))
-            kept = channel.get(at.C_MEET_FROM) == until > time.monotonic_ns()
+            kept = channel.get(at.C_YIELD_FROM) == until > time.monotonic_ns()
         late.set()
         for work in works:
             work.wait()

@@ -391,7 +391,7 @@ def test_messages_that_a_rank_sent_before_it_left_arrive(count: int) -> None:
         for work in works:
             work.wait()
         assert all((x == tag).all() for tag, x in xs.items())
-        while not backend.group.health.has_closed(1):
+        while not backend.group.health.peers.has_closed(1):
             pass
         # A thread that looks again, because it has missed its own message, gets no error.
         channel = backend.group.links.inbox(1).channel

@@ -169,7 +169,7 @@ def test_programs_mix_back_to_back_in_any_interleaving(
     play(hosts, cases, SLOT, seed)
 
 
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEETALL}
+WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.MEET_ALL}
 IDLE = Step(StepKind.WAIT, tick=-(10**9))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from nc10d.arrays.call_info import CallInfo
@@ -11,33 +13,69 @@ from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import step_format
-from nc10d.backend.cpu.program import linker
+from nc10d.backend.cpu.program import linker, steps
 from nc10d.backend.cpu.program.linker import link
-from nc10d.backend.cpu.program.program import Program, Space, Step, StepKind, earlier, staging, user
+from nc10d.backend.cpu.program.program import (
+    Combine,
+    Kernel,
+    Program,
+    Space,
+    Step,
+    StepKind,
+    earlier,
+    staging,
+    user,
+)
 from nc10d.backend.cpu.program.steps import copy, end_round, expose, signal
 from nc10d.kernels import copy as copying
 from nc10d.ops import SUM
 
+KERNEL, LAST, BOTH = (Kernel(name, "int64") for name in ("SUM", "DIVIDE", "BOTH_SUM"))
+ADDRESSES = {KERNEL: 101, LAST: 102, BOTH: 103}
+HOW = Combine(KERNEL, LAST, 5, BOTH)
+ONE_OF_EACH = [
+    steps.copy(user(0), user(1), 8, 16),
+    steps.apply(user(0), user(1), 8, KERNEL, 3, 16),
+    steps.fold_staged(staging(0), staging(0), user(0), 8, HOW, total=16),
+    steps.pair(user(0), user(1), user(0), 8, KERNEL),
+    signal(1),
+    steps.wait(1, 2),
+    steps.wait_all(2),
+    steps.free(),
+    steps.enter(flag=True),
+    steps.meet_all(),
+    end_round(3, 4, 5, 1),
+    steps.loop_agreed(3, 4, 1),
+    steps.loop([signal(1)], 2)[-1],
+    steps.agree(7, 8),
+    steps.branch_if_flagged(1),
+    steps.branch_if_unreadable(1, 1),
+    steps.jump(1),
+    expose(1, user(0), at.WRITES, writable=4096),
+    steps.fetch(user(0), 1, 9, 8),
+    steps.fold_exposed(user(0), user(0), 9, 8, HOW, staging(0), 6, 4096),
+    steps.fill_exposed(user(0), 8),
+    *steps.flow([steps.give(1, user(0), 8)]),
+    steps.check_header(user(0), 1),
+]
+KERNELS = ("kernel", "last", "both")
+FLAG_OF_A_CALL = ("flag", StepKind.ENTER)
+"""Travels in the fingerprint."""
 
-def test_the_engine_knows_every_kind_of_step_by_its_number() -> None:
-    numbers = vars(step_format)
-    assert {kind.name: int(kind) for kind in StepKind} == {
-        k.name: numbers[k.name] for k in StepKind
-    }
 
-
-def test_a_step_has_the_size_that_the_engine_expects() -> None:
-    assert 8 * linker.FIELDS == step_format.STEP
-    places = (
-        step_format.KERNEL,
-        step_format.LAST,
-        step_format.ARG,
-        step_format.TOTAL,
-        step_format.BOTH,
-    )
-    fields = (linker.KERNEL, linker.LAST, linker.ARG, linker.TOTAL, linker.BOTH)
-    assert [8 * field for field in fields] == list(places)
-    assert linker.NO_OPERAND == step_format.NO_OPERAND
+@pytest.mark.parametrize("step", ONE_OF_EACH, ids=lambda step: step.kind.name)
+def test_the_engine_finds_each_field_of_a_step_by_its_name(step: Step) -> None:
+    spare = [signal(1)] * 3
+    program = Program(CallInfo("x"), (*spare, step, *spare), 2)
+    row = link(program, 2, at.C_TABLES, ADDRESSES.__getitem__).code[3]
+    operands = {"kind", "dst", "src", "own", "also"}
+    for field in dataclasses.fields(Step):
+        value = getattr(step, field.name)
+        if field.name not in operands and value and (field.name, step.kind) != FLAG_OF_A_CALL:
+            word = row[getattr(step_format, field.name.upper()) // 8]
+            assert word == (ADDRESSES[value] if field.name in KERNELS else value), field.name
+    assert row[0] == step.kind
+    assert len(row) * 8 == step_format.STEP
 
 
 def no_kernel(_: object) -> int:

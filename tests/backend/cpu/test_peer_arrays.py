@@ -34,7 +34,7 @@ from nc10d.testing import Ranks, run_ranks
 from simulation.race_simulator.simulator import CELLS, SimulatedWorld
 
 SLOT, SMALL, PAGE = 2048, 256, 128
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
+WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
 
 
 def even_reduce_scatter(world: list[GroupShape], count: int, seed: int, lists: int = -1) -> Case:
@@ -134,7 +134,7 @@ def test_whole_pages_are_exposed_for_writing(
 ) -> None:
     """Of a broadcast that is each rank's share of the work, of two ranks' swap all."""
     for rank, planned in enumerate(MADE[name](direct(size), count, 0).programs):
-        exposed = [s.nbytes for s in planned.steps if s.kind is StepKind.EXPOSE and not s.tick]
+        exposed = [s.writable for s in planned.steps if s.kind is StepKind.EXPOSE and not s.flag]
         assert exposed == [8 * count // share // PAGE * PAGE] * (rank in writers)
 
 
@@ -356,7 +356,7 @@ def test_plain_arrays_are_read_by_the_kernel_from_a_threshold_on() -> None:
         limits = Thresholds(read_from=2048, write_from=1536)
         world = [replace(shape, thresholds=limits) for shape in direct(size)]
         steps = MADE[name](world, count, 0).programs[0].steps
-        return next((int(step.arg) for step in steps if step.kind is StepKind.EXPOSE), 0)
+        return next((step.access for step in steps if step.kind is StepKind.EXPOSE), 0)
 
     some = [at.READS, at.WRITES, at.WRITES, 0]
     assert [asks("all_reduce", 256, size) for size in (2, 3)] == [at.READS, 0]

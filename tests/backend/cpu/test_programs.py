@@ -17,7 +17,7 @@ from nc10d.backend.cpu.program.program import Program, Step, StepKind
 from simulation.race_simulator.simulator import CELLS, Disagreement, SimulatedWorld
 
 SLOT, SMALL = 8192, 2048
-WAITS = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE, StepKind.MEETALL}
+WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.MEET_ALL}
 
 
 def play(cases: list[Case], size: int, slot: int, seed: int | None) -> None:
@@ -171,7 +171,7 @@ def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) ->
         for index, step in enumerate(steps):
             if step.kind not in WAITS:
                 continue
-            if name == "broadcast" and step.kind is StepKind.MEETALL and victim == 9 % size:
+            if name == "broadcast" and step.kind is StepKind.MEET_ALL and victim == 9 % size:
                 continue  # the root waits to compare calls, not for memory (see below)
             if (
                 name == "broadcast"

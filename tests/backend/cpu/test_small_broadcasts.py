@@ -171,7 +171,7 @@ def play(size: int, seed: int, kind: StepKind | None, rank: int) -> None:
 def test_small_rounds_are_ordered_and_need_each_wait(size: int, rank: int) -> None:
     for seed in range(5):
         play(size, seed, None, 0)
-    assert any(caught(size, seed, StepKind.MEETALL, rank) for seed in range(40))
+    assert any(caught(size, seed, StepKind.MEET_ALL, rank) for seed in range(40))
 
 
 def caught(size: int, seed: int, kind: StepKind, rank: int) -> bool:

@@ -147,9 +147,9 @@ def with_pauses(program: Program, rng: random.Random) -> Program:
 
 def guards(program: Program) -> list[int]:
     """The steps that wait for more than to compare calls."""
-    kinds = {StepKind.WAIT, StepKind.WAITALL, StepKind.FREE}
+    kinds = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE}
     if (program.call.op, program.call.root) != ("broadcast", VICTIM):
-        kinds.add(StepKind.MEETALL)  # a broadcasting root only waits there to compare
+        kinds.add(StepKind.MEET_ALL)  # a broadcasting root only waits there to compare
     found = [index for index, step in enumerate(program.steps) if step.kind in kinds]
     ways = [index for index, step in enumerate(program.steps) if step.kind is StepKind.JUMP]
     if ways:

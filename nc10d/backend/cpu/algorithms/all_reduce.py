@@ -11,7 +11,7 @@ into windows, and a window into a chunk per rank. For each window every rank
    root does);
 3. reduces its own chunk and stores the result behind its parts, in the same staging buffer.
 
-A rank publishes window k+1 only after it has reduced window k, so one barrier per window is
+A rank publishes window k+1 only after reducing window k, so one barrier per window is
 enough.
 
 Both reduce in rank order, so they produce the same bits (R. Rabenseifner, "Optimization of
@@ -75,7 +75,7 @@ def fused(shape: GroupShape, parts: Sequence[FusedArray]) -> list[Step]:
     """Return the steps that reduce small arrays, which fit into a slot and share a barrier."""
     small = len(parts) == 1 and parts[0].nbytes <= INLINE_BYTES
     parts = [part for part in parts if part.nbytes]
-    if shape.size == 1:  # it only has to scale its arrays, and only if the operation is PREMUL_SUM
+    if shape.size == 1:  # one rank only scales arrays, and only if the operation is PREMUL_SUM
         scaled = [(user(part.index), part) for part in parts if part.reduction.scaled]
         return do.alone([part.reduction.publish(at, at, part.nbytes) for at, part in scaled])
     publishes: list[Step] = []

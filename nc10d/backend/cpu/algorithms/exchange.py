@@ -1,6 +1,6 @@
 """all_to_all and exchanges of different sizes on one host, over staging buffers.
 
-In each round a rank copies a piece for every peer to its staging buffer and signals tick 1. Then it
+In each round a rank copies a piece for every peer to the staging buffer and signals tick 1. Then it
 waits for each peer in turn, beginning with the next rank, and copies its piece from there. In the
 first round it waits for all ranks, to compare their calls before it writes to any array. Later it
 waits for the peers with which it exchanges more than the first pieces.
@@ -102,7 +102,7 @@ def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Ste
     # The sizes stand behind the pieces, which so begin at a page, as large arrays nearly do: copies
     # are slow if both addresses are some 64 bytes apart within their pages.
     room = shape.slot_bytes - line_up(sizes)
-    # A rank keeps its piece for itself: it needs no part.
+    # A rank needs no part for the piece that it keeps.
     parts = 1 if route.to_one else max(1, shape.size - 1)
     layout = _layout(shape, room, parts)
     opening = [do.free(), do.enter(), do.copy(staging(shape.rank, room), user(0), sizes)]

@@ -10,8 +10,8 @@ far as a peer has exposed its array for writing (native/peer_array_steps.py). Th
 the array at the end, when all peers have signalled that they have written.
 
 The kernel copies plain arrays, each algorithm from the size on at which that is faster: see
-`access_for`. It brings contributions to a reduction to the place of the result, or to spare staging
-memory where the result overwrites this rank's own contribution.
+`access_for`. The kernel brings contributions to a reduction to the place of the result, or to spare
+staging memory where the result overwrites this rank's own contribution.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
     done = ready.stop
     steps += [do.signal(done), do.wait_all(done), do.withdraw(), do.end_round(done, done)]
     # With more than two ranks several peers would write into an array, but an area describes a
-    # single range. This line ensures it; nc10d_writable does not check it.
+    # single range. This line ensures that; nc10d_allows_writes does not check.
     access = access_for(shape, nbytes, writes=True) if shape.size == 2 else 0
     return _exposed_or_staged(shape, user(0), steps, staged, access=access, writable=writable)
 
@@ -229,5 +229,5 @@ def broadcast(shape: GroupShape, nbytes: int, root: int, staged: Steps) -> list[
 
 
 def all_have_read(tick: int) -> list[Step]:
-    """Return the steps that signal `tick`, and leave when all peers have signalled it, too."""
+    """Return the steps that signal `tick`, and leave after all peers' same signal."""
     return [do.signal(tick), do.wait_all(tick), do.end_round(tick, tick)]

@@ -75,7 +75,7 @@ class Reduction:
 def continued(steps: Iterable[Step]) -> list[Step]:
     """Return a single host's program as a later part of one that has compared the calls."""
     return [
-        replace(step, kind=StepKind.WAITALL) if step.kind is StepKind.MEETALL else step
+        replace(step, kind=StepKind.WAIT_ALL) if step.kind is StepKind.MEET_ALL else step
         for step in steps
         if step.kind is not StepKind.ENTER
     ]

@@ -52,7 +52,7 @@ def _beat(store: Store, ended: Event, pause: float) -> None:
 
 
 class Renewal:
-    """Moves a deadline that has passed, if there are heartbeats since it was made or last called.
+    """Moves a deadline that has passed, if heartbeats have come since the last call.
 
     Earlier heartbeats may be those of this rank itself.
     """

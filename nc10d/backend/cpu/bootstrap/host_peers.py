@@ -1,11 +1,11 @@
 """Bootstrap on a host: the ranks find each other and map each other's arenas.
 
-It happens once, when the first group forms. Each rank listens on an abstract Unix socket (without a
-file) and publishes the socket's name in the store. Each pair of ranks exchanges descriptors over a
-connection: the arena, and a pidfd, through which the kernel reports the rank's death. The
-connections then serve as control connections. Both ends must run as the same user, and prove that
-they know the secret in the store and the job's token, if it has any. The proof covers the info that
-a rank has published: a change of it in the store is noticed.
+The bootstrap happens once, when the first group forms. Each rank listens on an abstract Unix socket
+(without a file) and publishes the socket's name in the store. Each pair of ranks exchanges
+descriptors over a connection: the arena, and a pidfd, through which the kernel reports the rank's
+death. The connections then serve as control connections. Both ends must run as the same user, and
+prove that they know the secret in the store and the job's token, if there is one. The proof covers
+the info that a rank has published: a change in the store is noticed.
 """
 
 from __future__ import annotations

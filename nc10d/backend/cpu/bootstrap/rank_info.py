@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class RankInfo:
     """The published facts about a rank.
 
-    `socket` names its abstract Unix socket. It may run on `cores`, and use `quota` of them.
-    `read_from` and `write_from` are its CPU's thresholds in bytes (`group_shape.Thresholds`).
+    `socket` names the abstract Unix socket. The rank may run on `cores`, and use `quota` of them.
+    `read_from` and `write_from` are the CPU's thresholds in bytes (`group_shape.Thresholds`).
     """
 
     rank: int
@@ -100,7 +100,7 @@ def exchange_infos(
 
 
 def as_text(info: RankInfo) -> str:
-    """Return an info as it is published, and as its rank confirms it to the peers of its host."""
+    """Return an info as text, for the store and for proofs to the peers of the host."""
     return json.dumps(asdict(info))
 
 

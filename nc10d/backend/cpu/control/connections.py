@@ -41,7 +41,7 @@ Message = dict[str, Any]
 
 
 class ControlConnection:
-    """The connection to rank `number` of the job; `ended` is the reason once it has ended."""
+    """The connection to rank `number` of the job; `ended` is the reason of the end, None before."""
 
     # `seconds` is the longest silence of a rank on another host.
 
@@ -55,7 +55,7 @@ class ControlConnection:
         self._watch = None if wire.family == socket.AF_UNIX else SilenceWatch(wire, seconds)
 
     def send(self, data: bytes) -> bool:
-        """Send a `framed` message without blocking; return False if a part of it waits for `flush`.
+        """Send a `framed` message without blocking; return False if a part waits for `flush`.
 
         After the connection's end nothing is sent or kept, and the result is True.
         """
@@ -145,7 +145,7 @@ def framed(message: Message) -> bytes:
 
 
 def _checked(data: bytes) -> Message | None:
-    """Return a message, or None if it lacks a field of its kind."""
+    """Return a message, or None if a field of its kind is missing."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):

@@ -2,21 +2,21 @@
 
 A protocol without I/O, in rounds; round R belongs to rank R modulo the number of ranks.
 
-| state of a rank | leaves it when |
+| state of a rank | ends when |
 |---|---|
-| idle: no value | it proposes, or receives a value of another rank |
-| waiting: a value, not shown in this round | it adopts the value of the round's rank and shows it |
-| shown: value sent to all in this round | every rank that is not dismissed has shown it, too |
-| decided | never; it answers later messages with the decision |
+| idle: no value | the rank proposes, or receives a value of another rank |
+| waiting: a value, not shown in this round | the rank has adopted the value of the round's rank |
+| shown: value sent to all in this round | all ranks but the dismissed have shown it |
+| decided | never; the rank answers later messages with the decision |
 
 A waiting rank that dismisses its round's rank (dead or silent) begins the next round and asks that
 round's rank for its value. A rank that receives a message of a later round enters that round.
 
-Invariant: a rank decides a value only after every rank that is not dismissed has adopted it. So the
-rank of any later round shows the same value, and no two ranks decide differently.
+Invariant: a rank decides a value only after all ranks but the dismissed have adopted the value. So
+the rank of any later round shows the same value, and no two ranks decide differently.
 
-Deaths never lead to two decisions. Dismissing a live rank may, but only if that rank, in the same
-consensus, dismisses the ranks that have dismissed it. If it waits for them, it adopts their value.
+Deaths never lead to two decisions. Dismissing a live rank may, but only if that rank dismisses its
+dismissers in the same consensus. A rank that waits for them instead adopts their value.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ An open topic dismisses the members that it waits for:
 | any other | PATIENCE; after the first such dismissal SOON, if it has sent nothing on the topic |
 
 Invariant: a member that has left, or whose connection has ended, is dismissed only after all of its
-messages have been processed. It may have decided before it left.
+messages have been processed: the member may have decided before leaving.
 
 Messages use control connections only. The control thread receives them and calls `overdue`; any
 thread may publish, propose and wait.
@@ -129,7 +129,7 @@ class GroupControl:
     def overdue(self) -> float | None:
         """Dismiss gone and silent ranks; return the seconds until the next call, or None."""
         # The caller first processes all messages that have arrived. Otherwise a rank that was
-        # stopped itself would take its own pause for silence of the others.
+        # stopped would take its own pause for silence of the others.
         with self._lock:
             pending = [topic for topic, consensus in self._topics.items() if consensus.awaited()]
             for topic in pending:
@@ -202,8 +202,8 @@ class GroupControl:
 
     def leave(self, remote: Iterable[int], why: str = "") -> None:
         """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves."""
-        # Peers of this host see it in shared memory. But only a message behind all earlier messages
-        # shows that those have arrived, and consensus needs to know that.
+        # Peers of this host see the state in shared memory. But only a message behind all earlier
+        # messages shows that those have arrived, and consensus needs to know that.
         self._send(self._others if self._topics else remote, {"kind": "leave", "why": why})
 
     def lost(self, rank: int) -> str | None:

@@ -1,6 +1,6 @@
 """A rank's control connections to all other ranks of its job, and the routing of their messages.
 
-A message names its group. It is kept until that group has formed here. The context's control
+A message names a group, and is kept until that group has formed here. The context's control
 thread polls; the router knows which descriptors to poll and when to look again. The connections
 know ranks by their numbers in the job; each group decides whether a number is a member's.
 """
@@ -26,7 +26,7 @@ OF_THE_JOB = ("wait_notice", "deadlock")
 class ControlledGroup(Protocol):
     """A group as the context's threads see it."""
 
-    # The control thread calls it and never waits for a peer in a call. The worker calls
+    # The control thread calls, and never waits for a peer in a call. The worker calls
     # `on_engine_failure`, which may block until the ranks have agreed on a cause.
 
     name: str

@@ -2,18 +2,19 @@
 
 | state of a rank | enters it when |
 |---|---|
-| running | initially; its wait ends, or another thread could make a call: the notice is withdrawn |
-| waiting | its only thread that could make a call has waited for a slice: it publishes a notice |
-| in a cycle | it finds a cycle through itself (wait_graph.py), or another rank reports it |
+| running | initially; by withdrawing the notice, as the wait ends or another thread could call |
+| waiting | the only thread that could make a call has waited for a slice, and publishes a notice |
+| in a cycle | the rank finds a cycle through itself (wait_graph.py), or another rank reports one |
 
 A waiting rank looks at the notices of its host and at those received from other hosts (notices.py).
-If there is no cycle, it forwards the notices of ranks that wait for it.
+Without a cycle the rank forwards the notices of those that wait for this rank.
 
 Invariant: a published notice is true until the rank's wait ends. wait_graph.py proves that a cycle
 of such notices is a deadlock, however old they are.
-The finder reports it to all ranks of the cycle, and each fails its group with the same text. Each
-of them passes the report on before it fails, by its control connections: a rank has the report
-before it sees the end of any connection to a rank of the cycle.
+
+The finder reports the cycle to all of the cycle's ranks, and each rank fails its group with the
+same text. Before a rank fails, the rank passes the report on by its control connections. So every
+rank has the report before the end of any connection to a rank of the cycle.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ class DeadlockDetector:
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def resume(self, finished: int) -> None:
-        """Withdraw the notice of `rest`: this rank begins a task after so many.
+        """Withdraw the notice of `rest`: after `finished` tasks this rank begins another.
 
-        A rank that still rests after as many is none to give up: it takes its next task later.
+        Another rank that rests after as many tasks may begin the next task later, and so does not
+        count as returned.
         """
         self.clear()
         self._finished = finished
@@ -121,7 +123,7 @@ class DeadlockDetector:
             self._slot.publish(None)
 
     def on_message(self, message: Message) -> None:
-        """Process another rank's wait notice, or its report of a cycle that this rank is in."""
+        """Process another rank's wait notice, or the report of a cycle that this rank is in."""
         if message["kind"] == "wait_notice":
             self._exchange.receive(message)
             return
@@ -135,7 +137,7 @@ class DeadlockDetector:
             health.abort(health.deadlock_error(channel, message["text"]))
 
     def _tell(self, versions: dict[str, Any], text: str) -> None:
-        """Tell the other ranks of a cycle of it, once; `versions` are those of their notices."""
+        """Report a cycle to its other ranks, once; `versions` are those of their notices."""
         if text != self._told:
             self._told = text
             control = self._context.router.control
@@ -192,7 +194,7 @@ class DeadlockDetector:
 def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
     """Return the idents of those bystanders that are still the threads that they were."""
     now = {thread.ident: thread for thread in threads}
-    # A thread that `threading` has not started gets a dummy there when it asks for itself.
+    # A thread that `threading` has not started gets a dummy there by asking for itself.
     return {
         ident
         for ident, thread in bystanders.items()
@@ -258,10 +260,10 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
 
 
 def _seen(channel: Channel) -> int | None:
-    """Return the counter of a link's other end; None if the wait does not depend on it.
+    """Return the counter of a link's other end; None if the wait depends on no counter.
 
-    Links between hosts have no counter. A receiver waits for a message beyond those it has taken. A
-    sender waits for room in the socket, which the kernel may still make.
+    Links between hosts have none. There a receiver waits for a message beyond the messages taken so
+    far, and a sender waits for room in the socket, which the kernel may still make.
     """
     sending = channel.spec.kind == at.SENDER
     if channel.spec.streams:
@@ -275,8 +277,8 @@ def _seen(channel: Channel) -> int | None:
 def _states(group: Group) -> Iterator[ProgressState]:
     """Yield this rank's progress in a group and on its links.
 
-    A failed or closed group yields nothing: it counts as left. `busy` is read before the count: a
-    channel that is not busy stays so while this thread waits, so its count is final.
+    A failed or closed group yields nothing, and so counts as left. `busy` is read before the count:
+    a channel that is not busy stays so while this thread waits, so the count is final.
     """
     if group.health.closed or cause.has_failed(group.memory):
         return

@@ -92,7 +92,7 @@ class NoticeExchange:
         self._sent: dict[tuple[int, int], int] = {}
 
     def receive(self, message: Message) -> None:
-        """Keep a notice, unless it is malformed or a later version has come by another path."""
+        """Keep a notice, but not a malformed one, nor an older version than has come already."""
         waiter, version = message["waiter"], message["version"]
         if version <= self.received.get(waiter, NONE)[0]:
             return
@@ -100,7 +100,7 @@ class NoticeExchange:
             notice = WaitNotice.unpacked(base64.b64decode(message["notice"], validate=True))
         except (ValueError, struct.error):
             return
-        # Replaced, not changed: the waiting thread may be reading it.
+        # Replaced, not changed: the waiting thread may be reading the dict.
         self.received = self.received | {waiter: (version, notice)}
 
     def forward(

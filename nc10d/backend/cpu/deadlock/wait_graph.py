@@ -8,14 +8,14 @@ rank can make no other call meanwhile. There are two kinds of needs:
 - A rank that sends or receives a message needs the counter at the link's other end to change.
 
 A cycle of needs, none of which the next rank has met, is a deadlock, however slow the machine is
-and however old the notices are. Proof: suppose that a rank of the cycle has left its wait, and take
-the first that did. The next rank had met its need by then. But it had not when it published its own
-notice, and it has been waiting ever since: a contradiction. This takes counts that only grow. A
-group's counts end with the group, so a rank that has left a group counts as having met all needs
-there.
+and however old the notices are. Proof: suppose that a rank of the cycle has left its wait. Let A be
+the first such rank, and B the next rank in the cycle. B had met A's need by then. But B had not met
+that need when B published its notice, and B has been waiting ever since: a contradiction. The proof
+requires counts that only grow. A group's counts end with the group, so a rank that has left a group
+counts as having met all needs there.
 
-All waits of a cycle have the same timeout. The one with the shortest would end by it, and fail its
-own group alone, while the others go on: a rank may probe its peers by such a wait.
+All waits of a cycle have the same timeout. Otherwise the shortest wait would end first, and fail
+one group while the others go on: a rank may probe its peers by such a wait.
 
 Between hosts a notice is a probe that follows the needs (Chandy, Misra and Haas 1983, "Distributed
 deadlock detection"): a waiting rank forwards the notices of the ranks that wait for it.

@@ -1,7 +1,7 @@
 """The call log of one rank: its latest calls and messages in all groups.
 
-The engine writes it (native/log.py). Reading blocks no writer; entries that are being written at
-that moment are left out.
+The engine writes the log (native/log.py). Reading blocks no writer; entries that are being written
+at that moment are left out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nc10d.backend.cpu.native import offsets as at
 class LogEntry:
     """One call or message: its channel's label, number there, times in ns, and call site."""
 
-    # `ended` is 0 while it runs. `order` grows from entry to entry. A call has a `text`, a message
-    # has `message`: tag, bytes and dtype code.
+    # `ended` is 0 while the call runs. `order` grows from entry to entry. A call has a `text`, a
+    # message has `message`: tag, bytes and dtype code.
 
     order: int
     label: int
@@ -34,7 +34,7 @@ class LogEntry:
 
 
 class CallLog:
-    """The ring that the engine writes to; the system allocates its pages as it fills."""
+    """The ring that the engine writes to; the system allocates pages as the ring fills."""
 
     def __init__(self) -> None:
         self.bytes: npt.NDArray[np.uint8] = np.zeros(at.LOG_SLOTS * at.LOG_BYTES, np.uint8)
@@ -44,8 +44,8 @@ class CallLog:
         """Return the entries of the channels with these labels, oldest first."""
         rows = self.bytes.reshape(at.LOG_SLOTS, at.LOG_BYTES)
         copy = rows.copy()
-        # A writer clears the stamp first and sets it last. So a row whose stamp is the same after
-        # the copy as in it was not written meanwhile.
+        # A writer clears the stamp first and sets it last. So a row was not written during the copy
+        # if the stamp afterwards is the one in the copy.
         again = rows[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
         stamps = copy[:, at.E_STAMP : at.E_STAMP + 8].copy().view(np.int64).ravel()
         complete = np.flatnonzero((stamps != 0) & (stamps == again))

@@ -15,7 +15,7 @@ counters and staging buffers that it points to are shared.
 
 Invariant: `stop` sets C_BROKEN first, then takes the lock, and never unlocks. A thread that
 takes the lock looks at C_BROKEN before it advances anything. So once `stop` has the lock, no thread
-of this rank runs a step, and once it has withdrawn exposed memory, no peer writes there. Only then
+of this rank runs a step, and once exposed memory is withdrawn, no peer writes there. Only then
 are the arrays dropped. progress.py has the states of a usable channel in detail.
 """
 
@@ -47,7 +47,7 @@ SCANNED_PER_CALL = 4
 
 
 def deadline_ns(deadline: Deadline) -> int:
-    """Return a deadline in ns of the monotonic clock, as the engine takes it; 0 for never."""
+    """Return a deadline for the engine: ns of the monotonic clock, 0 for never."""
     return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)
 
 
@@ -132,7 +132,7 @@ class Channel:
             at.C_SPIN: waiting.spin,
             at.C_SPIN_NOW: waiting.spin,
             at.C_YIELD: waiting.yields,
-            at.C_MEET_YIELDS: waiting.meet_yields if spec.kind == at.COLLECTIVE else 0,
+            at.C_LAUNCH_YIELDS: waiting.launch_yields if spec.kind == at.COLLECTIVE else 0,
             at.C_STREAMS: spec.streams,
             at.C_ARRAY_TYPE: id(np.ndarray),
             at.C_SITES: call_sites.SITES.address,
@@ -166,7 +166,7 @@ class Channel:
 
     def _new_ring(self, slots: int) -> int:
         """Make a ring and return its address."""
-        # It is kept as long as the channel: a thread may still read from a ring that was replaced.
+        # Kept as long as the channel: a thread may still read from a ring that was replaced.
         words: Words = np.zeros(1 + slots, np.int64)
         words[0] = slots - 1
         address = int(plain.address(words))
@@ -186,7 +186,7 @@ class Channel:
         # Before the engine has the address: the worker may begin at once.
         self.in_flight[submission.address] = submission
         while (answer := entry_points.submit(self.address, submission.address)) != at.DONE:
-            # The engine has not taken it: the caller's line is new, or the ring is full.
+            # The engine has refused the submission: the caller's line is new, or the ring is full.
             self._prepare(submission, call_sites.learn if answer == at.NEW_SITE else self._lengthen)
 
     def _prepare(self, submission: Submission, act: Callable[[], object]) -> None:
@@ -234,8 +234,8 @@ class Channel:
             if first is None or not load_word(first.address) & at.FINISHED:
                 break
             self.in_flight.pop(first.address, None)
-        # Receives end in any order. A scan of all waits until there have been enough calls, so that
-        # it costs each of them a few looks.
+        # Receives end in any order. A scan of all receives waits until there have been enough calls
+        # that each pays for a few looks.
         self._scan_credit += SCANNED_PER_CALL
         if self.spec.kind == at.RECEIVER and self._scan_credit >= len(self.in_flight):
             self._scan_credit = 0
@@ -273,7 +273,7 @@ class Channel:
         """Stop for good; after that, neither this rank nor a peer touches users' arrays. Blocks."""
         # Several threads may call at once, and an interrupted call may be repeated.
         while not self._lock_taken and entry_points.break_channel(self.address) == at.BUSY:
-            # Another thread still holds the lock: it is leaving, or it has stopped the channel.
+            # Another thread still holds the lock: a thread that leaves, or has stopped the channel.
             if self.broken:
                 return
         # Remembered for a call that another thread repeats after Ctrl-C here: the lock is never
@@ -284,7 +284,7 @@ class Channel:
             # A program was cut short while peers could write into its array.
             if self.get(at.C_WRITABLE) >= 0:  # the array lies in the arena, which peers have mapped
                 self._make_private(self.get(at.C_WRITABLE), exposed)
-            else:  # it lies in private memory, where peers write through the kernel
+            else:  # in private memory, where peers write through the kernel
                 withdraw(self.spec.area, self.spec.peer_processes())
             self.words[at.C_WRITABLE_BYTES // 8] = 0
         self.broken = True
@@ -306,7 +306,7 @@ class Channel:
         """Become unusable in a forked child, whose copy of the block no other process sees."""
         self.broken = True
         self.words[at.C_BROKEN // 8] = at.BROKEN
-        # The holder's thread does not exist in the child; 1 is no thread, so it stays locked.
+        # The holder's thread does not exist in the child; 1 is no thread, so the lock stays taken.
         self.words[at.C_LOCK // 8] = 1
 
     def idle(self) -> bool:

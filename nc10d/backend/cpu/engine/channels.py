@@ -47,7 +47,8 @@ class Channels:
         block: int = plain.address(self._rank_block)
         channel = Channel(shared, block, self._bit, self._waiting, label, make_private)
         with self._lock:
-            # An index leaves `_spare` after it is used: the error of a signal's handler loses none.
+            # An index is used before it leaves `_spare`: the error of a signal's handler loses
+            # none.
             while self._spare and self._spare[0] in self._channels:
                 heapq.heappop(self._spare)
             index = self._spare[0] if self._spare else 1 + max(self._channels, default=-1)

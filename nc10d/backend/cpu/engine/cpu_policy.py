@@ -38,7 +38,7 @@ class WaitPolicy:
         return self.yields // 20
 
     @property
-    def meet_yields(self) -> int:
+    def launch_yields(self) -> int:
         """How often a thread that launches a collective yields; 0 if it spins instead."""
         return 0 if self.spin else self.few_yields
 

@@ -18,6 +18,7 @@ from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.call_sites import text_in
 from nc10d.backend.cpu.engine.channel import Channel
+from nc10d.backend.cpu.failure.awaited_peers import AwaitedPeers
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.memory.host_peer import HostPeer, death, ended
 from nc10d.backend.cpu.native import entry_points
@@ -34,7 +35,7 @@ from nc10d.ops.facts import name_of
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
 ENDING = "its program ends"
-"""The reason of a rank that leaves at its program's end. Soon its exit code tells more."""
+"""The reason of a rank that leaves at its program's end. Soon the exit code tells more."""
 _MOST_LINKS = 4
 """Most links that are named for a rank that has exchanged messages only."""
 
@@ -50,17 +51,13 @@ class GroupErrors:
     links: Links
     remote: RemoteGroup | None
     control: GroupControl
-
-    def group_rank(self, blocked_on: int) -> int:
-        """Return the rank in the group that the engine is blocked on."""
-        # The engine gives a peer of this host by its index, a rank of another host as ~rank.
-        return ~blocked_on if blocked_on < 0 else self.memory.group_ranks[blocked_on]
+    peers: AwaitedPeers
 
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
     ) -> tuple[str, int, str]:
         """Return the name and the number of this rank's operation, and both as text."""
-        # It is `ops`, or else the message of `channel`, or else the latest operation on record.
+        # The operation is `ops`, else the message of `channel`, else the latest one on record.
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
         elif not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
@@ -208,7 +205,7 @@ class GroupErrors:
         # Nearly always the peer has just died. A link counts its two ends, not the group's ranks.
         rank = self.links.peer_of(channel)
         if rank is None:
-            rank = self.group_rank(channel.get(at.C_BLOCKED_ON))
+            rank = self.peers.rank_of(channel.get(at.C_BLOCKED_ON))
         peer = self.memory.group_ranks.index(rank)
         process = self.memory.peers[peer]
         # The pidfd knows of a death before the control thread has processed it.
@@ -230,7 +227,7 @@ class GroupErrors:
         memory = self.memory
         mine = memory.record(memory.rank, seq)
         ours = called(mine or "", memory.site(memory.rank, seq))
-        peer = self.group_rank(index)
+        peer = self.peers.rank_of(index)
         if self.remote is not None and index < 0:
             # A remote rank's record comes over the connection; those of peers are in group memory.
             theirs = self.remote.streams.remote_call()
@@ -259,7 +256,7 @@ class GroupErrors:
             return self._message_mismatch(channel)
         seq = channel.get(at.C_OPS)
         sender, receiver = (
-            self.group_rank(channel.get(word)) for word in (at.C_BLOCKED_ON, at.C_AWAITED_BY)
+            self.peers.rank_of(channel.get(word)) for word in (at.C_BLOCKED_ON, at.C_AWAITED_BY)
         )
         op = (self.memory.record(self.memory.rank, seq) or "").partition("(")[0]
         sends = called(f"sends {channel.get(at.C_MESSAGE_BYTES)} bytes", self._site_of(sender, seq))

@@ -3,7 +3,7 @@
 | state of a group on this rank | enters it when |
 |---|---|
 | working | initially |
-| failing | a cause is published (cause.py), by this rank or a peer; this rank has not seen it yet |
+| failing | this rank or a peer publishes a cause (cause.py), which this rank has not seen yet |
 | failed | `failure` finds the cause, completes calls whose data have come, and stops the channels |
 | closed | `close` is called; of a working group the failure is then GroupClosed |
 
@@ -11,8 +11,8 @@ A rank publishes a cause when a peer has died or left, a deadline has passed, or
 an error. Waiting ranks look for a cause between two slices of their wait.
 
 Invariant: the channels are stopped before `failure` first returns an error. So nothing touches
-users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread must
-release the lock of a channel before it calls `failure`.
+users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread
+releases the lock of a channel before calling `failure`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Health:
         self._text, self._control = text, control
         self._context, self._name, self._memory = text.context, text.name, text.memory
         self._channel, self._links, self._remote = text.channel, text.links, text.remote
+        self.peers = text.peers
         self._agreed: AgreedCause | None = None
         if text.remote is not None:
             self._agreed = AgreedCause(control, text.memory, text.context.ring)
@@ -114,7 +115,7 @@ class Health:
 
     def deadlock_error(self, channel: Channel, text: str) -> DistError:
         """Return the error of a deadlock, in which this rank waits in a channel."""
-        rank, (seq, op) = self._blocked_on(channel), self._text.waiting_call(channel)
+        rank, (seq, op) = self.peers.awaited(channel), self._text.waiting_call(channel)
         if RETURNED in text:
             return PeerLost(text, rank=rank, op=op, seq=seq, cause="it has returned")
         return CollectiveMismatch(text, rank=rank, op=op, seq=seq, cause="a circle of waits")
@@ -125,10 +126,10 @@ class Health:
 
     def must_stop(self, channel: Channel, deadline: Deadline) -> bool:
         """Return whether there is a reason to stop waiting."""
-        # It stops no channel and may be called under a channel's lock, unlike `failure`.
+        # Stops no channel, so a thread with a channel's lock may call this, unlike `failure`.
         if self.failing():
             return True
-        return self._departed_peer(channel) is not None or deadline.expired()
+        return self.peers.departed(channel) is not None or deadline.expired()
 
     def check_stopped(
         self, ops: Sequence[Op], channel: Channel, deadline: Deadline
@@ -149,59 +150,14 @@ class Health:
             return failure
         if self._deadlock is not None:
             return self._fail(self._deadlock)
-        peer = self._departed_peer(channel)
+        peer = self.peers.departed(channel)
         if peer is not None:
             return self._fail(self._text.peer_left(peer, ops, channel))
         return self.fail_timeout(ops, channel, deadline.limit) if deadline.expired() else None
 
-    def _departed_peer(self, channel: Channel) -> int | None:
-        """Return the rank that a channel waits for, if it has left without doing its part."""
-        peer = self._blocked_on(channel)
-        if peer is None or not self.has_closed(peer):
-            return None
-        if self._is_remote(peer):
-            return None  # its last data may be in transit: the end of the connection decides
-        # In this order: once a thread has received the last message, the channel waits for a next
-        # one, and only `is_over` shows that no receive is under way.
-        arrived = not self.is_waiting(channel)
-        return None if arrived or channel.is_over() else peer
-
-    def waits_for(self) -> int | None:
-        """Return the rank that this rank's collectives wait for now, or None."""
-        return self._blocked_on(self._channel) if self.is_waiting(self._channel) else None
-
-    def is_waiting(self, channel: Channel) -> bool:
-        """Return whether the counter on which a channel was blocked last is still too small."""
-        counter = channel.get(at.C_BLOCKED_AT)
-        value = entry_points.load_word(counter) if counter else 0
-        return bool(counter) and bool(value < channel.get(at.C_BLOCKED_FOR))
-
-    def has_closed(self, rank: int) -> bool:
-        """Return whether a rank has closed the group."""
-        # Remote ranks announce it in a message; peers of this host show it in group memory.
-        if self._is_remote(rank):
-            return rank in self._control.left
-        return self._memory.state(self._memory.group_ranks.index(rank)) == at.CLOSED
-
-    def have_left(self, peers: Sequence[int]) -> bool:
-        """Return whether all of `peers` have closed the group; False for a group across hosts."""
-        # Between hosts a closed rank's messages may be in transit.
-        return self._remote is None and bool(peers) and all(map(self.has_closed, peers))
-
     def fail_left(self, peers: Sequence[int], ops: Sequence[Op]) -> DistError:
         """Fail the group: all `peers`, which alone could end `ops`, have left. Return why."""
         return self._fail(self._text.peer_left(peers[0], ops, None))
-
-    def _is_remote(self, rank: int) -> bool:
-        return self._remote is not None and self._remote.has(rank)
-
-    def _blocked_on(self, channel: Channel) -> int | None:
-        if channel.get(at.C_BLOCKED_AT) == 0:
-            return None
-        if channel.spec.kind == at.COLLECTIVE:
-            peer = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
-            return None if peer == self._memory.group_rank else peer  # a local dependency
-        return self._links.peer_of(channel)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the last operation of each rank of this host: as text, and as numbers by rank."""
@@ -271,12 +227,12 @@ class Health:
     def _note_unfinished(self) -> None:
         """Note a collective in flight that can't end, since a peer has left without it."""
         # After this rank has published that it leaves: of two that leave, one sees the other.
-        peer = self._departed_peer(self._channel) if self._channel.oldest() else None
+        peer = self.peers.departed(self._channel) if self._channel.oldest() else None
         if peer is not None:
             self._unfinished = self._text.peer_left(peer, (), self._channel)
 
     def log_untold(self) -> None:
-        """Log what has ended an operation of this rank if no call has raised it."""
+        """Log the error that has ended an operation of this rank, if no call has raised it."""
         error = self._failure if self._cut_off else self._unfinished
         if error is not None and not error._told:
             _log.error("nc10d: %s; no call has raised this error", error)
@@ -331,9 +287,9 @@ class Health:
     ) -> DistError:
         """Fail the group, since an operation's own deadline has passed; return the failure.
 
-        `limit` is the operation's timeout, math.inf if it is not known here.
+        `limit` is the operation's timeout, math.inf if unknown.
         """
-        peer = None if channel is None else self._blocked_on(channel)
+        peer = None if channel is None else self.peers.awaited(channel)
         if not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
             return self._fail(self._text.message_timeout(peer, channel, limit))
         return self._fail(self._text.timeout(peer, ops, channel, limit))
@@ -351,7 +307,7 @@ class Health:
     def on_lost(self, rank: int, reason: str) -> None:
         """React to the end of the control connection to a rank on another host."""
         # The announcement of leaving arrives before the end of the connection.
-        if not self.closed and not self.has_closed(rank):
+        if not self.closed and not self.peers.has_closed(rank):
             self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
     def _info_of(self, rank: int) -> RankInfo:
@@ -360,18 +316,18 @@ class Health:
     def _socket_failed(self, channel: Channel) -> None:
         """Fail the group after the end of a connection, with the cause that explains it best."""
         assert self._remote is not None
-        rank = self._text.group_rank(channel.get(at.C_BLOCKED_ON))
+        rank = self.peers.rank_of(channel.get(at.C_BLOCKED_ON))
         control, agreed = self._control, self._agreed
         assert agreed is not None, "the group has a connection to another host"
         control.until(
-            lambda: self.has_closed(rank) or control.lost(rank) is not None or agreed.known(),
+            lambda: self.peers.has_closed(rank) or control.lost(rank) is not None or agreed.known(),
             CONTROL_GRACE,
         )
         # The best cause first: the agreed cause, a rank that has left, the end of the control
         # connection, and only then the error of this socket.
         if self.failure() is not None:
             return
-        if self.has_closed(rank):
+        if self.peers.has_closed(rank):
             self.abort(self._text.peer_left(rank, (), channel))
             return
         reason = control.lost(rank) or self._remote.error(channel)

@@ -1,8 +1,8 @@
 """Prepared calls: operations that have passed all checks, ready to run again.
 
-The same call with arrays of the same dtype and sizes needs no check in Python: compiled code looks
-at the arrays themselves (are they plain ndarrays of this dtype and size, do they overlap), writes
-their addresses into words that are laid out once, and runs.
+The same call with arrays of the same dtype and sizes needs no check in Python. Compiled code checks
+the arrays themselves (plain ndarrays of this dtype and size, no overlap), writes their addresses
+into words that are laid out once, and runs the program.
 
 | class | prepared for | `x`, `y` |
 |---|---|---|
@@ -48,7 +48,7 @@ class Prepared:
 
     __slots__ = (
         "__weakref__",
-        "_spare",
+        "_idle",
         "_submit",
         "bulky",
         "channel",
@@ -73,7 +73,7 @@ class Prepared:
         """`entry` returns the compiled function that runs the call; it may block to compile it."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
-        self._spare: list[Submission] = []
+        self._idle: list[Submission] = []
         self._submit: EntryPoint | None = None
         if entry is not None:
             # Not a bound method: that would be a cycle, which keeps arrays until a collection.
@@ -100,41 +100,41 @@ class Prepared:
         x: Any,
         y: Any,
         timeout: float,
-        here: bool = False,
-        given: tuple[Any, Any] | None = None,
+        waits: bool = False,
+        originals: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Submit the call and return its Work; None if it does not fit now: nothing has happened.
 
-        `here`: this thread is about to wait for the Work, so it advances even a long call. x and y
-        may be lent views; `given` are then the caller's own arrays.
+        A thread that `waits` for the Work next advances even a long call. x and y may be lent
+        views of `originals`, the caller's arrays.
         """
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
-        in_flight, spare = self.in_flight, self._spare
+        in_flight, idle = self.in_flight, self._idle
         try:
-            submission = spare.pop() if spare else self.channel.blank(self.arrays)
+            submission = idle.pop() if idle else self.channel.blank(self.arrays)
         except IndexError:  # another thread has taken it
             submission = self.channel.blank(self.arrays)
         words, address = submission.words, submission.address
         # In flight before the engine has the address: the worker may begin at once.
-        submission.keep, in_flight[address] = (self, x, y, given), submission
-        while (answer := submit(words, self.address, timeout, x, y, here)) == NEW_SITE:
+        submission.keep, in_flight[address] = (self, x, y, originals), submission
+        while (answer := submit(words, self.address, timeout, x, y, waits)) == NEW_SITE:
             self.channel.learn(submission)
-        if given is not None:
-            x, y = given
+        if originals is not None:
+            x, y = originals
         if answer in _NOT_IN_FLIGHT:
             # No other thread has its address any more: the next call may use it.
             in_flight.pop(address, None)
             submission.keep = None
-            if not spare:
-                spare.append(submission)
+            if not idle:
+                idle.append(submission)
             if in_flight:
                 self.channel.reap()
             return completed_call(self, x, y, self.sender) if answer == FINISHED else None
         channel = self.channel
-        if given is not None:
+        if originals is not None:
             # A lent view does not keep its memory, which an array may leave while it is in flight.
             submission.keep = submission.keep, owners(x, y)
-        if not here:
+        if not waits:
             waiter.need_worker()
         if answer < 0 and answer != at.ABORTED:
             waiter.health.engine_failed(channel, answer)
@@ -158,8 +158,8 @@ def _first_run(
     prepared = reference()
     assert prepared is not None, "the caller holds it"
     prepared.run = run = entry()
-    # This frame is nc10d's own, and the engine learns that here: the frames of later calls
-    # differ, and an unknown frame costs a second attempt each time.
+    # The engine learns here that this frame is nc10d's own. The caller could not teach that: this
+    # frame is gone by then, and each call through an unknown frame is answered NEW_SITE once more.
     while (answer := run(words, x, y)) == at.NEW_SITE:
         call_sites.learn()
     return int(answer)
@@ -274,7 +274,7 @@ class PreparedMessage(Prepared):
         if near and not small and inbox is None:
             looks = 0  # the peer reads the array where it lies, which takes longer than a spin
         model.words[at.D_LOOKS // _WORD] = looks
-        model.words[at.D_LOOKS_HERE // _WORD] = LOOKS if small or near else looks
+        model.words[at.D_LOOKS_WAITING // _WORD] = LOOKS if small or near else looks
         self._model, self.address = model, model.address
         self.inbox, self.peer, self.dtype = inbox, peer, x.dtype
         self.sender = None if inbox is None else peer
@@ -303,16 +303,16 @@ class PreparedMessage(Prepared):
         x: Any,
         y: Any,
         timeout: float,
-        here: bool = False,
-        given: tuple[Any, Any] | None = None,
+        waits: bool = False,
+        originals: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Send or receive; a short message that ends at once is not submitted."""
-        return self.finish_soon(x, y, AT_ONCE, given) or self.submit(
-            waiter, x, y, timeout, here, given
+        return self.finish_soon(x, y, AT_ONCE, originals) or self.submit(
+            waiter, x, y, timeout, waits, originals
         )
 
     def finish_soon(
-        self, x: Any, tag: int, how_soon: int, given: tuple[Any, Any] | None = None
+        self, x: Any, tag: int, how_soon: int, originals: tuple[Any, Any] | None = None
     ) -> Work | None:
         """Run a short message here, waiting as `how_soon` allows; None: nothing has happened."""
         if not self.short:
@@ -324,7 +324,7 @@ class PreparedMessage(Prepared):
             return None
         if self.in_flight:
             self.channel.reap()
-        return completed_call(self, x if given is None else given[0], tag, self.sender)
+        return completed_call(self, x if originals is None else originals[0], tag, self.sender)
 
 
 class PreparedProgram(Prepared):
@@ -349,12 +349,12 @@ class PreparedProgram(Prepared):
         x: Any,
         y: Any,
         timeout: float,
-        here: bool = False,
-        given: tuple[Any, Any] | None = None,
+        waits: bool = False,
+        originals: tuple[Any, Any] | None = None,
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
         waiter.health.check()
-        if not here:
+        if not waits:
             waiter.need_worker()
         deadline = Deadline.after(timeout)
         keep = (x, self._keep)

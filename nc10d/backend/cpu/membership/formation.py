@@ -52,7 +52,7 @@ Area = tuple[int, int]
 class GroupSpec:
     """The parameters of a group that forms; `members` are ranks of the job, `rank` an index."""
 
-    # `check` is called during waits; it raises the error that makes waiting pointless.
+    # `check` is called during waits; to raise the error that makes waiting pointless.
     # `whereabouts` returns what ranks are doing instead of joining, as the end of a sentence.
 
     context: Context
@@ -66,7 +66,7 @@ class GroupSpec:
 
 
 def form(spec: GroupSpec) -> GroupMemory:
-    """Allocate this rank's area of a group; return the areas of its host. Blocks until all call.
+    """Allocate this rank's area of a group; return all areas of this host. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
     for ranks that did not come before the deadline, PeerLost for ranks that have died. Another
@@ -85,14 +85,14 @@ def form(spec: GroupSpec) -> GroupMemory:
         except raised_here(DistError):
             # The area stays allocated: the other ranks may use it.
             if failure is not None:
-                raise failure  # noqa: B904  (it is no consequence of the store's error)
+                raise failure  # noqa: B904  (no consequence of the store's error)
             raise
     try:
         areas = read_json(OUTCOME_KEY, outcome, partial(_areas_in, len(spec.members)))
         if areas is not None:
             memory = _map(spec, areas, OUTCOME_KEY)
     except BaseException:
-        # The other ranks may have formed the group: they learn that this rank has left it.
+        # The other ranks may have formed the group: they learn that this rank has left.
         context.arena.mapping.words(offset + at.AREA_STATE, 1)[0] = at.CLOSED
         raise
     if areas is None:
@@ -109,8 +109,8 @@ def form(spec: GroupSpec) -> GroupMemory:
 
 def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
     """As `form`, for the survivors of a failed group, which exchange offsets through `exchange`."""
-    # It may succeed on some members only; the caller makes sure that nobody uses the group then.
-    # PeerLost or RendezvousError is this rank's own error.
+    # Some members may succeed and others fail; the caller makes sure that nobody uses the group
+    # then. PeerLost or RendezvousError is this rank's own error.
     context, size = spec.context, len(spec.members)
     offset, slot_bytes = _allocate(spec)
     keys = [f"area/{spec.name}/{rank}" for rank in range(size)]
@@ -239,7 +239,7 @@ def _read_areas(keys: Sequence[str], texts: Sequence[bytes]) -> list[Area]:
 
 
 def _area(value: Any) -> Area:
-    """Return an area from its JSON; ValueError or TypeError if it is malformed."""
+    """Return an area from its JSON; ValueError or TypeError if malformed."""
     offset, slot_bytes = value
     if slot_bytes not in (LARGE_SLOT, SMALL_SLOT) or whole(offset, PAGE, MOST_BYTES) % PAGE:
         raise ValueError("no area")

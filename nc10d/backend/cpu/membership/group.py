@@ -11,6 +11,7 @@ from nc10d.backend.cpu.context import Context, ContextGroup
 from nc10d.backend.cpu.control.connections import Message
 from nc10d.backend.cpu.control.group_control import GroupControl
 from nc10d.backend.cpu.engine.channel import Channel, ChannelSpec
+from nc10d.backend.cpu.failure.awaited_peers import AwaitedPeers
 from nc10d.backend.cpu.failure.error_text import GroupErrors
 from nc10d.backend.cpu.failure.health import Health
 from nc10d.backend.cpu.membership.formation import give_back
@@ -25,8 +26,8 @@ from nc10d.base.text import digest
 class Group:
     """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them."""
 
-    # `remote` is None where all members are on this host. The group belongs to the objects that use
-    # it: a backend and its pending Works. It leaves when the last of them is dropped.
+    # `remote` is None where all members are on this host. A group belongs to its users, a backend
+    # and pending Works, and leaves when the last of them is dropped.
 
     def __init__(
         self,
@@ -47,7 +48,10 @@ class Group:
         self.links = Links(memory, context.channels, context.allocate, free, remote)
         wires = context.router.control
         self.control = GroupControl(self.key, members, self.rank, wires, _gone_of(self))
-        text = GroupErrors(context, name, memory, self.channel, self.links, remote, self.control)
+        peers = AwaitedPeers(memory, self.links, remote, self.control)
+        text = GroupErrors(
+            context, name, memory, self.channel, self.links, remote, self.control, peers
+        )
         self.boards: list[int] = []
         """Offsets of boards in this rank's arena."""
         self.health = Health(text, self.control)
@@ -64,12 +68,12 @@ class Group:
         found = set()
         for rank, member in enumerate(self.members):
             lost = self.context.lost([member]) is not None or self.control.lost(rank) is not None
-            if lost or (rank != self.rank and self.health.has_closed(rank)):
+            if lost or (rank != self.rank and self.health.peers.has_closed(rank)):
                 found.add(rank)
         return found
 
     def share_board(self, nbytes: int) -> SharedBoard:
-        """Allocate this rank's board; MemoryError if there is no shared memory for it."""
+        """Allocate this rank's board; MemoryError if no shared memory is left."""
         memory = self.memory
         offset = self.context.allocate(nbytes)
         self.boards.append(offset)

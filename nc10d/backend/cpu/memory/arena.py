@@ -1,6 +1,6 @@
 """The arena: one piece of memory per rank, mapped by all ranks of the host; a sealed, sparse memfd.
 
-It has no name in any file system, so nothing is left when every process has died. Pieces are
+An arena has no name in any file system, so nothing is left when every process has died. Pieces are
 reserved in the memory file system when they are allocated: if that is full, `allocate` raises, and
 no later access gets a SIGBUS.
 
@@ -37,7 +37,7 @@ from nc10d.base.signal_errors import from_handler, raised_here
 ALIGNED = 2 << 20
 ODD_BYTES = 37 << 21
 LEAST_BYTES, MOST_BYTES = 8 << 20, (1 << 34) + ODD_BYTES
-"""What an arena's address space exceeds whole GiB by, if it has several, and its bounds; only
+"""The bytes by which the span of a large arena exceeds whole GiB, and the bounds of all spans. Only
 allocated pieces take memory. A process in which 64 ranks are threads maps 64 times 64 arenas.
 
 The sum is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays
@@ -160,9 +160,9 @@ class Arena:
         return offset
 
     def allocate_array(self, nbytes: int) -> Bytes:
-        """Return a piece as an array; it is freed when no array refers to it any more.
+        """Return a piece as an array, and free the piece when no array refers to it any more.
 
-        Its memory then goes back to the system, as that of any large array.
+        The memory then goes back to the system, as that of any large array.
         """
         return np.asarray(_OwnedPiece(self, self.allocate(nbytes), nbytes))
 
@@ -249,8 +249,8 @@ class _OwnedPiece:
         }
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Needs no lock: nobody takes the place before it is in the list. A forked child's copy of
-        # the array is not its owner. At the interpreter's end modules may be gone.
+        # Needs no lock: nobody takes the piece before the append. A forked child's copy of the
+        # array does not own the piece. At the interpreter's end modules may be gone.
         if ending():
             return
         if os.getpid() == self._arena.pid:

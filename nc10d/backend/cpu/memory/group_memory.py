@@ -1,9 +1,9 @@
 """A group's shared memory on a host: one area for each rank, in that rank's arena.
 
-An area holds the rank's counter, its abort word and state, a ring of records of its latest calls,
-the cause of a failure that it has reported, the places of its links, the record of its latest call
-on another device (its note), the place of its board (backend.shared_board), and the two slots of
-its staging buffer.
+An area holds the rank's counter, abort word and state, a ring of records of the latest calls, the
+cause of a failure that the rank has reported, the places of links, the record of the latest call on
+another device (the note), the place of the board (backend.shared_board), and the two slots of the
+staging buffer.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class GroupMemory:
     def access(self) -> int:
         """Return how every rank may access private memory of all others: 0, READS or WRITES.
 
-        The result is the same on all ranks, since each has published its own access in its area.
+        The result is the same on all ranks, since each area shows the access of its rank.
         """
         return min(int(self._word(rank, at.AREA_ACCESS)[0]) for rank in range(self.size))
 
@@ -188,7 +188,7 @@ class GroupMemory:
         return int(self._word(rank, _record_offset(number) + 8)[0]) if number else 0
 
     def record(self, rank: int, number: int) -> str | None:
-        """Return the text of a rank's call `number`; None if its record is overwritten."""
+        """Return the text of a rank's call `number`; None if the record is overwritten."""
         start = _record_offset(number)
         return self._called(rank, start) if self._word(rank, start)[0] == number else None
 

@@ -1,4 +1,4 @@
-"""Another rank of this host: its mapped memory, its pidfd, and how its process ended."""
+"""Another rank of this host: mapped memory, pidfd, and how the process ended."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def process() -> str:
     return f"{proc.namespace('pid')}/{os.getpid()}"
 
 
-# A killed process loses its memory and sockets first; its pidfd becomes ready within this time.
+# A killed process loses memory and sockets first; the pidfd becomes ready within this time.
 _DYING_MS = 500
 
 
 def ended(peer: HostPeer, patience_ms: int = _DYING_MS) -> bool:
-    """Return whether a peer's process has ended; blocks for `patience_ms` if it lives."""
+    """Return whether a peer's process has ended; for a live one blocks for `patience_ms`."""
     if peer.pidfd < 0:
         return False
     poller = select.poll()
@@ -82,11 +82,11 @@ def mask(ranks: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class HostPeer:
-    """A rank of this host (a peer or this rank itself): its arena, mapped here, and its process.
+    """A rank of this host (a peer or this rank itself): the arena, mapped here, and the process.
 
-    `number` is its rank in the job, `rank` its number on the host. `pid` is the pid in its own
-    namespace. `pidfd` becomes readable when the process ends; -1 for none. `wire` is the control
-    connection to it.
+    `number` is the rank in the job, `rank` the number on the host. `pid` is the pid in the
+    process's own namespace. `pidfd` becomes readable when the process ends; -1 for none. `wire` is
+    the control connection to the peer.
     """
 
     rank: int

@@ -6,8 +6,8 @@
 | private memory, and the peer is a thread of the same process | directly |
 | private memory of another process | by process_vm_readv and _writev (cross-memory attach, CMA) |
 
-Whether the kernel permits CMA depends on users, containers and ptrace rules, so each rank tries it
-once with each peer. A group uses it only if all of its ranks can.
+Whether the kernel permits CMA depends on users, containers and ptrace rules, so each rank tries CMA
+once with each peer. A group uses CMA only if all of its ranks can.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from nc10d.base.signal_errors import raised_here, suppress_here
 # of a word of its private memory.
 PROBE = 128
 MAYBE_COPYING = "RD"
-"""States of a thread (proc_pid_stat(5)) in which it may be amid a copy: it runs or is ready to run,
-or it sleeps in the kernel uninterruptibly. A signal stops a thread only before or after a copy."""
+"""States of a thread that may be amid a copy (proc_pid_stat(5)): running or ready to run, or asleep
+in the kernel uninterruptibly. A signal stops a thread only before or after a copy."""
 GONE = "X"
 
 
 class AccessProbe:
-    """A word of private memory that peers try to read; it lives as long as this object."""
+    """A word of private memory that peers try to read, as long as this object lives."""
 
     def __init__(self, arena: Arena) -> None:
         self._word: Words = np.array([secrets.randbits(62)], np.int64)
@@ -76,9 +76,9 @@ def access_to(peer: HostPeer) -> int:
 def withdraw(area: int, processes: Iterable[int]) -> None:
     """Withdraw the private memory that this rank's area exposes; then no peer writes there. Blocks.
 
-    `processes` are the peers' pids. A peer registers its thread before the system call, in
-    which the kernel reads the length of the exposed memory. So this waits for a registered writer
-    while its thread runs or is in the kernel; a stopped thread is not amid a write.
+    `processes` are the peers' pids. A peer registers the writing thread before the system call, in
+    which the kernel reads the length of the exposed memory. So this call waits while a registered
+    thread runs or is in the kernel; a stopped thread is not amid a write.
     """
     nbytes = area + at.AREA_WRITABLE_BYTES
     while (seen := entry_points.load_word(nbytes)) != 0:

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ITEMS_OFFSET = 24
 """Where a list keeps the address of its items (CPython: count, type, size, items)."""
 TUPLE_OFFSET = 32 if sys.version_info >= (3, 14) else 24
-"""Where a tuple keeps its items; since CPython 3.14 behind its hash."""
+"""Where a tuple keeps its items; since CPython 3.14 behind the hash."""
 PLAIN_FLAGS = 0x0501
 """C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
 _HEAD_WORDS = 10  # of an ndarray; no build of CPython has a smaller object for one

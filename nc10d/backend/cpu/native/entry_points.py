@@ -1,8 +1,9 @@
 """The engine's entry points, each compiled when it is first used or by `prepare`.
 
 A channel (offsets.py) is a queue of programs with a lock. `run` executes a program in the calling
-thread if the channel is free and its ring empty; `submit` queues it, and `wait` advances the
-channel until it has ended. `work` is the worker's loop. No other entry waits longer than a slice.
+thread if the channel is free and the ring empty; `submit` queues a program, and `wait` advances the
+channel until the program has ended. `work` is the worker's loop. No other entry waits longer than a
+slice.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from numba import njit
 from nc10d.backend.cpu.native import atomics, interpreter, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
-from nc10d.backend.cpu.native.interpreter import nc10d_post, nc10d_ring
-from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.progress import nc10d_attend, nc10d_help, nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.interpreter import nc10d_publish, nc10d_ring_bells
+from nc10d.backend.cpu.native.log import nc10d_log_end, nc10d_log_message
+from nc10d.backend.cpu.native.progress import (
+    nc10d_advance_briefly,
+    nc10d_advance_until,
+    nc10d_claim_channel,
+    nc10d_run_claimed,
+)
 from nc10d.backend.cpu.native.submitting import nc10d_submit
 from nc10d.kernels.cache import entry_points, make_all, on_demand
 
@@ -32,8 +38,8 @@ def _run(channel: int, program: int, table: int) -> int:
     after a slice (go on with `drive`) or a failure. After the last two the caller still holds the
     channel.
     """
-    answer = nc10d_take(channel)
-    return nc10d_run_taken(channel, program, table) if answer == at.DONE else answer
+    answer = nc10d_claim_channel(channel)
+    return nc10d_run_claimed(channel, program, table) if answer == at.DONE else answer
 
 
 @on_demand("int64(int64, int64)")
@@ -44,7 +50,7 @@ def _drive(channel: int, slice_ns: int) -> int:
         if load(channel + at.C_KIND) == at.COLLECTIVE:
             nc10d_log_end(channel, atomics.nc10d_now())
         else:
-            nc10d_end_message(channel, atomics.nc10d_now())
+            nc10d_log_message(channel, atomics.nc10d_now())
         waiting.nc10d_unlock(channel)
     return answer
 
@@ -70,11 +76,11 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
             return at.FINISHED
         if waiting.nc10d_try_lock(channel):
-            return nc10d_help(channel, descriptor, until)
+            return nc10d_advance_until(channel, descriptor, until)
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
-        # Another thread advances the channel. It rings when a submission ends. If it leaves before,
-        # it rings, or it has set this rank's bit, and the peer that blocks the channel rings.
+        # Another thread advances the channel, and rings when a submission ends. If that thread
+        # leaves before, it rings, or a peer does by this rank's bit (progress.py's invariant).
         tries += 1
         if tries < load(channel + at.C_SPIN):
             atomics.pause()
@@ -110,7 +116,7 @@ def _work(rank_block: int, spin: int, yields: int, slice_ns: int) -> int:
         for i in range(load_acquire(rank_block + at.P_COUNT)):
             channel = load_acquire(table + 8 * i)
             if channel != 0:
-                answer = nc10d_attend(channel, sleepy, 0)
+                answer = nc10d_advance_briefly(channel, sleepy, 0)
                 if answer < 0:
                     store(rank_block + at.P_FAILED, channel)
                     if sleepy:
@@ -154,7 +160,7 @@ def _unlock(channel: int) -> int:
 @on_demand("int64(int64, int64)")
 def _ring(rank_block: int, ranks: int) -> int:
     """Ring the doorbells of ranks (a bit mask) and of this rank."""
-    nc10d_ring(rank_block, ranks)
+    nc10d_ring_bells(rank_block, ranks)
     waiting.nc10d_wake_own(rank_block)
     return at.DONE
 
@@ -162,7 +168,7 @@ def _ring(rank_block: int, ranks: int) -> int:
 @on_demand("int64(int64, int64)")
 def _open_gate(channel: int, word: int) -> int:
     """Open a gate and wake the threads that sleep on it."""
-    nc10d_post(channel, word, 1)
+    nc10d_publish(channel, word, 1)
     return at.DONE
 
 
@@ -189,7 +195,7 @@ def _load_word(address: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_first_come(table: int, count: int, bit: int) -> int:
+def nc10d_look_at_rows(table: int, count: int, bit: int) -> int:
     """Return the first row (counter, value) that has come, or -1; set `bit` at the others."""
     for i in range(count):
         counter = load(table + 16 * i)
@@ -202,7 +208,7 @@ def nc10d_first_come(table: int, count: int, bit: int) -> int:
 
 @on_demand("int64(int64, int64, int64, int64, int64)")
 def _wait_any(rank_block: int, bit: int, table: int, count: int, slice_ns: int) -> int:
-    """Return the first row of `table` that comes (nc10d_first_come), or -1 after a slice."""
+    """Return the first row of `table` that comes (nc10d_look_at_rows), or -1 after a slice."""
     began = atomics.nc10d_now()
     until = began + slice_ns
     tries = 0
@@ -214,7 +220,7 @@ def _wait_any(rank_block: int, bit: int, table: int, count: int, slice_ns: int) 
         if sleepy:
             atomics.add(rank_block + at.P_SLEEPING, 1)
         bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
-        found = nc10d_first_come(table, count, bit if sleepy else 0)
+        found = nc10d_look_at_rows(table, count, bit if sleepy else 0)
         tries += 1
         over = found >= 0 or atomics.nc10d_now() >= until
         if sleepy:

@@ -1,9 +1,7 @@
-"""Prepared calls between two hooks; see nc10d.kernels.hooks.
+"""The entry points of prepared calls between two hooks; nc10d.kernels.hooks has the protocol.
 
-`hooks` is the array of a block of hooks, which no other thread may use during the call. The hooks'
-arguments are `task`, `value` and `places`; the others are those of run_message and run_prepared. An
-entry returns what these return, or a hook's answer, or ALL_DONE and the number of operations. The
-hook `after` runs only if all operations have returned DONE.
+`hooks` is the array of a block; `task`, `value` and `places` are the hooks' arguments. The others
+are those of run_message and run_prepared, but `pieces` has the arrays of several messages.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, call_address, load, store
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET, TUPLE_OFFSET
 from nc10d.backend.cpu.native.prepared_calls import nc10d_run_prepared
-from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message
+from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_run_message
 from nc10d.kernels import python_api as py
 from nc10d.kernels.cache import entry_points, on_demand
 from nc10d.kernels.hooks import (
@@ -36,7 +34,7 @@ _ARGUMENTS = any_object, _WORD, any_object, any_object
 
 
 @njit
-def nc10d_before(block: int, task: int, value: int, places: int) -> int:
+def nc10d_run_before(block: int, task: int, value: int, places: int) -> int:
     """Run the hook `before`, and return its answer."""
     store(block + H_TASK, task)
     store(block + H_VALUE, value)
@@ -46,7 +44,7 @@ def nc10d_before(block: int, task: int, value: int, places: int) -> int:
 
 
 @njit
-def nc10d_after(block: int, answer: int) -> int:
+def nc10d_run_after(block: int, answer: int) -> int:
     """Run the hook `after` if the operation has ended; return the answer of the whole."""
     if answer != at.DONE:
         return answer
@@ -59,17 +57,16 @@ def nc10d_after(block: int, answer: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_messages(words: int, pieces: int, tag: int, block: int) -> int:
+def nc10d_run_messages(words: int, pieces: int, tag: int, block: int) -> int:
     """Send or receive the first arrays of a tuple, as many as the hook `count` says.
 
-    `tag` is that of the first message.
-
-    Returns DONE, or the answer of the first message that has not ended.
+    `tag` is that of the first message. Returns DONE, or the answer of the first message that has
+    not ended.
     """
     ran, count, answer = 0, 1, at.DONE
     while ran < count and answer == at.DONE:
         piece = load(pieces + TUPLE_OFFSET + 8 * ran)
-        answer = nc10d_message(words, piece, tag, WAITS)
+        answer = nc10d_run_message(words, piece, tag, WAITS)
         if answer == at.DONE:
             ran += 1
             store(block + H_RAN, ran)
@@ -84,13 +81,13 @@ def _run_hooked_messages(
 ) -> object:
     """Send or receive the first arrays of the tuple `pieces` between two hooks."""
     block = load(as_int(hooks) + DATA_OFFSET)
-    answer = nc10d_before(block, task, as_int(value), as_int(places))
+    answer = nc10d_run_before(block, task, as_int(value), as_int(places))
     if answer != 0:
         return py.as_answer(answer)
     state = py.leave_gil()
-    answer = nc10d_messages(load(as_int(words) + DATA_OFFSET), as_int(pieces), tag, block)
+    answer = nc10d_run_messages(load(as_int(words) + DATA_OFFSET), as_int(pieces), tag, block)
     py.take_gil(state)
-    return py.as_answer(nc10d_after(block, answer))
+    return py.as_answer(nc10d_run_after(block, answer))
 
 
 @on_demand(answer_type(any_object, any_object, any_object, *_ARGUMENTS), gil=True)
@@ -99,14 +96,14 @@ def _run_hooked_collective(
 ) -> object:
     """Run a prepared collective between two hooks."""
     block = load(as_int(hooks) + DATA_OFFSET)
-    answer = nc10d_before(block, task, as_int(value), as_int(places))
+    answer = nc10d_run_before(block, task, as_int(value), as_int(places))
     if answer != 0:
         return py.as_answer(answer)
     state = py.leave_gil()
     answer = nc10d_run_prepared(load(as_int(words) + DATA_OFFSET), as_int(x), as_int(y))
     py.take_gil(state)
     store(block + H_RAN, 1 if answer == at.DONE else 0)
-    return py.as_answer(nc10d_after(block, answer))
+    return py.as_answer(nc10d_run_after(block, answer))
 
 
 __getattr__ = entry_points(__name__)

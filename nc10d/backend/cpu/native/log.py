@@ -52,7 +52,7 @@ def nc10d_log_call(channel: int, now: int, text: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_end_message(channel: int, now: int) -> None:
+def nc10d_log_message(channel: int, now: int) -> None:
     """Count a message that has ended, and log it."""
     store(channel + at.C_OPS, load(channel + at.C_OPS) + 1)
     begun = load(channel + at.C_BEGUN)

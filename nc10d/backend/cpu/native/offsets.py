@@ -108,8 +108,8 @@ LINK_TICKS = 8
     C_BROKEN,  # 0; BROKEN once it is stopped; FAILING once its program has failed
     C_SPIN,
     C_YIELD,
-    C_MEET_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
-    C_MEET_FROM,  # when launches may yield: at most CLOSELY_NS later than this time
+    C_LAUNCH_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
+    C_YIELD_FROM,  # when launches may yield: at most CLOSELY_NS later than this time
     C_UNMATCHED,  # an unexpected message at the head of a link: 1, its tag, its bytes, its dtype
     C_MESSAGE_TAG,
     C_MESSAGE_BYTES,
@@ -181,7 +181,7 @@ FOLD_BLOCK = 8192
     D_SITE,
     D_CHANNEL,  # of a prepared message
     D_LOOKS,  # how often a thread that submits it advances the channel (-1: the worker does)
-    D_LOOKS_HERE,  # and a thread that waits for it
+    D_LOOKS_WAITING,  # and a thread that waits for it next
 ) = range(0, 14 * 8, 8)
 DESCRIPTOR_WORDS = 14
 

@@ -1,4 +1,4 @@
-"""Prepared calls: check that arguments fit a call made before, and run or submit it.
+"""Prepared calls: check that arguments fit an earlier call, and run or submit the call again.
 
 A plain array is a numpy.ndarray itself (no subclass), C-contiguous, aligned and writable. The
 entries accept any Python objects and check all else. BUSY means that nothing has happened: the
@@ -12,12 +12,12 @@ from numba import njit, types
 from nc10d.backend.cpu.native import cpython
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import any_object, as_int, load, load_acquire, store
-from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.progress import nc10d_claim_channel, nc10d_run_claimed
 from nc10d.backend.cpu.native.submitting import (
     LOOKS,
     nc10d_deadline,
     nc10d_submit,
-    nc10d_submit_here,
+    nc10d_submit_and_advance,
 )
 from nc10d.backend.cpu.native.waiting import nc10d_unlock
 from nc10d.kernels.cache import entry_points, on_demand
@@ -26,7 +26,7 @@ _WORD = types.int64
 
 
 @njit(nogil=True)
-def nc10d_plain(array: int, kind: int) -> bool:
+def nc10d_is_plain(array: int, kind: int) -> bool:
     """Return whether an object is a plain array; `kind` is the address of the type ndarray."""
     if load(array + cpython.TYPE_OFFSET) != kind:
         return False
@@ -44,9 +44,9 @@ def nc10d_count(array: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
+def nc10d_is_array(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
     """Return whether an object is a plain array of this dtype, count and (unless -1) length."""
-    if not nc10d_plain(array, kind) or load(array + cpython.DTYPE_OFFSET) != dtype:
+    if not nc10d_is_plain(array, kind) or load(array + cpython.DTYPE_OFFSET) != dtype:
         return False
     if nc10d_count(array) != count:
         return False
@@ -58,33 +58,36 @@ def nc10d_is(array: int, kind: int, dtype: int, count: int, length: int) -> bool
 
 
 @njit(nogil=True)
-def nc10d_place(prepared: int, users: int, number: int, array: int) -> bool:
-    """Put the address of array `number` into the table `users`; False if it does not fit its row.
+def nc10d_put_array(prepared: int, users: int, number: int, array: int) -> bool:
+    """Put the address of array `number` into the table `users`; False if the array does not fit.
 
-    It must be a plain array of the call's dtype, and of the row's count and length.
+    Only a plain array fits, of the call's dtype, and of the row's count and length.
     """
-    kind, row = load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE), nc10d_row(prepared, number)
+    kind, row = (
+        load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE),
+        nc10d_row_of(prepared, number),
+    )
     count, length = load(row + at.ROW_COUNT), load(row + at.ROW_LENGTH)
-    if not nc10d_is(array, kind, load(prepared + at.K_DTYPE), count, length):
+    if not nc10d_is_array(array, kind, load(prepared + at.K_DTYPE), count, length):
         return False
     store(users + 8 * (load(prepared + at.K_OWN) + number), load(array + cpython.DATA_OFFSET))
     return True
 
 
 @njit(nogil=True)
-def nc10d_row(prepared: int, number: int) -> int:
+def nc10d_row_of(prepared: int, number: int) -> int:
     """Return the address of the row of array `number` of a prepared call."""
     return load(prepared + at.K_ROWS) + at.PREPARED_ROW * number
 
 
 @njit(nogil=True)
-def nc10d_read(prepared: int, users: int, argument: int, form: int, number: int) -> int:
+def nc10d_put_argument(prepared: int, users: int, argument: int, form: int, number: int) -> int:
     """Put the arrays of an argument into a table, from `number` on.
 
     Returns the number that follows its last array, or -1 if the argument is not of this form.
     """
     if form == at.ONE:
-        return number + 1 if nc10d_place(prepared, users, number, argument) else -1
+        return number + 1 if nc10d_put_array(prepared, users, number, argument) else -1
     if form == at.ABSENT:
         return number if argument == load(prepared + at.K_NONE) else -1
     if load(argument + cpython.TYPE_OFFSET) != load(prepared + at.K_TUPLE):
@@ -93,13 +96,13 @@ def nc10d_read(prepared: int, users: int, argument: int, form: int, number: int)
         return -1
     for i in range(form):
         array = load(argument + cpython.TUPLE_OFFSET + 8 * i)
-        if not nc10d_place(prepared, users, number + i, array):
+        if not nc10d_put_array(prepared, users, number + i, array):
             return -1
     return number + form
 
 
 @njit(nogil=True)
-def nc10d_apart(prepared: int, users: int) -> bool:
+def nc10d_lie_apart(prepared: int, users: int) -> bool:
     """Return whether no array that the call writes overlaps another of the table.
 
     In place, array 0 is this rank's piece of array K_WHOLE: that pair may overlap.
@@ -109,9 +112,9 @@ def nc10d_apart(prepared: int, users: int) -> bool:
     if whole != 0 and load(first) != load(first + 8 * whole) + load(prepared + at.K_PLACE):
         whole = 0
     for i in range(load(prepared + at.K_WRITTEN), load(prepared + at.K_WRITTEN_END)):
-        a, a_bytes = load(first + 8 * i), load(nc10d_row(prepared, i) + at.ROW_BYTES)
+        a, a_bytes = load(first + 8 * i), load(nc10d_row_of(prepared, i) + at.ROW_BYTES)
         for j in range(load(prepared + at.K_COUNT)):
-            b, b_bytes = load(first + 8 * j), load(nc10d_row(prepared, j) + at.ROW_BYTES)
+            b, b_bytes = load(first + 8 * j), load(nc10d_row_of(prepared, j) + at.ROW_BYTES)
             in_place = whole != 0 and i + j == whole and i * j == 0
             if i != j and not in_place and a < b + b_bytes and b < a + a_bytes:
                 return False
@@ -119,29 +122,31 @@ def nc10d_apart(prepared: int, users: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_fits(prepared: int, users: int, x: int, y: int) -> bool:
+def nc10d_put_arguments(prepared: int, users: int, x: int, y: int) -> bool:
     """Fill a table with the arrays of two arguments; False if they do not fit the prepared call."""
-    number = nc10d_read(prepared, users, x, load(prepared + at.K_X), 0)
+    number = nc10d_put_argument(prepared, users, x, load(prepared + at.K_X), 0)
     if number < 0:
         return False
     form = load(prepared + at.K_Y)
     if form == at.SAME:
         return x == y
-    return nc10d_read(prepared, users, y, form, number) >= 0 and nc10d_apart(prepared, users)
+    return nc10d_put_argument(prepared, users, y, form, number) >= 0 and nc10d_lie_apart(
+        prepared, users
+    )
 
 
 @njit(nogil=True)
 def nc10d_run_prepared(prepared: int, x: int, y: int) -> int:
     """Run a prepared call in this thread; see `run_prepared`."""
     channel, users = load(prepared + at.K_CHANNEL), load(prepared + at.K_ARRAYS)
-    answer = nc10d_take(channel)
+    answer = nc10d_claim_channel(channel)
     if answer != at.DONE:
         return answer
     # The lock of the channel guards the table, too.
-    if not nc10d_fits(prepared, users, x, y):
+    if not nc10d_put_arguments(prepared, users, x, y):
         nc10d_unlock(channel)
         return at.BUSY
-    return nc10d_run_taken(channel, load(prepared + at.K_PROGRAM), users)
+    return nc10d_run_claimed(channel, load(prepared + at.K_PROGRAM), users)
 
 
 @on_demand(types.int64(any_object, any_object, any_object))
@@ -156,19 +161,19 @@ def _run_prepared(words: object, x: object, y: object) -> int:
 
 @on_demand(types.int64(any_object, _WORD, types.float64, any_object, any_object, _WORD))
 def _submit_prepared(
-    words: object, prepared: int, timeout: float, x: object, y: object, here: int
+    words: object, prepared: int, timeout: float, x: object, y: object, waits: int
 ) -> int:
     """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor and all addresses, zeros or those of a call that has
     ended; `prepared` is the address of the block that `run_prepared` gets as an array. This thread
-    first advances a short program, or any if it waits `here`. Returns FINISHED if the program has
+    first advances a short program, or any if it `waits` next. Returns FINISHED if the program has
     ended; DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or
     a failure of the channel.
     """
     descriptor = load(as_int(words) + cpython.DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
-    if not nc10d_fits(prepared, users, as_int(x), as_int(y)):
+    if not nc10d_put_arguments(prepared, users, as_int(x), as_int(y)):
         return at.BUSY
     for i in range(load(prepared + at.K_OWN)):
         store(users + 8 * i, load(load(prepared + at.K_ARRAYS) + 8 * i))
@@ -177,8 +182,8 @@ def _submit_prepared(
     store(descriptor + at.D_USERS, users)
     store(descriptor + at.D_DEADLINE, nc10d_deadline(timeout))
     store(descriptor + at.D_STATUS, 0)
-    if here != 0 or load(prepared + at.K_SHORT) != 0:
-        return nc10d_submit_here(channel, descriptor, LOOKS)
+    if waits != 0 or load(prepared + at.K_SHORT) != 0:
+        return nc10d_submit_and_advance(channel, descriptor, LOOKS)
     if load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
     return nc10d_submit(channel, descriptor)
@@ -200,7 +205,7 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     items = load(as_int(arrays) + cpython.ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)
-        if not nc10d_plain(array, kind):
+        if not nc10d_is_plain(array, kind):
             return i
         row = table + 8 * i
         store(row, load(array + cpython.DATA_OFFSET))
@@ -217,7 +222,7 @@ def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
         array = load(items + 8 * i)
         row = table + 8 * i
         if (
-            not nc10d_plain(array, kind)
+            not nc10d_is_plain(array, kind)
             or load(row) != load(array + cpython.DATA_OFFSET)
             or load(row + 8 * count) != load(array + cpython.DTYPE_OFFSET)
             or load(row + 16 * count) != nc10d_count(array)

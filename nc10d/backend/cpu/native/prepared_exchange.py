@@ -1,7 +1,7 @@
 """A send and a receive as one call: prepared messages on two links, run by a single thread.
 
 A short exchange sends without waiting and then receives. A longer exchange is submitted as two
-messages, and `wait_both` advances both links in turn: if each rank of a ring first sent all of its
+messages, and `wait_both` advances both links in turn: if each rank of a ring first sent the whole
 message, none would receive.
 """
 
@@ -16,12 +16,12 @@ from nc10d.backend.cpu.native.cpython import DATA_OFFSET
 from nc10d.backend.cpu.native.prepared_messages import (
     AT_ONCE,
     WAITS,
-    nc10d_admitted,
-    nc10d_carries,
-    nc10d_fill,
-    nc10d_message,
+    nc10d_begin_receiving,
+    nc10d_fill_descriptor,
+    nc10d_fits_message,
+    nc10d_run_message,
 )
-from nc10d.backend.cpu.native.progress import nc10d_awake, nc10d_progress
+from nc10d.backend.cpu.native.progress import nc10d_advance_ring, nc10d_cancel_wakeup
 from nc10d.backend.cpu.native.ring import nc10d_append
 from nc10d.kernels.cache import entry_points, on_demand
 
@@ -37,11 +37,11 @@ def nc10d_disjoint(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_fit(send: int, out: int, receive: int, inp: int) -> bool:
+def nc10d_fit_messages(send: int, out: int, receive: int, inp: int) -> bool:
     """Return whether two objects are arrays for a sent and a received message, and lie apart."""
-    if not nc10d_carries(load(send + at.D_CHANNEL), send, out):
+    if not nc10d_fits_message(load(send + at.D_CHANNEL), send, out):
         return False
-    if not nc10d_carries(load(receive + at.D_CHANNEL), receive, inp):
+    if not nc10d_fits_message(load(receive + at.D_CHANNEL), receive, inp):
         return False
     x, y = load(out + DATA_OFFSET), load(inp + DATA_OFFSET)
     return nc10d_disjoint(x, load(send + at.D_BYTES), y, load(receive + at.D_BYTES))
@@ -61,17 +61,17 @@ def _run_exchange(
     send = load(atomics.as_int(sends) + DATA_OFFSET)
     receive = load(atomics.as_int(receives) + DATA_OFFSET)
     out, inp = atomics.as_int(x), atomics.as_int(y)
-    if not nc10d_fit(send, out, receive, inp):
+    if not nc10d_fit_messages(send, out, receive, inp):
         return at.BUSY
-    answer = nc10d_message(send, out, tag, AT_ONCE)
+    answer = nc10d_run_message(send, out, tag, AT_ONCE)
     if answer != at.DONE:
         return answer
-    answer = nc10d_message(receive, inp, take, WAITS)
+    answer = nc10d_run_message(receive, inp, take, WAITS)
     return SENT if answer in (at.BUSY, at.NEW_SITE) else answer
 
 
 @njit(nogil=True)
-def nc10d_ended(descriptor: int) -> bool:
+def nc10d_has_ended(descriptor: int) -> bool:
     """Return whether a submission has ended."""
     return load_acquire(descriptor + at.D_STATUS) & at.FINISHED != 0
 
@@ -113,11 +113,11 @@ def nc10d_advance_both(sender: int, sent: int, receiver: int, received: int, unt
     """Do as `wait_both`, with the locks of both channels held."""
     while True:
         answers = at.BLOCKED, at.BLOCKED
-        if not nc10d_ended(sent):
-            answers = nc10d_progress(sender), answers[1]
-        if not nc10d_ended(received):
-            answers = answers[0], nc10d_progress(receiver)
-        ended = nc10d_ended(sent), nc10d_ended(received)
+        if not nc10d_has_ended(sent):
+            answers = nc10d_advance_ring(sender), answers[1]
+        if not nc10d_has_ended(received):
+            answers = answers[0], nc10d_advance_ring(receiver)
+        ended = nc10d_has_ended(sent), nc10d_has_ended(received)
         if ended[0] and ended[1]:
             return at.FINISHED
         if not ended[0] and answers[0] != at.BLOCKED:
@@ -126,7 +126,7 @@ def nc10d_advance_both(sender: int, sent: int, receiver: int, received: int, unt
             return answers[1]
         one, other = receiver if ended[0] else sender, sender if ended[1] else receiver
         for channel in (one, other):
-            nc10d_awake(channel)
+            nc10d_cancel_wakeup(channel)
         answer = nc10d_await_either(one, other, until)
         if answer != at.DONE:
             return 0 if answer == at.BLOCKED else answer
@@ -149,9 +149,9 @@ def _wait_both(sender: int, sent: int, receiver: int, received: int, slice_ns: i
 
 
 @njit(nogil=True)
-def nc10d_free(channel: int) -> bool:
+def nc10d_is_free(channel: int) -> bool:
     """Return whether a channel, whose lock is held, has nothing to run and has not failed."""
-    if load_acquire(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel):
+    if load_acquire(channel + at.C_BROKEN) != 0 or waiting.nc10d_group_failed(channel):
         return False
     return load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL)
 
@@ -159,7 +159,7 @@ def nc10d_free(channel: int) -> bool:
 @njit(nogil=True)
 def nc10d_post_both(sender: int, sent: int, receiver: int, received: int) -> int:
     """Append to both rings, with both locks held; DONE, BUSY or NEW_SITE with nothing done."""
-    if not (nc10d_free(sender) and nc10d_free(receiver) and nc10d_admitted(receiver)):
+    if not (nc10d_is_free(sender) and nc10d_is_free(receiver) and nc10d_begin_receiving(receiver)):
         return at.BUSY
     answer = nc10d_append(receiver, received)
     # Admitted, this thread excludes the unexpected queue, where the message could be otherwise.
@@ -168,7 +168,7 @@ def nc10d_post_both(sender: int, sent: int, receiver: int, received: int) -> int
         return answer
     # Other threads may have filled the sender's ring since.
     while nc10d_append(sender, sent) != at.DONE:
-        answer = nc10d_progress(sender)
+        answer = nc10d_advance_ring(sender)
         if answer < 0:
             return answer
     return at.DONE
@@ -199,12 +199,12 @@ def _start_exchange(
     send = load(atomics.as_int(sends) + DATA_OFFSET)
     receive = load(atomics.as_int(receives) + DATA_OFFSET)
     out, inp = atomics.as_int(x), atomics.as_int(y)
-    if not nc10d_fit(send, out, receive, inp):
+    if not nc10d_fit_messages(send, out, receive, inp):
         return at.BUSY
     sent = load(atomics.as_int(sent_words) + DATA_OFFSET)
     received = load(atomics.as_int(received_words) + DATA_OFFSET)
-    nc10d_fill(sent, send, out, tag, deadline)
-    nc10d_fill(received, receive, inp, take, deadline)
+    nc10d_fill_descriptor(sent, send, out, tag, deadline)
+    nc10d_fill_descriptor(received, receive, inp, take, deadline)
     sender, receiver = load(send + at.D_CHANNEL), load(receive + at.D_CHANNEL)
     if not nc10d_lock_both(sender, receiver):
         return at.BUSY

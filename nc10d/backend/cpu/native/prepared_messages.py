@@ -1,8 +1,8 @@
 """Prepared messages on one end of a link: run a message in this thread, or submit it.
 
 A message that runs in the calling thread takes no place in the ring and wakes no thread. A short
-message (within one slot of the staging buffer, to a rank of this host) never waits in its middle:
-once the slot is free, or the message there, it runs to its end.
+message (within one slot of the staging buffer, to a rank of this host) never waits in the middle:
+once the slot is free, or the message there, the program runs to its end.
 
     receiver of a message               mark                     excludes
     a thread, past the ring             C_RECEIVING is 1         messages moved aside by Python
@@ -23,8 +23,8 @@ from nc10d.backend.cpu.native import atomics, progress, submitting, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.cpython import DATA_OFFSET
-from nc10d.backend.cpu.native.log import nc10d_end_message
-from nc10d.backend.cpu.native.prepared_calls import nc10d_is
+from nc10d.backend.cpu.native.log import nc10d_log_message
+from nc10d.backend.cpu.native.prepared_calls import nc10d_is_array
 from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.cache import entry_points, on_demand
 
@@ -40,14 +40,14 @@ With WAITS, too, a receive waits only briefly for a message to begin, and then a
 
 
 @njit(nogil=True)
-def nc10d_carries(channel: int, model: int, array: int) -> bool:
+def nc10d_fits_message(channel: int, model: int, array: int) -> bool:
     """Return whether an object is an array that fits a prepared message."""
     dtype, count = load(model + at.D_ARRAY_DTYPE), load(model + at.D_ARRAY_COUNT)
-    return nc10d_is(array, load(channel + at.C_ARRAY_TYPE), dtype, count, -1)
+    return nc10d_is_array(array, load(channel + at.C_ARRAY_TYPE), dtype, count, -1)
 
 
 @njit(nogil=True)
-def nc10d_pulled(channel: int) -> bool:
+def nc10d_pull_soon(channel: int) -> bool:
     """Return whether the header of the next message from another host comes soon."""
     # A failure counts as no: the submission that waits in the ring then meets and reports it again.
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
@@ -58,7 +58,7 @@ def nc10d_pulled(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
+def nc10d_await_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
     """Return whether a counter has come to `target`, waiting as long as `how_soon` allows."""
     if load_acquire(counter) >= target:
         return True
@@ -67,14 +67,14 @@ def nc10d_soon(channel: int, counter: int, target: int, how_soon: int) -> bool:
     if how_soon == SOON:
         return waiting.nc10d_spin(channel, counter, target)
     if load(channel + at.C_STREAMS) != 0:
-        return nc10d_pulled(channel)
+        return nc10d_pull_soon(channel)
     if waiting.nc10d_spin(channel, counter, target):
         return True
     return waiting.nc10d_yield(channel, counter, target, YIELDS)
 
 
 @njit(nogil=True)
-def nc10d_admitted(channel: int) -> bool:
+def nc10d_begin_receiving(channel: int) -> bool:
     """Return whether this thread may take the message at the head of a link past the ring."""
     # The exchange is a full fence: this thread sees that the unexpected queue is held, or the
     # holder sees C_RECEIVING.
@@ -89,13 +89,13 @@ def nc10d_admitted(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_awaited(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
+def nc10d_head_fits(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
     """Return whether the message at the head of a link fits a descriptor."""
     # If the thread may not wait in the middle of a message, all of the message must be there.
     sent = load(load(channel + at.C_COUNTERS))
     # Tick 1 states that the header is there, the last tick that the whole message is.
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
-    if not nc10d_soon(channel, sent, load(channel + at.C_TICKS) + wanted, how_soon):
+    if not nc10d_await_soon(channel, sent, load(channel + at.C_TICKS) + wanted, how_soon):
         return False
     header = load(channel + at.C_CELL) + at.CELL_HEADER
     return (
@@ -142,15 +142,15 @@ def nc10d_move_message(
     channel: int, descriptor: int, x: int, tag: int, site: int, how_soon: int
 ) -> int:
     """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
-    if load(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel):
+    if load(channel + at.C_BROKEN) != 0 or waiting.nc10d_group_failed(channel):
         return at.BUSY
     # Messages of a link keep their order: a message in the ring was called earlier.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         return at.BUSY
     if load(channel + at.C_KIND) == at.RECEIVER:
-        if not nc10d_awaited(channel, descriptor, tag, how_soon):
+        if not nc10d_head_fits(channel, descriptor, tag, how_soon):
             return nc10d_receive_later(channel, descriptor, x, tag, site)
-        # A receive asks for it now: Python must not move it to the unexpected queue.
+        # A receive takes the message now: Python must not move it to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 0)
     store(descriptor + at.D_TAG, tag)
     store(load(descriptor + at.D_USERS), x)
@@ -159,7 +159,9 @@ def nc10d_move_message(
     # Reading the clock is a large part of a small message: without a wait, once must do.
     small = load(descriptor + at.D_BYTES) <= A_LITTLE and load(channel + at.C_STREAMS) == 0
     store(channel + at.C_BEGUN, 0 if small else atomics.nc10d_now())
-    progress.nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+    progress.nc10d_load_program(
+        channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS)
+    )
     if how_soon == WAITS and not small:
         return waiting.nc10d_drive(channel, waiting.SLICE_NS)
     answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
@@ -173,33 +175,33 @@ def nc10d_move_message(
 
 
 @njit(nogil=True)
-def nc10d_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
+def nc10d_run_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     """Send or receive in this thread; see `run_message`."""
     channel = load(descriptor + at.D_CHANNEL)
     # Messages of a link keep their order. Looked at before the lock is taken, too: letting go of a
     # lock wakes the worker if the ring holds messages.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         return at.BUSY
-    if not nc10d_carries(channel, descriptor, array):
+    if not nc10d_fits_message(channel, descriptor, array):
         return at.BUSY
-    return nc10d_message_at(descriptor, load(array + DATA_OFFSET), tag, how_soon)
+    return nc10d_run_message_at(descriptor, load(array + DATA_OFFSET), tag, how_soon)
 
 
 @njit(nogil=True)
-def nc10d_message_at(descriptor: int, data: int, tag: int, how_soon: int) -> int:
-    """Do as `nc10d_message`, for an array at an address, which has been checked."""
+def nc10d_run_message_at(descriptor: int, data: int, tag: int, how_soon: int) -> int:
+    """Do as `nc10d_run_message`, for an array at an address, which has been checked."""
     channel = load(descriptor + at.D_CHANNEL)
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
         return at.NEW_SITE
     if not waiting.nc10d_try_lock(channel):
         return at.BUSY
-    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_admitted(channel):
+    if load(channel + at.C_KIND) == at.RECEIVER and not nc10d_begin_receiving(channel):
         waiting.nc10d_unlock(channel)
         return at.BUSY
     answer = nc10d_move_message(channel, descriptor, data, tag, site, how_soon)
     if answer == at.DONE:
-        nc10d_end_message(channel, atomics.nc10d_now())
+        nc10d_log_message(channel, atomics.nc10d_now())
     # After any other answer the caller still holds the channel, and with it C_RECEIVING.
     if answer in (at.DONE, at.BUSY):
         store_release(channel + at.C_RECEIVING, 0)
@@ -216,17 +218,19 @@ def _run_message(words: object, x: object, tag: int) -> int:
     the unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures
     are as those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
     """
-    return nc10d_message(load(atomics.as_int(words) + DATA_OFFSET), atomics.as_int(x), tag, WAITS)
+    return nc10d_run_message(
+        load(atomics.as_int(words) + DATA_OFFSET), atomics.as_int(x), tag, WAITS
+    )
 
 
 @on_demand(types.int64(_WORD, atomics.any_object, _WORD, _WORD))
 def _try_message(descriptor: int, x: object, tag: int, how_soon: int) -> int:
     """Do as run_message for the descriptor at an address: a short message, AT_ONCE or SOON."""
-    return nc10d_message(descriptor, atomics.as_int(x), tag, how_soon)
+    return nc10d_run_message(descriptor, atomics.as_int(x), tag, how_soon)
 
 
 @njit(nogil=True)
-def nc10d_may_post(channel: int) -> bool:
+def nc10d_begin_posting(channel: int) -> bool:
     """Return whether a receive may be appended; the caller then counts C_POSTING down again."""
     # The add is a full fence: this thread sees that the unexpected queue is held or has messages,
     # or the holder sees C_POSTING.
@@ -238,7 +242,7 @@ def nc10d_may_post(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_fill(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
+def nc10d_fill_descriptor(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
     """Fill in a descriptor: the message of `model`, on this array, with this tag."""
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     for field in (at.D_PROGRAM, at.D_BYTES, at.D_DTYPE):
@@ -252,26 +256,26 @@ def nc10d_fill(descriptor: int, model: int, array: int, tag: int, deadline: int)
 
 @on_demand(types.int64(atomics.any_object, _WORD, types.float64, atomics.any_object, _WORD, _WORD))
 def _submit_message(
-    words: object, model: int, timeout: float, x: object, tag: int, here: int
+    words: object, model: int, timeout: float, x: object, tag: int, waits: int
 ) -> int:
     """Fill in a descriptor and submit it; `timeout` is in seconds.
 
     `words` is an array for the descriptor, copied from that at `model`, and for an address. This
-    thread first advances the channel, as often as the model says for a thread that waits `here` or
+    thread first advances the channel, as often as the model says for a thread that `waits` next or
     does not. Answers as `submit_prepared` in prepared_calls.py; BUSY also for a receive while the
     unexpected queue is held or has messages.
     """
     array, channel = atomics.as_int(x), load(model + at.D_CHANNEL)
-    if not nc10d_carries(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
+    if not nc10d_fits_message(channel, model, array) or load_acquire(channel + at.C_BROKEN) != 0:
         return at.BUSY
     descriptor = load(atomics.as_int(words) + DATA_OFFSET)
-    nc10d_fill(descriptor, model, array, tag, submitting.nc10d_deadline(timeout))
+    nc10d_fill_descriptor(descriptor, model, array, tag, submitting.nc10d_deadline(timeout))
     receives = load(channel + at.C_KIND) == at.RECEIVER
-    if receives and not nc10d_may_post(channel):
+    if receives and not nc10d_begin_posting(channel):
         return at.BUSY
-    looks = load(model + (at.D_LOOKS_HERE if here != 0 else at.D_LOOKS))
+    looks = load(model + (at.D_LOOKS_WAITING if waits != 0 else at.D_LOOKS))
     if looks >= 0:
-        answer = submitting.nc10d_submit_here(channel, descriptor, looks)
+        answer = submitting.nc10d_submit_and_advance(channel, descriptor, looks)
     else:
         answer = submitting.nc10d_submit(channel, descriptor)
     if receives:

@@ -1,9 +1,9 @@
-"""Submissions: how a channel's ring is advanced and emptied; submitting.py fills it.
+"""Submissions: how threads advance a channel's ring and empty it; submitting.py fills it.
 
-Any thread that holds the channel's lock (C_LOCK) may advance it: the caller of a synchronous
-operation, a thread that waits for a submission, or the worker. Submissions run in the order of the
-ring. A link's receiving end is the exception: it first looks for the receive that fits the message
-at its head (ring.py).
+Any thread that holds the channel's lock (C_LOCK) may advance the channel: the caller of a
+synchronous operation, a thread that waits for a submission, or the worker. Submissions run in the
+order of the ring. A link's receiving end is the exception: it first looks for the receive that fits
+the message at its head (ring.py).
 
     state of a submission     where it is                              set by
     appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
@@ -17,11 +17,12 @@ at its head (ring.py).
     blocked                   C_BLOCKED_AT, _FOR, _ON                  that counter (or a failure)
     broken                    C_BROKEN                                 never: the group has failed
 
-Invariant: a ring that is not empty is either being advanced, or a bell has been rung for a thread
-that will look, or this rank's bit (C_BELL_BIT) is set beside the counter that blocks the channel.
-Each function that lets go of the lock therefore looks at the ring again afterwards, or has set that
-bit before. A thread that was woken by this bit meanwhile has found the channel locked. So the
-function looks at the bell, too, unless its thread is the worker, which looks before it sleeps.
+Invariant: a ring that is not empty has a thread that advances it, or a thread that will look, since
+its bell has been rung, or this rank's bit (C_BELL_BIT) beside the counter that blocks the channel.
+A function that unlocks the channel keeps the invariant in two steps. It sets the bit before it
+unlocks, or looks at the ring again afterwards. If it has set the bit, it also compares the bell's
+value: a thread that the bit has woken meanwhile found the channel locked and went to sleep again.
+The worker needs no such comparison, since it looks at all channels before it sleeps.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from numba import njit
 from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
-from nc10d.backend.cpu.native.interpreter import nc10d_post
-from nc10d.backend.cpu.native.log import nc10d_end_message, nc10d_log_end
-from nc10d.backend.cpu.native.ring import nc10d_match, nc10d_ring_word
+from nc10d.backend.cpu.native.interpreter import nc10d_publish
+from nc10d.backend.cpu.native.log import nc10d_log_end, nc10d_log_message
+from nc10d.backend.cpu.native.ring import nc10d_match_head, nc10d_ring_word
 from nc10d.backend.cpu.native.sites import nc10d_site
 
 
 @njit(nogil=True)
-def nc10d_begin(channel: int, program: int, users: int) -> None:
+def nc10d_load_program(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
     # C_ROUND, C_TICKS and C_PARITY stay: rounds count through all programs of the channel.
     store(channel + at.C_PC, program)
@@ -48,7 +49,7 @@ def nc10d_begin(channel: int, program: int, users: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_take(channel: int) -> int:
+def nc10d_claim_channel(channel: int) -> int:
     """Take the lock of a channel that is free, to run a program in this thread.
 
     Returns DONE, BUSY if the channel has other work, or NEW_SITE; the lock is held after DONE.
@@ -60,7 +61,7 @@ def nc10d_take(channel: int) -> int:
         return at.BUSY
     # Looked at under the lock: break_channel sets C_BROKEN and then takes the lock, so a thread
     # that has the lock and sees no C_BROKEN may go on.
-    failed = load(channel + at.C_BROKEN) != 0 or waiting.nc10d_aborted(channel)
+    failed = load(channel + at.C_BROKEN) != 0 or waiting.nc10d_group_failed(channel)
     if failed or load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         # Submissions in the ring were called earlier and must run first.
         waiting.nc10d_unlock(channel)
@@ -70,12 +71,12 @@ def nc10d_take(channel: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_run_taken(channel: int, program: int, users: int) -> int:
+def nc10d_run_claimed(channel: int, program: int, users: int) -> int:
     """Run a program on the arrays of the table at `users`; the caller has taken the channel.
 
     After any answer but DONE the caller still holds the lock.
     """
-    nc10d_begin(channel, program, users)
+    nc10d_load_program(channel, program, users)
     answer = waiting.nc10d_drive(channel, waiting.SLICE_NS)
     if answer == at.DONE:
         nc10d_log_end(channel, atomics.nc10d_now())
@@ -84,17 +85,17 @@ def nc10d_run_taken(channel: int, program: int, users: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_finish(channel: int, descriptor: int) -> None:
+def nc10d_finish_submission(channel: int, descriptor: int) -> None:
     """Publish the end of a submission and wake the threads that wait for it."""
     rank_block = load(channel + at.C_RANK_BLOCK)
     now = atomics.nc10d_now()
     # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
     if load(descriptor + at.D_GATE) != 0:
-        nc10d_post(channel, load(descriptor + at.D_GATE), 1)
+        nc10d_publish(channel, load(descriptor + at.D_GATE), 1)
     if load(channel + at.C_KIND) == at.COLLECTIVE:
         nc10d_log_end(channel, now)
     else:
-        nc10d_end_message(channel, now)
+        nc10d_log_message(channel, now)
     store(channel + at.C_DESCRIPTOR, 0)
     # Release: a submitter that sees the new head may use the ring's place again.
     store_release(channel + at.C_HEAD, load(channel + at.C_HEAD) + 1)
@@ -109,10 +110,10 @@ def nc10d_finish(channel: int, descriptor: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_progress(channel: int) -> int:
+def nc10d_advance_ring(channel: int) -> int:
     """Run the ring's submissions as far as they go; the caller holds the lock.
 
-    Returns IDLE when nothing is left to run, BLOCKED, UNMATCHED (see nc10d_match), or a failure.
+    Returns IDLE if nothing is left to run, BLOCKED, UNMATCHED (see nc10d_match_head), or a failure.
     """
     while True:
         if load(channel + at.C_BROKEN) != 0:
@@ -120,7 +121,7 @@ def nc10d_progress(channel: int) -> int:
         descriptor = load(channel + at.C_DESCRIPTOR)
         if descriptor == 0:
             if load(channel + at.C_KIND) == at.RECEIVER:
-                answer = nc10d_match(channel)
+                answer = nc10d_match_head(channel)
                 if answer != at.DONE:
                     return answer
             elif load(channel + at.C_HEAD) == load_acquire(channel + at.C_TAIL):
@@ -132,28 +133,30 @@ def nc10d_progress(channel: int) -> int:
             store(channel + at.C_MESSAGE, descriptor)
             store(channel + at.C_SITE, load(descriptor + at.D_SITE))
             store(channel + at.C_BEGUN, atomics.nc10d_now())
-            nc10d_begin(channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS))
+            nc10d_load_program(
+                channel, load(descriptor + at.D_PROGRAM), load(descriptor + at.D_USERS)
+            )
         answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
         if answer != at.DONE:
             if answer < 0:  # no thread may begin it again before Python breaks the channel
                 store(channel + at.C_BROKEN, at.FAILING)
             return answer
-        nc10d_finish(channel, descriptor)
+        nc10d_finish_submission(channel, descriptor)
 
 
 @njit(nogil=True)
-def nc10d_awake(channel: int) -> None:
-    """Clear this rank's bit beside the counter that blocks the channel: the thread looks itself."""
+def nc10d_cancel_wakeup(channel: int) -> None:
+    """Take back nc10d_request_wakeup: this thread looks at the counter itself."""
     # That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
-    # counter too; a gate, which several channels may wait for, keeps its bit.
-    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):  # a gate: see nc10d_gate
+    # counter too; a gate, which several channels may wait for, keeps the bit.
+    if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):  # a gate: see nc10d_wait_gate
         return
     sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
     bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_RANK_BLOCK) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
         # Clear, then look again: a thread that begins to wait counts itself (P_LINK_WAITERS) before
-        # it sets the bit. If it came between, its bit may be the one just cleared: set it again and
-        # have it look anew.
+        # it sets the bit. If such a thread came between, the bit just cleared may be that thread's:
+        # set the bit again, and wake the thread so that it looks anew.
         atomics.keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
             atomics.set_bits(sleepers, bit)
@@ -161,52 +164,52 @@ def nc10d_awake(channel: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_announce(channel: int, sleepy: bool) -> bool:
+def nc10d_request_wakeup(channel: int, sleepy: bool) -> bool:
     """Have the peer that blocks the channel ring this rank; return whether the counter has come.
 
     Sockets are armed only for a `sleepy` thread.
     """
     # The order matters: set the bit, then look at the counter again. The set is a full fence, as
-    # the exchange in nc10d_post is, so the peer sees the bit or this thread its value.
+    # the exchange in nc10d_publish is. So the peer sees the bit, or this thread sees the value.
     counter = load(channel + at.C_BLOCKED_AT)
     atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
     if sleepy:  # arming is a system call: a thread that looks again soon saves it
-        waiting.nc10d_arm(channel)
+        waiting.nc10d_arm_sockets(channel)
     return load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
 
 
 @njit(nogil=True)
-def nc10d_bell(channel: int) -> int:
+def nc10d_bell_value(channel: int) -> int:
     """Return the value of this rank's doorbell."""
     return atomics.load_acquire_32(load(load(channel + at.C_RANK_BLOCK) + at.P_BELL))
 
 
 @njit(nogil=True)
-def nc10d_pass_on(channel: int, bell: int) -> None:
+def nc10d_pass_wakeup_on(channel: int, bell: int) -> None:
     """Wake this rank's sleepers if its doorbell has been rung since it had the value `bell`."""
-    if nc10d_bell(channel) != bell:
+    if nc10d_bell_value(channel) != bell:
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
 
 
 @njit(nogil=True)
-def nc10d_leave(channel: int) -> None:
+def nc10d_leave_blocked(channel: int) -> None:
     """Unlock a channel that a peer blocks; this thread may be back soon."""
-    # On a link the worker is woken at once: the next message often comes before this thread is
-    # back, and a bit would cost its sender a system call.
-    bell = nc10d_bell(channel)
-    if load(channel + at.C_KIND) != at.COLLECTIVE or nc10d_announce(channel, True):
+    # On a link the worker is woken at once. The next message often comes before this thread is
+    # back, and the bit would cost the message's sender a system call.
+    bell = nc10d_bell_value(channel)
+    if load(channel + at.C_KIND) != at.COLLECTIVE or nc10d_request_wakeup(channel, True):
         waiting.nc10d_unlock(channel)
         return
     atomics.exchange(channel + at.C_LOCK, 0)
-    nc10d_pass_on(channel, bell)
+    nc10d_pass_wakeup_on(channel, bell)
 
 
 @njit(nogil=True)
-def nc10d_stay(channel: int, until: int) -> int:
+def nc10d_wait_blocked(channel: int, until: int) -> int:
     """Wait for the counter that blocks a channel: DONE, BLOCKED or ABORTED."""
     # Spin, then yield, then sleep: see waiting.py. A stream is polled instead of spun on.
-    nc10d_awake(channel)
-    if waiting.nc10d_streaming(channel):
+    nc10d_cancel_wakeup(channel)
+    if waiting.nc10d_waits_for_socket(channel):
         if waiting.nc10d_linger(channel) and atomics.nc10d_now() < until:
             return at.DONE
     elif waiting.nc10d_spin_blocked(channel):
@@ -215,29 +218,29 @@ def nc10d_stay(channel: int, until: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_help(channel: int, descriptor: int, until: int) -> int:
-    """Advance the channel, whose lock is held, until a submission of it has ended; then unlock it.
+def nc10d_advance_until(channel: int, descriptor: int, until: int) -> int:
+    """Advance a channel, whose lock is held, until one of its submissions has ended; then unlock.
 
-    Returns FINISHED, 0 when it is `until` (ns), IDLE or UNMATCHED, or a failure.
+    Returns FINISHED, 0 at the time `until` (ns), IDLE or UNMATCHED, or a failure.
     """
     while True:
-        answer = nc10d_progress(channel)
+        answer = nc10d_advance_ring(channel)
         # Looked at before the answer: the submission may have ended before another one failed.
         if load_acquire(descriptor + at.D_STATUS) & at.FINISHED:
             if answer == at.BLOCKED:
-                nc10d_leave(channel)
+                nc10d_leave_blocked(channel)
             else:
                 waiting.nc10d_unlock(channel)
             return at.FINISHED
         if answer == at.BLOCKED:
-            answer = nc10d_stay(channel, until)
+            answer = nc10d_wait_blocked(channel, until)
         if answer != at.DONE:
             waiting.nc10d_unlock(channel)
             return 0 if answer == at.BLOCKED else answer
 
 
 @njit(nogil=True)
-def nc10d_waiting(channel: int) -> bool:
+def nc10d_has_work(channel: int) -> bool:
     """Return whether a channel has submissions that the worker may advance."""
     if load_acquire(channel + at.C_BROKEN) != 0:
         return False
@@ -245,17 +248,16 @@ def nc10d_waiting(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
-    """Advance one channel without waiting for long.
+def nc10d_advance_briefly(channel: int, sleepy: bool, waits: int) -> int:
+    """Advance a channel, waiting a moment for peers up to `waits` times.
 
     Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
-    A `sleepy` thread looks no more if nothing moves: it sleeps, or leaves the rest to the worker.
-    Sockets are armed before. The thread waits a moment for a peer (nc10d_meet) up to `meets` times;
-    then the peer wakes this rank.
+    After BLOCKED the peer's counter, or a socket if the thread is `sleepy`, wakes this rank. A
+    `sleepy` thread is one that does not look again after BLOCKED.
     """
-    if not nc10d_waiting(channel):
+    if not nc10d_has_work(channel):
         return at.BLOCKED
-    if waiting.nc10d_aborted(channel):
+    if waiting.nc10d_group_failed(channel):
         return at.ABORTED
     if not waiting.nc10d_try_lock(channel):
         return at.BUSY
@@ -264,19 +266,19 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     head = load(channel + at.C_HEAD)
     step = load(channel + at.C_PC)
     unmatched = load(channel + at.C_UNMATCHED)
-    progress = waiting.nc10d_moved(channel)
-    answer = nc10d_progress(channel)
-    while answer == at.BLOCKED and meets > 0:
-        nc10d_awake(channel)
-        if waiting.nc10d_streaming(channel) or not waiting.nc10d_meet(channel):
+    progress = waiting.nc10d_transfer_count(channel)
+    answer = nc10d_advance_ring(channel)
+    while answer == at.BLOCKED and waits > 0:
+        nc10d_cancel_wakeup(channel)
+        if waiting.nc10d_waits_for_socket(channel) or not waiting.nc10d_wait_briefly(channel):
             break
-        answer = nc10d_progress(channel)
-        meets -= 1
+        answer = nc10d_advance_ring(channel)
+        waits -= 1
     moved = load(channel + at.C_HEAD) != head or load(channel + at.C_PC) != step
-    moved = moved or waiting.nc10d_moved(channel) != progress
+    moved = moved or waiting.nc10d_transfer_count(channel) != progress
     unexpected = answer == at.UNMATCHED and (moved or unmatched == 0)
     if answer == at.BLOCKED:
-        moved = nc10d_announce(channel, sleepy) or moved
+        moved = nc10d_request_wakeup(channel, sleepy) or moved
         # Only the submission that runs can be late; those behind it are judged when they run.
         descriptor = load(nc10d_ring_word(channel, load(channel + at.C_HEAD)))
         deadline = load(descriptor + at.D_DEADLINE)
@@ -285,7 +287,7 @@ def nc10d_attend(channel: int, sleepy: bool, meets: int) -> int:
     # A full fence between letting go and looking at the ring: a thread that appended meanwhile
     # found the channel locked and left its submission to this thread.
     atomics.exchange(channel + at.C_LOCK, 0)
-    moved = moved or (answer == at.IDLE and nc10d_waiting(channel))
+    moved = moved or (answer == at.IDLE and nc10d_has_work(channel))
     if unexpected:
         # Only Python can move an unexpected message aside: wake its waiting or watching thread.
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))

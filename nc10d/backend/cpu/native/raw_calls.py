@@ -17,6 +17,7 @@ group, which is 0 while calls must take the ordinary way (an observer, an open b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -26,8 +27,8 @@ from numba.core import cgutils
 from nc10d.backend.cpu.native import atomics
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
-from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_message_at
-from nc10d.backend.cpu.native.progress import nc10d_run_taken, nc10d_take
+from nc10d.backend.cpu.native.prepared_messages import WAITS, nc10d_run_message_at
+from nc10d.backend.cpu.native.progress import nc10d_claim_channel, nc10d_run_claimed
 from nc10d.backend.cpu.native.sites import thread_state
 from nc10d.kernels.cache import address_of, compiled_callback
 from nc10d.kernels.simd import I64, Builder, Value, emits
@@ -53,8 +54,12 @@ def nc10d_bucket(key: int, count: int, rank: int) -> int:
     return ((key + 31 * count + 977 * rank) * 0x9E3779B1 >> 12) & (BUCKETS - 1)
 
 
+bucket: Callable[[int, int, int], int] = nc10d_bucket.py_func
+"""The same function in Python."""
+
+
 @njit(nogil=True)
-def nc10d_block(state: int, key: int, count: int, rank: int) -> int:
+def nc10d_find_block(state: int, key: int, count: int, rank: int) -> int:
     """Return the block for a call, or 0."""
     first = load(state + S_TABLE) + 8 * nc10d_bucket(key, count, rank)
     block = load_acquire(first)
@@ -72,13 +77,13 @@ def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
     if load_acquire(load(block + B_DIRECT)) == 0:
         return at.BUSY
     if key & MESSAGES != 0:
-        return nc10d_message_at(load(block + B_PROGRAM), data, tag, WAITS)
+        return nc10d_run_message_at(load(block + B_PROGRAM), data, tag, WAITS)
     channel = load(block + B_CHANNEL)
-    answer = nc10d_take(channel)
+    answer = nc10d_claim_channel(channel)
     if answer != at.DONE:
         return answer
     store(users, data)
-    return nc10d_run_taken(channel, load(block + B_PROGRAM), users)
+    return nc10d_run_claimed(channel, load(block + B_PROGRAM), users)
 
 
 def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) -> int:
@@ -86,7 +91,7 @@ def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) 
     if thread_state() == 0:
         return NO_THREAD
     answer, users = at.BUSY, atomics.scratch()
-    block = nc10d_block(state, key, count, rank)
+    block = nc10d_find_block(state, key, count, rank)
     if block != 0:
         answer = nc10d_raw_run(block, key, tag, data, users)
         if answer == at.DONE:
@@ -106,9 +111,3 @@ def raw_call_address() -> int:
     """Return the address of `_raw_call`; may block to compile it."""
     signature = types.int64(*(types.int64,) * 6)
     return address_of(_made, "raw_call", lambda: compiled_callback(signature)(_raw_call))
-
-
-def bucket(key: int, count: int, rank: int) -> int:
-    """Return the number of the bucket of a call, as compiled code computes it."""
-    mixed = (key + 31 * count + 977 * rank) * 0x9E3779B1
-    return (mixed >> 12) & (BUCKETS - 1)

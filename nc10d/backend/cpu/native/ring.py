@@ -35,7 +35,7 @@ def nc10d_ring_word(channel: int, place: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_begin_to_change(channel: int) -> None:
+def nc10d_lock_ring(channel: int) -> None:
     """Lock the ring against other changes, for a few instructions."""
     # Yields instead of spinning: the holder may have lost its core in the middle.
     while atomics.swap_if(channel + at.C_SUBMITTING, 0, 1) != 0:
@@ -43,7 +43,7 @@ def nc10d_begin_to_change(channel: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_end_change(channel: int) -> None:
+def nc10d_unlock_ring(channel: int) -> None:
     """Unlock the ring."""
     atomics.swap_if(channel + at.C_SUBMITTING, 1, 0)
 
@@ -60,19 +60,19 @@ def nc10d_append(channel: int, descriptor: int) -> int:
         return at.NEW_SITE
     # Before the append: from then on another thread may run the descriptor.
     store(descriptor + at.D_SITE, site)
-    nc10d_begin_to_change(channel)
+    nc10d_lock_ring(channel)
     tail = load(channel + at.C_TAIL)
     full = tail - load_acquire(channel + at.C_HEAD) > load(load(channel + at.C_RING))
     if not full:
         store(nc10d_ring_word(channel, tail), descriptor)
         # Release: a thread that sees the new tail sees the place and the whole descriptor.
         store_release(channel + at.C_TAIL, tail + 1)
-    nc10d_end_change(channel)
+    nc10d_unlock_ring(channel)
     return at.BUSY if full else at.DONE
 
 
 @njit(nogil=True)
-def nc10d_match(channel: int) -> int:
+def nc10d_match_head(channel: int) -> int:
     """Find the posted receive for the message at the head of a link; make it first in the ring.
 
     Returns DONE with the receive at the ring's head; UNMATCHED if no receive with the message's tag
@@ -111,12 +111,12 @@ def nc10d_match(channel: int) -> int:
     found = load(nc10d_ring_word(channel, place))
     if place > head:
         # An appending thread may replace the ring by a longer one at the same time.
-        nc10d_begin_to_change(channel)
+        nc10d_lock_ring(channel)
         while place > head:  # the other receives keep their order behind it
             store(nc10d_ring_word(channel, place), load(nc10d_ring_word(channel, place - 1)))
             place -= 1
         store(nc10d_ring_word(channel, head), found)
-        nc10d_end_change(channel)
+        nc10d_unlock_ring(channel)
     if load(found + at.D_BYTES) != load(header + 8):
         return at.SIZES
     return at.DONE if load(found + at.D_DTYPE) == load(header + 16) else at.SIZES
@@ -125,13 +125,13 @@ def nc10d_match(channel: int) -> int:
 @on_demand("int64(int64, int64)")
 def _lengthen(channel: int, ring: int) -> int:
     """Replace the ring by a longer one; BUSY if it is as long already."""
-    nc10d_begin_to_change(channel)
+    nc10d_lock_ring(channel)
     longer = load(ring) > load(load(channel + at.C_RING))
     if longer:
         for place in range(load_acquire(channel + at.C_HEAD), load(channel + at.C_TAIL)):
             store(ring + 8 + 8 * (place & load(ring)), load(nc10d_ring_word(channel, place)))
         store_release(channel + at.C_RING, ring)
-    nc10d_end_change(channel)
+    nc10d_unlock_ring(channel)
     return at.DONE if longer else at.BUSY
 
 

@@ -15,8 +15,9 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import peer_array_steps
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, move, store
-from nc10d.backend.cpu.native.interpreter import nc10d_everyone, nc10d_inline_slot, nc10d_post
-from nc10d.backend.cpu.native.step_format import nc10d_block, nc10d_place, nc10d_sizes_differ
+from nc10d.backend.cpu.native.interpreter import nc10d_inline_slot, nc10d_publish, nc10d_wait_all
+from nc10d.backend.cpu.native.step_format import nc10d_block_on, nc10d_operand, nc10d_report_sizes
+from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import address_of, compiled_callback
 
 ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
@@ -41,7 +42,7 @@ def nc10d_flagged(channel: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
+def nc10d_copy_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
     """Copy between contiguous and strided memory; see `pack` in steps.py for `shape`."""
     item, dims = load(shape), load(shape + 8)
     sizes = shape + 16
@@ -76,7 +77,7 @@ def nc10d_lines(flat: int, strided: int, shape: int, packing: bool) -> None:
 
 
 @njit(nogil=True)
-def nc10d_agree(channel: int, step: int, parity: int) -> int:
+def nc10d_agree_on_rounds(channel: int, step: int, parity: int) -> int:
     """Compare announced with awaited sizes; compute C_AGREED, the number of rounds.
 
     Every rank compares the sizes of all pairs: no rank writes to an array if any pair disagrees.
@@ -90,9 +91,9 @@ def nc10d_agree(channel: int, step: int, parity: int) -> int:
             sent = load(load(table + 8 * rank) + offset + 16 * peer)
             awaited = load(load(table + 8 * peer) + offset + 16 * rank + 8)
             if sent != awaited:
-                return nc10d_sizes_differ(channel, rank, sent, peer, awaited)
+                return nc10d_report_sizes(channel, rank, sent, peer, awaited)
             largest = max(largest, sent)
-    piece = load(step + packed.ARG)
+    piece = load(step + packed.PIECE)
     store(channel + at.C_AGREED, max(1, (largest + piece - 1) // piece))
     return at.DONE
 
@@ -101,7 +102,7 @@ def nc10d_agree(channel: int, step: int, parity: int) -> int:
 def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     """Wait for all ranks, compare fingerprints, and branch if any rank has set its flag."""
     target = load(channel + at.C_TICKS) + load(step + packed.TICK)
-    answer = nc10d_everyone(channel, step, segment, target)
+    answer = nc10d_wait_all(channel, step, segment, target)
     if answer != at.DONE:
         return answer
     flagged = nc10d_flagged(channel)
@@ -110,17 +111,17 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
     if flagged == 1:
         # In the other branch no peer writes to exposed memory.
         peer_array_steps.nc10d_withdraw(channel)
-        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
     return at.DONE
 
 
 @njit(nogil=True)
-def nc10d_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+def nc10d_wait_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Return DONE once a gate is open, else BLOCKED on it."""
-    counter = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    counter = nc10d_operand(channel, users, step + packed.DST, parity, segment)
     if load_acquire(counter) != 0:
         return at.DONE
-    return nc10d_block(channel, step, segment, counter, 1, load(channel + at.C_RANK))
+    return nc10d_block_on(channel, step, segment, counter, 1, load(channel + at.C_RANK))
 
 
 def _advance_slow_step(channel: int) -> int:
@@ -130,37 +131,37 @@ def _advance_slow_step(channel: int) -> int:
     users = load(channel + at.C_USERS)
     parity = load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == packed.BRANCH_IF_FLAGGED:
+    if kind == StepKind.BRANCH_IF_FLAGGED:
         return nc10d_branch_if_flagged(channel, step, segment)
-    if kind == packed.FETCH:
+    if kind == StepKind.FETCH:
         return peer_array_steps.nc10d_fetch(channel, users, step, parity, segment)
-    if kind == packed.FOLD_EXPOSED:
+    if kind == StepKind.FOLD_EXPOSED:
         return peer_array_steps.nc10d_fold_exposed(channel, users, step, parity, segment)
-    if kind == packed.FILL_EXPOSED:
-        return peer_array_steps.nc10d_fill(channel, users, step, parity, segment)
-    if kind == packed.GATE:
-        return nc10d_gate(channel, users, step, parity, segment)
-    if kind == packed.AGREE:
-        return nc10d_agree(channel, step, parity)
-    if kind == packed.EXPOSE:
+    if kind == StepKind.FILL_EXPOSED:
+        return peer_array_steps.nc10d_fill_exposed(channel, users, step, parity, segment)
+    if kind == StepKind.GATE:
+        return nc10d_wait_gate(channel, users, step, parity, segment)
+    if kind == StepKind.AGREE:
+        return nc10d_agree_on_rounds(channel, step, parity)
+    if kind == StepKind.EXPOSE:
         peer_array_steps.nc10d_expose(channel, users, step, parity, segment)
-    elif kind == packed.JUMP:
-        store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.BRANCH_IF_UNREADABLE:
-        if load(nc10d_place(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
-            store(channel + at.C_PC, step + packed.STEP * load(step + packed.EXTRA))
-    elif kind == packed.WITHDRAW:
+    elif kind == StepKind.JUMP:
+        store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
+    elif kind == StepKind.BRANCH_IF_UNREADABLE:
+        if load(nc10d_operand(channel, users, step + packed.SRC, parity, segment) + 8) == 0:
+            store(channel + at.C_PC, step + packed.STEP * load(step + packed.SKIP))
+    elif kind == StepKind.WITHDRAW:
         peer_array_steps.nc10d_withdraw(channel)
-    elif kind == packed.OPEN_GATE:
-        nc10d_post(channel, nc10d_place(channel, users, step + packed.DST, parity, segment), 1)
+    elif kind == StepKind.OPEN_GATE:
+        nc10d_publish(channel, nc10d_operand(channel, users, step + packed.DST, parity, segment), 1)
     else:
-        dst = nc10d_place(channel, users, step + packed.DST, parity, segment)
-        src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-        shape = nc10d_place(channel, users, step + packed.OWN, parity, segment)
-        if kind == packed.PACK:
-            nc10d_lines(dst, src, shape, True)
+        dst = nc10d_operand(channel, users, step + packed.DST, parity, segment)
+        src = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
+        shape = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
+        if kind == StepKind.PACK:
+            nc10d_copy_lines(dst, src, shape, True)
         else:
-            nc10d_lines(src, dst, shape, False)
+            nc10d_copy_lines(src, dst, shape, False)
     return at.DONE
 
 

@@ -1,17 +1,17 @@
-"""Wires to other hosts: sockets that never block, and how a thread arms them before it sleeps.
+"""Wires to other hosts: sockets that never block, and how a thread arms them before a sleep.
 
 A wire is a socket to a rank, with the progress of the current transfer in each direction. A channel
-that is blocked on sockets waits for a counter like any other channel: its ready counter. Before a
-thread sleeps, it arms the wires that the channel waits for. The poller thread sleeps in epoll for
-all channels of a rank, and raises the ready counter when a wire is ready. Addresses in, integers
-out.
+that is blocked on sockets waits for a counter like any other channel: the ready counter. A thread
+that is about to sleep arms the wires that the channel waits for. The poller thread sleeps in epoll
+for all channels of a rank, and raises the ready counter when a wire is ready. Addresses in,
+integers out.
 
     W_ARMED of a wire        epoll watches it for          changed under W_LOCK by
     0                        nothing                       the poller thread, when it has fired
     WANT_IN, WANT_OUT, both  reading, writing, both        a thread that arms it
 
-Invariant: a ready counter is read before its sockets are tried, so a socket that gets ready after
-the try raises it to the awaited value or past it.
+Invariant: a ready counter is read before the sockets are tried, so a socket that gets ready after
+the try raises the counter to the awaited value or beyond.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from numba import njit, types
 from nc10d.backend.cpu.native import atomics, waiting
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
-from nc10d.backend.cpu.native.interpreter import nc10d_ring
-from nc10d.backend.cpu.native.ring import nc10d_match
+from nc10d.backend.cpu.native.interpreter import nc10d_ring_bells
+from nc10d.backend.cpu.native.ring import nc10d_match_head
 from nc10d.kernels.cache import entry_points, on_demand
 
 # The kernel packs an epoll_event on x86-64 only: 4 bytes of events, 8 of data.
@@ -73,8 +73,8 @@ def nc10d_transfer(wire: int, progress: int, address: int, nbytes: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_await_wire(streams: int, wire: int, want: int) -> None:
-    """Record that the channel waits for a wire; `nc10d_arm` arms all recorded wires."""
+def nc10d_record_wire(streams: int, wire: int, want: int) -> None:
+    """Record that the channel waits for a wire; `nc10d_arm_sockets` arms all recorded wires."""
     count = load(streams + at.S_COUNT)
     place = load(streams + at.S_WAITING) + 16 * count
     store(place, wire)
@@ -83,7 +83,7 @@ def nc10d_await_wire(streams: int, wire: int, want: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_control(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
+def nc10d_control_epoll(epoll: int, operation: int, fd: int, events: int, data: int) -> None:
     """Set the events for which epoll watches a descriptor."""
     event = atomics.scratch()
     if PACKED:
@@ -112,7 +112,7 @@ def nc10d_watch(epoll: int, wire: int, want: int, ready: int) -> None:
         armed |= want
         store(wire + at.W_ARMED, armed)
         # Level-triggered: a socket that got ready between the try and this call fires at once.
-        nc10d_control(epoll, CTL_MOD, load(wire + at.W_FD), armed | ONESHOT, wire)
+        nc10d_control_epoll(epoll, CTL_MOD, load(wire + at.W_FD), armed | ONESHOT, wire)
     store_release(wire + at.W_LOCK, 0)
 
 
@@ -141,7 +141,7 @@ def nc10d_watch_all(channel: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_ready(rank_block: int, wire: int) -> None:
+def nc10d_report_ready(rank_block: int, wire: int) -> None:
     """Raise the ready counters of the channels that wait for a wire; it was armed and is ready."""
     nc10d_lock_wire(wire)
     armed = atomics.exchange(wire + at.W_ARMED, 0)  # one-shot: epoll has disarmed both directions
@@ -160,7 +160,7 @@ def nc10d_count_up(rank_block: int, ready: int) -> None:
     if ready != 0:
         atomics.add(ready, 1)
         if load_acquire(ready + at.LINE_SLEEPERS) != 0:
-            nc10d_ring(rank_block, atomics.exchange(ready + at.LINE_SLEEPERS, 0))
+            nc10d_ring_bells(rank_block, atomics.exchange(ready + at.LINE_SLEEPERS, 0))
 
 
 @on_demand("int64(int64, int64, int64, int64)")
@@ -172,7 +172,7 @@ def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
             event = events + EVENT_BYTES * i
             wire = load(event + (4 if PACKED else 8))
             if wire != 0:
-                nc10d_ready(rank_block, wire)
+                nc10d_report_ready(rank_block, wire)
         if count > 0:
             waiting.nc10d_wake_own(rank_block)
     return 0
@@ -181,7 +181,7 @@ def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
 @on_demand("int64(int64, int64, int64, int64)")
 def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
     """Register a descriptor; `data` is its wire's block."""
-    nc10d_control(epoll, CTL_ADD, fd, events, data)
+    nc10d_control_epoll(epoll, CTL_ADD, fd, events, data)
     return 0
 
 
@@ -190,8 +190,8 @@ def _peek(channel: int) -> int:
     """Take the header of a wire's next message, or arm the wire for it."""
     if waiting.nc10d_try_lock(channel):
         if load(channel + at.C_DESCRIPTOR) == 0 and load(channel + at.C_BROKEN) == 0:
-            nc10d_match(channel)
-            waiting.nc10d_arm(channel)
+            nc10d_match_head(channel)
+            waiting.nc10d_arm_sockets(channel)
         waiting.nc10d_unlock(channel)
     return 0
 

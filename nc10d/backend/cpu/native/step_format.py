@@ -1,6 +1,7 @@
-"""A packed step: the offsets of its fields, and the addresses that its operands mean now.
+"""A packed step: where its fields are, and the addresses that its operands mean now.
 
-A step is FIELDS integers (linker.py packs them); an operand is a selector, an offset and a stride.
+linker.py packs a step into words; an operand is a selector, an offset and a stride. A field has the
+name that it has in `Step`. Fields that no kind uses together share a word.
 """
 
 from __future__ import annotations
@@ -10,25 +11,22 @@ from numba import njit
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import call_kernel, load, move, store
 
-# A step's fields, in bytes from its start (linker.py packs them).
+# In bytes from a step's start, where its kind is.
+NBYTES = 8
+TICK = WRITABLE = 16
+DST, SRC, OWN, ALSO = 24, 48, 72, 96
+KERNEL = REPEAT = RECORD = 120  # RECORD: address of the call's record
+LAST = FREE_AT = 128
+ARG = ACCESS = PIECE = FINGERPRINT = 136  # the call's, with the flag of an ENTER
+TOTAL = OFFSET = 144
+PEER = SKIP = BACK = ROWS = MOST = FLAG = STAGED = 152  # STAGED: 1 if the result goes to peers
+BOTH = COPIER = 160  # COPIER: address of the function that copies, 0 for the C library's
 STEP = 168
-NBYTES, TICK, DST, SRC, OWN, ALSO = 8, 16, 24, 48, 72, 96
-KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = 120, 128, 136, 144, 152, 160
 NO_OPERAND = 1 << 40
-# The kinds of steps, as StepKind in program.py numbers them. The interpreter carries out these:
-END, COPY, SIGNAL, WAIT, WAITALL, FREE, FOLD_STAGED, APPLY = 0, 1, 2, 3, 4, 5, 6, 7
-ROUND, ENTER, MEETALL, LOOP_AGREED, WRITE_HEADER = 8, 9, 11, 13, 14
-PAIR, LOOP = 38, 39
-# slow_steps.py carries out these (the interpreter tests for AGREE and PACK..FILL_EXPOSED):
-AGREE = 12
-PACK, UNPACK, GATE, OPEN_GATE, BRANCH_IF_FLAGGED = 15, 16, 17, 18, 19
-EXPOSE, FETCH, FOLD_EXPOSED, JUMP, BRANCH_IF_UNREADABLE, WITHDRAW, FILL_EXPOSED = range(20, 27)
-# tcp_streams.py carries out these (the interpreter tests for FLOW and above):
-FLOW, GIVE, TAKE, SEND_HEADER, CALL_HEADER, CHECK_HEADER, CHECK_SIZES, PUSH = range(40, 48)
 
 
 @njit(nogil=True)
-def nc10d_place(channel: int, users: int, step: int, parity: int, segment: int) -> int:
+def nc10d_operand(channel: int, users: int, step: int, parity: int, segment: int) -> int:
     """Return the address of an operand in this round and segment."""
     selector = load(step)
     base = load(users + selector) if selector >= 0 else load(channel - selector + parity)
@@ -57,7 +55,9 @@ def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
 
 
 @njit(nogil=True)
-def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int, peer: int) -> int:
+def nc10d_block_on(
+    channel: int, step: int, segment: int, counter: int, target: int, peer: int
+) -> int:
     """Record the step to go on with and the counter that it waits for; return BLOCKED."""
     store(channel + at.C_PC, step)
     store(channel + at.C_SEGMENT, segment)
@@ -68,7 +68,7 @@ def nc10d_block(channel: int, step: int, segment: int, counter: int, target: int
 
 
 @njit(nogil=True)
-def nc10d_sizes_differ(channel: int, sender: int, sent: int, receiver: int, awaited: int) -> int:
+def nc10d_report_sizes(channel: int, sender: int, sent: int, receiver: int, awaited: int) -> int:
     """Record two sizes for the error message, and whose they are; return SIZES."""
     store(channel + at.C_BLOCKED_ON, sender)
     store(channel + at.C_MESSAGE_BYTES, sent)

@@ -1,9 +1,9 @@
 """Steps that cross to other hosts: transfers, and checks of received headers.
 
 A FLOW step drives the rows behind it (GIVE to a wire, TAKE from a wire) together, as far as their
-sockets go. It is done when all rows are, so no order of ranks can deadlock on full sockets. A PUSH
-row need not be done: a later row continues it. A wire moves bytes in the order of its programs: the
-socket is the FIFO and the flow control.
+sockets go. The step is done when all rows are, so no order of ranks can deadlock on full sockets. A
+PUSH row need not be done: a later row continues the transfer. A wire moves bytes in the order of
+its programs: the socket is the FIFO and the flow control.
 
     a FLOW         S_COUNT, table          counters
     moves          being rebuilt           S_MOVED grows
@@ -25,11 +25,12 @@ from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store, store_release
 from nc10d.backend.cpu.native.interpreter import nc10d_write_site
 from nc10d.backend.cpu.native.step_format import (
-    nc10d_block,
+    nc10d_block_on,
     nc10d_length,
-    nc10d_place,
-    nc10d_sizes_differ,
+    nc10d_operand,
+    nc10d_report_sizes,
 )
+from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import compiled_callback
 
 # Sleeps on sockets are short: only the socket ends them, and failures must be seen.
@@ -42,13 +43,13 @@ buffers fill meanwhile, and the processes that fill them may need the core."""
 
 
 @njit(nogil=True)
-def nc10d_check(channel: int, step: int, header: int) -> int:
+def nc10d_check_header(channel: int, step: int, header: int) -> int:
     """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
-    fingerprint = load(step + packed.EXTRA)
+    fingerprint = load(step + packed.FINGERPRINT)
     if load(header) == load(channel + at.C_OPS) and load(header + 8) == fingerprint:
         return at.DONE
     atomics.move(load(channel + at.C_STREAMS) + at.S_SEEN, header, at.HEADER_BYTES)
-    store(channel + at.C_BLOCKED_ON, ~load(step + packed.TICK))
+    store(channel + at.C_BLOCKED_ON, ~load(step + packed.PEER))
     return at.MISMATCH
 
 
@@ -57,7 +58,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
     """Drive all rows behind `step` as far as their sockets go."""
     streams = load(channel + at.C_STREAMS)
     wires = load(streams + at.S_WIRES)
-    last = step + packed.STEP * load(step + packed.EXTRA)
+    last = step + packed.STEP * load(step + packed.ROWS)
     while True:
         # Read before the sockets are tried: a socket that gets ready later counts it up.
         target = load_acquire(load(streams + at.S_READY)) + 1
@@ -66,66 +67,66 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
         row = step
         while row < last:
             row += packed.STEP
-            wire = load(wires + 8 * load(row + packed.EXTRA))
-            answer = nc10d_row(channel, users, row, parity, segment, wire)
+            wire = load(wires + 8 * load(row + packed.PEER))
+            answer = nc10d_move_row(channel, users, row, parity, segment, wire)
             if answer < 0:
                 return answer
             moved += answer
-            if nc10d_left(row, segment, wire) > 0:
-                if load(row) != packed.PUSH:
+            if nc10d_bytes_left(row, segment, wire) > 0:
+                if load(row) != StepKind.PUSH:
                     left += 1
-                    coming = max(coming, nc10d_to_come(row, segment, wire))
+                    coming = max(coming, nc10d_bytes_to_come(row, segment, wire))
                     peer = load(wire + at.W_RANK)
-                want = at.WANT_IN if load(row) == packed.TAKE else at.WANT_OUT
-                sockets.nc10d_await_wire(streams, wire, want)
+                want = at.WANT_IN if load(row) == StepKind.TAKE else at.WANT_OUT
+                sockets.nc10d_record_wire(streams, wire, want)
         # Rows that only push do not count as left: the FLOW ends, a later row sends the rest.
         if left == 0:
             nc10d_rewind(wires, step, last)
             return at.DONE
         if moved == 0:
             store(streams + at.S_LEFT, coming)
-            return nc10d_block(channel, step, segment, load(streams + at.S_READY), target, ~peer)
+            return nc10d_block_on(channel, step, segment, load(streams + at.S_READY), target, ~peer)
         store(streams + at.S_MOVED, load(streams + at.S_MOVED) + 1)
 
 
 @njit(nogil=True)
-def nc10d_left(row: int, segment: int, wire: int) -> int:
+def nc10d_bytes_left(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet."""
-    progress = at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT
+    progress = at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT
     return nc10d_length(row, segment) - load(wire + progress)
 
 
 @njit(nogil=True)
-def nc10d_to_come(row: int, segment: int, wire: int) -> int:
+def nc10d_bytes_to_come(row: int, segment: int, wire: int) -> int:
     """Return the bytes that a row has not moved yet, those of later segments included."""
     nbytes = load(row + packed.NBYTES)
     later = max(load(row + packed.TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
-    return later + nc10d_left(row, segment, wire)
+    return later + nc10d_bytes_left(row, segment, wire)
 
 
 @njit(nogil=True)
-def nc10d_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
+def nc10d_move_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
     """Move the bytes of a row that its socket takes; return their number, or LOST."""
-    if nc10d_left(row, segment, wire) == 0:
+    if nc10d_bytes_left(row, segment, wire) == 0:
         return 0
     kind = load(row)
-    if kind == packed.SEND_HEADER:
+    if kind == StepKind.SEND_HEADER:
         address = load(channel + at.C_SELF) + at.AWAY_HEADER
         # Written once: a header that has gone in part must not change.
         if load(wire + at.W_SENT) == 0:
             atomics.move(address, load(channel + at.C_MESSAGE) + at.D_TAG, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, address + at.LINK_HEADER_BYTES)
     else:
-        operand = row + (packed.DST if kind == packed.TAKE else packed.SRC)
-        address = nc10d_place(channel, users, operand, parity, segment)
+        operand = row + (packed.DST if kind == StepKind.TAKE else packed.SRC)
+        address = nc10d_operand(channel, users, operand, parity, segment)
     nbytes = nc10d_length(row, segment)
-    progress = at.W_TAKEN if kind == packed.TAKE else at.W_SENT
+    progress = at.W_TAKEN if kind == StepKind.TAKE else at.W_SENT
     moved = sockets.nc10d_transfer(wire, progress, address, nbytes)
-    return moved if moved >= 0 else nc10d_lost(channel, wire, moved)
+    return moved if moved >= 0 else nc10d_record_loss(channel, wire, moved)
 
 
 @njit(nogil=True)
-def nc10d_lost(channel: int, wire: int, answer: int) -> int:
+def nc10d_record_loss(channel: int, wire: int, answer: int) -> int:
     """Record the wire that has failed and its errno; return LOST."""
     store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
     store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
@@ -138,10 +139,10 @@ def nc10d_rewind(wires: int, step: int, last: int) -> None:
     row = step
     while row < last:
         row += packed.STEP
-        if load(row) == packed.PUSH:
+        if load(row) == StepKind.PUSH:
             continue  # its progress belongs to the row that goes on with it
-        wire = load(wires + 8 * load(row + packed.EXTRA))
-        store(wire + (at.W_TAKEN if load(row) == packed.TAKE else at.W_SENT), 0)
+        wire = load(wires + 8 * load(row + packed.PEER))
+        store(wire + (at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT), 0)
 
 
 @compiled_callback("int64(int64)")
@@ -149,25 +150,25 @@ def _step(channel: int) -> int:
     step, segment = load(channel + at.C_PC), load(channel + at.C_SEGMENT)
     users, parity = load(channel + at.C_USERS), load(channel + at.C_PARITY)
     kind = load(step)
-    if kind == packed.FLOW:
+    if kind == StepKind.FLOW:
         return nc10d_flow(channel, users, step, parity, segment)
-    if kind == packed.CALL_HEADER:
-        header = nc10d_place(channel, users, step + packed.DST, parity, segment)
+    if kind == StepKind.CALL_HEADER:
+        header = nc10d_operand(channel, users, step + packed.DST, parity, segment)
         store(header, load(channel + at.C_OPS))
-        store(header + 8, load(step + packed.EXTRA))
-        atomics.move(header + at.RECORD_TEXT, load(step + packed.KERNEL), at.TEXT_BYTES)
+        store(header + 8, load(step + packed.FINGERPRINT))
+        atomics.move(header + at.RECORD_TEXT, load(step + packed.RECORD), at.TEXT_BYTES)
         nc10d_write_site(channel, header + at.RECORD_SITE)
         return at.DONE
-    src = nc10d_place(channel, users, step + packed.SRC, parity, segment)
-    if kind == packed.CHECK_HEADER:
-        return nc10d_check(channel, step, src)
-    own = nc10d_place(channel, users, step + packed.OWN, parity, segment)
+    src = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
+    if kind == StepKind.CHECK_HEADER:
+        return nc10d_check_header(channel, step, src)
+    own = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
     # CHECK_SIZES: what one of the two ranks sends against what the other awaits, both ways.
-    me, peer = load(channel + at.C_RANK), ~load(step + packed.EXTRA)
+    me, peer = load(channel + at.C_RANK), ~load(step + packed.PEER)
     if load(src) != load(own + 8):
-        return nc10d_sizes_differ(channel, peer, load(src), me, load(own + 8))
+        return nc10d_report_sizes(channel, peer, load(src), me, load(own + 8))
     if load(own) != load(src + 8):
-        return nc10d_sizes_differ(channel, me, load(own), peer, load(src + 8))
+        return nc10d_report_sizes(channel, me, load(own), peer, load(src + 8))
     return at.DONE
 
 
@@ -182,17 +183,17 @@ def _pull(channel: int) -> int:
         target = load_acquire(ready) + 1
         moved = sockets.nc10d_transfer(wire, at.W_TAKEN, header, at.AWAY_HEADER_BYTES)
         if moved < 0:
-            return nc10d_lost(channel, wire, moved)
+            return nc10d_record_loss(channel, wire, moved)
         if moved == 0:
             store(streams + at.S_COUNT, 0)
             store(streams + at.S_LEFT, 0)
-            sockets.nc10d_await_wire(streams, wire, at.WANT_IN)
+            sockets.nc10d_record_wire(streams, wire, at.WANT_IN)
             store(channel + at.C_BLOCKED_AT, ready)
             store(channel + at.C_BLOCKED_FOR, target)
             store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
             return at.BLOCKED
     store(wire + at.W_TAKEN, 0)
-    # Copied to the place where a sender of this host would have put it: nc10d_match reads it there.
+    # Copied to where a sender of this host would have put the header: nc10d_match_head reads there.
     cell = load(channel + at.C_CELL)
     atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
     atomics.move(cell + at.CELL_SITE, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
@@ -203,7 +204,7 @@ def _pull(channel: int) -> int:
 
 @compiled_callback("int64(int64)")
 def _linger(channel: int) -> int:
-    # Patience in vain halves; it doubles when bytes came while it lasted. Where ranks share a core,
+    # Patience in vain halves; patience in which bytes came doubles. Where ranks share a core,
     # looking again only keeps another rank from running.
     streams = load(channel + at.C_STREAMS)
     if load(streams + at.S_LEFT) > MUCH:

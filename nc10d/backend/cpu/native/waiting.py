@@ -8,7 +8,7 @@
     5. sleep unless the bell has changed
 
 Invariant: a change between 4 and 5 changes the bell's value, so the futex does not sleep. No wait
-is longer than its slice: Python looks at deadlines, signals and the liveness of peers in between.
+is longer than a slice: Python looks at deadlines, signals and the liveness of peers in between.
 
 Not done, because calls were no faster: longer spins; a second spin for a peer that has entered the
 call; a worker that sleeps at once when another thread advances the channel.
@@ -32,7 +32,7 @@ LONG_NS = 1_000_000
 
 @njit(nogil=True)
 def nc10d_try_lock(channel: int) -> bool:
-    """Lock the channel if it is free; the lock word is the thread that holds it."""
+    """Lock a free channel; the lock word is the thread that holds the lock."""
     # The plain look first: a failed swap would take the cache line from the lock's holder.
     return (
         load_acquire(channel + at.C_LOCK) == 0
@@ -51,7 +51,7 @@ def nc10d_wake_own(rank_block: int) -> None:
 
 @njit(nogil=True)
 def nc10d_unlock(channel: int) -> None:
-    """Unlock the channel; wake the worker if submissions wait in it."""
+    """Unlock the channel; wake the worker if submissions are in the ring."""
     # A full fence: a submitter appends and then tries the lock, this thread unlocks and then looks
     # at the ring. One of the two sees the other, so no submission is left without a thread.
     atomics.exchange(channel + at.C_LOCK, 0)
@@ -70,9 +70,10 @@ def nc10d_sleep(rank_block: int, bell_value: int, until: int) -> None:
 @njit(nogil=True)
 def nc10d_spin(channel: int, counter: int, target: int) -> bool:
     """Spin until a counter has come to `target`; False if the spin was in vain."""
-    # A spin in vain halves the next spin and a good spin doubles it: where another program takes a
-    # core, or the peer computes, spinning only keeps other threads from running. A wait that ends
-    # soon in nc10d_yield doubles it too: a short spin must not make all waits seem long.
+    # A spin in vain halves the next spin and a good spin doubles the next: where another program
+    # takes a core, or the peer computes, spinning only keeps other threads from running. A wait
+    # that ends soon in nc10d_yield doubles the next, too: a short spin must not make all waits seem
+    # long.
     limit = load(channel + at.C_SPIN_NOW)
     for _ in range(limit):
         if load_acquire(counter) >= target:
@@ -110,9 +111,9 @@ def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_meet(channel: int) -> bool:
+def nc10d_wait_briefly(channel: int) -> bool:
     """Wait a moment for the counter that blocks a channel; return whether it has come."""
-    yields = load(channel + at.C_MEET_YIELDS)
+    yields = load(channel + at.C_LAUNCH_YIELDS)
     if yields == 0:
         return nc10d_spin_blocked(channel)
     counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
@@ -120,21 +121,21 @@ def nc10d_meet(channel: int) -> bool:
     met = nc10d_yield(channel, counter, target, yields)
     ended = atomics.nc10d_now()
     if not met or ended - began > LONG_NS:  # yields in vain: none for some time
-        store(channel + at.C_MEET_FROM, ended + LONG_NS)
+        store(channel + at.C_YIELD_FROM, ended + LONG_NS)
     return met
 
 
 @njit(nogil=True)
-def nc10d_streaming(channel: int) -> bool:
+def nc10d_waits_for_socket(channel: int) -> bool:
     """Return whether a blocked channel waits for sockets."""
     streams = load(channel + at.C_STREAMS)
     return streams != 0 and load(channel + at.C_BLOCKED_AT) == load(streams + at.S_READY)
 
 
 @njit(nogil=True)
-def nc10d_arm(channel: int) -> None:
+def nc10d_arm_sockets(channel: int) -> None:
     """Have the poller thread watch a channel's sockets; before the worker sleeps."""
-    if nc10d_streaming(channel):
+    if nc10d_waits_for_socket(channel):
         atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_ARM), channel)
 
 
@@ -153,7 +154,7 @@ def nc10d_linger(channel: int) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_aborted(channel: int) -> bool:
+def nc10d_group_failed(channel: int) -> bool:
     """Return whether the group has failed; no new program begins then."""
     return load_acquire(load(channel + at.C_AREA) + at.AREA_ABORT) != 0
 
@@ -184,7 +185,7 @@ def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
         broken = load_acquire(one + at.C_BROKEN) | load_acquire(other + at.C_BROKEN)
         if nc10d_has_come(one) or nc10d_has_come(other):
             answer = at.DONE
-        elif broken != 0 or nc10d_aborted(one):
+        elif broken != 0 or nc10d_group_failed(one):
             answer = at.ABORTED
         elif atomics.nc10d_now() >= until:
             break
@@ -197,7 +198,7 @@ def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
 @njit(nogil=True)
 def nc10d_await_counter(channel: int, until: int) -> int:
     """Wait until the counter the channel is blocked on has come: DONE, ABORTED or BLOCKED."""
-    if nc10d_streaming(channel):
+    if nc10d_waits_for_socket(channel):
         return nc10d_await_socket(channel, until)
     counter, target = load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR)
     if nc10d_yield(channel, counter, target, load(channel + at.C_YIELD)):
@@ -206,7 +207,7 @@ def nc10d_await_counter(channel: int, until: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_moved(channel: int) -> int:
+def nc10d_transfer_count(channel: int) -> int:
     """Return a number that changes whenever a transfer of a channel's streams makes progress."""
     streams = load(channel + at.C_STREAMS)
     return load(streams + at.S_MOVED) if streams != 0 else 0
@@ -231,7 +232,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
             elif now >= until:
                 return at.BLOCKED
         # The counter of a socket grows only while the socket is armed: a look runs the step again.
-        if nc10d_streaming(channel):
+        if nc10d_waits_for_socket(channel):
             if nc10d_linger(channel):
                 continue
         elif nc10d_spin_blocked(channel):

@@ -65,8 +65,8 @@ class Mailbox:
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
         """Post a message or a receive, and return its Work."""
-        # A receive with dependencies is deferred if the engine can't carry it out: it stands in a
-        # queue (receive_queues.py), or its message is in the unexpected queue.
+        # A receive with dependencies is deferred if the engine can't carry it out: a receive that
+        # stands in a queue (receive_queues.py), or whose message is in the unexpected queue.
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)
         if op.peer is None or op.tag in self._queues:
@@ -76,7 +76,7 @@ class Mailbox:
             return self._receive_from(inbox, op, op.peer, deadline, dependencies)
 
     def _end(self, find: Callable[[int], End], peer: int) -> End:
-        """Return an end of a link to or from a rank; raises the group's failure."""
+        """Return an end of a link to or from a rank; raises the failure if the group has failed."""
         try:
             return find(peer)
         except LinksStopped:
@@ -243,7 +243,7 @@ class Mailbox:
                 break
             before = state
             if oldest is not None:
-                # Receives are posted: let the link find out whether its next message matches.
+                # Receives are posted: let the link find out whether the next message matches.
                 answer = entry_points.wait(channel.address, oldest.address, 1)
                 if answer < 0 and answer not in (at.ABORTED, at.UNMATCHED):
                     self._group.health.engine_failed(channel, answer)
@@ -263,7 +263,7 @@ class Mailbox:
         while True:
             health.check()
             # Asked before looking, so that messages sent before a rank left are found.
-            left = health.have_left(peers)
+            left = health.peers.have_left(peers)
             found = self._look(peers, tag)
             if found is not None or deadline.expired():
                 return found

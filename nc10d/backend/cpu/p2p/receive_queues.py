@@ -1,21 +1,21 @@
 """Receives from any source, and the order in which receives take messages.
 
-Of two receives that a message fits, the one that was posted first takes it, as in MPI. A link keeps
-this order for receives from a named rank. A receive from any source has no link before a message
-has come for it. Until then it stands in the queue of its tag, and so do later receives of that tag.
+Of two receives that fit a message, the earlier receive takes the message, as in MPI. A link keeps
+this order for receives from a named rank. A receive from any source has no link until a message has
+come. Until then the receive stands in a queue, and so do later receives with the same tag.
 
     receive                                        is posted to a link
-    from a rank, and its tag has no queue          at once
+    from a rank, with a tag that has no queue      at once
     from a rank, in a queue                        when it is the first of the queue
     from any source                                when it is the first, and a rank has sent for it
 
-So the first receive of a queue that stays is one from any source, or it waits for earlier
-operations of its batch. A queue advances when a receive joins it, and when a thread waits for or
-tests any of its receives, or probes. A prepared receive would bypass the queues. So while there is
-a queue, `Inbox.in_order` sends it to the Mailbox.
+So a queue stays while its first receive is from any source, or waits for earlier operations of a
+batch. A queue advances when a receive joins, when a thread waits for or tests one of the receives,
+and when a thread probes. A prepared receive would bypass the queues. So while there is a queue,
+`Inbox.in_order` sends prepared receives to the Mailbox.
 
-A queue keeps receives, not their Works: a Work that is dropped leaves its receive posted, and a
-group that is dropped leaves without garbage collection.
+A queue keeps receives, not Works. So a dropped Work leaves the receive posted, and a dropped group
+leaves without garbage collection.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PAUSE = 0.05
 
 @dataclass(slots=True, eq=False)
 class PendingReceive:
-    """A receive in a queue. When it leaves the queue, it has a `work` or an `error`."""
+    """A receive in a queue; as it leaves, the receive has a `work` or an `error`."""
 
     op: Recv
     deadline: Deadline
     dependencies: MessageDependencies
-    """The operations of its batch that must end first; INDEPENDENT once they have ended."""
+    """The operations of the batch that must end first; INDEPENDENT once they have ended."""
     work: Work | None = None
     error: Exception | None = None
 
@@ -91,8 +91,8 @@ class ReceiveQueues:
                 if not (first.dependencies or first.left):
                     try:
                         first.work = post(first)
-                    except Exception as error:  # noqa: BLE001  (its own Work raises it)
-                        # Its traceback would keep this frame, and with it all of the group.
+                    except Exception as error:  # noqa: BLE001  (the Work raises it)
+                        # A traceback would keep this frame, and so all of the group.
                         first.error = error.with_traceback(None)
                 if not first.left:
                     return
@@ -172,7 +172,7 @@ class QueuedReceive(Work):
             # Asked before matching, so that messages sent before a rank left are found. A thread
             # that only polls has not asked to wait, and is no reason for an error.
             awaited = self._awaited or deadline.at > 0
-            peers_left = awaited and health.have_left(self._peers)
+            peers_left = awaited and health.peers.have_left(self._peers)
             self._advance(pending.op.tag)
             if pending.left:
                 return

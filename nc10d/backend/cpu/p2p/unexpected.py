@@ -1,8 +1,8 @@
 """Unexpected messages: those at the head of a link whose tag no posted receive has.
 
-A thread that waits for a later message receives such a message into memory of its own
-(`receive_unexpected`). The inbox keeps it until a receive asks for its tag. MPI calls this the
-unexpected queue.
+A thread that waits for a later message receives such a message into other memory
+(`receive_unexpected`). The inbox keeps the message until a receive asks for that tag. MPI calls
+this the unexpected queue.
 """
 
 from __future__ import annotations

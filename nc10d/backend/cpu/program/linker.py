@@ -1,7 +1,7 @@
 """The linker: turn a program's steps into the integers that the engine runs.
 
 Operands become selectors into the channel's tables, kernels become addresses. A wrong selector
-would crash the process, so `check` looks at every program once before it is packed.
+would crash the process, so `check` looks at every program once before packing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.native import offsets, slow_steps
+from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.program.program import (
     LINE,
     SHARED,
@@ -30,16 +31,16 @@ from nc10d.kernels import copy
 Bytes = npt.NDArray[np.uint8]
 Address = Callable[[Kernel], int]
 """The function that returns the address of a kernel."""
-FIELDS = 21
-"""Integers of a packed step: kind, nbytes, tick, four operands of three, and six more."""
-OPERANDS = (4, 7, 10)  # offsets of dst, src, own
-KERNEL, LAST, ARG, TOTAL, EXTRA, BOTH = range(15, 21)  # BOTH holds the copier of a FOLD_STAGED
-ABROAD = {*map(StepKind, range(StepKind.GIVE, StepKind.PUSH + 1))} - {StepKind.CALL_HEADER}
+ABROAD = {kind for kind in StepKind if kind > StepKind.FLOW} - {StepKind.CALL_HEADER}
 """Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
-SLOW_STEPS = {StepKind.AGREE, *map(StepKind, range(StepKind.PACK, StepKind.FILL_EXPOSED + 1))}
+SLOW_STEPS = {kind for kind in StepKind if StepKind.AGREE <= kind < StepKind.FLOW}
 """Steps that slow_steps.py carries out."""
+CALLS = (StepKind.ENTER, StepKind.CALL_HEADER, StepKind.CHECK_HEADER)
+"""Steps that know the call."""
 COPIES = (StepKind.COPY, StepKind.FETCH, StepKind.FILL_EXPOSED, StepKind.FOLD_STAGED)
 """Steps that copy bytes; the linker chooses the function that does."""
+OPERANDS = packed.DST, packed.SRC, packed.OWN
+"""Operands that may lie in scratch memory."""
 MANY = 1 << 30
 SHORT = 512 * 1024
 """Bytes up to which a program is short: some tens of microseconds."""
@@ -56,7 +57,7 @@ class Linked:
     scratch: Bytes
     address: int = field(init=False)
     short: int = field(init=False)
-    """1 if the launching thread should advance it at once: it moves few bytes, waits are short."""
+    """1 if the launching thread should advance the program at once: few bytes, short waits."""
 
     def __post_init__(self) -> None:
         self.address = self.code.ctypes.data
@@ -95,17 +96,17 @@ def link(
     room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
     record = record_bytes(program.call)
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
-    code = np.zeros((len(program.steps) + 1, FIELDS), np.int64)
+    code = np.zeros((len(program.steps) + 1, packed.STEP // 8), np.int64)
     linked = Linked(program, code, record, np.array(factors, np.float64), room)
     factor = linked.factor.ctypes.data
     called = record.ctypes.data, program.call.fingerprint()
     for row, step, copier in zip(linked.code, program.steps, copiers(program), strict=False):
         row[:] = _pack(step, *called, size, table, kernel_address, copier)
-        for column, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
+        for place, at in zip(OPERANDS, (step.dst, step.src, step.own), strict=True):
             if at.space is Space.SCRATCH:
-                row[column] += room.ctypes.data
+                row[place // 8 + 1] += room.ctypes.data
         if isinstance(step.arg, float):
-            row[ARG] = factor
+            row[packed.ARG // 8] = factor
             factor += 8
     return linked
 
@@ -119,7 +120,7 @@ def check(program: Program, size: int) -> None:
         assert 0 <= step.back <= index, (program.call, index, step)
         assert 0 <= step.skip < len(program.steps) - index, (program.call, index, step)
         if step.kind is StepKind.FOLD_EXPOSED:
-            assert step.repeat > 0, (program.call, index, step)
+            assert step.most > 0, (program.call, index, step)
             assert step.also.space is Space.STAGING, (program.call, index, step)
         for at in (step.dst, step.src, step.own, step.also):
             limit = {Space.NONE: 1, Space.USER: program.users, Space.SCRATCH: 1}.get(at.space, size)
@@ -145,7 +146,7 @@ def scratch_bytes(program: Program) -> int:
 
 def copiers(program: Program) -> list[int]:
     """Return the address of each step's copy function; 0: the C library's, or no copy."""
-    # Arrays go past the cache if they fill it and the program does not read them. May compile.
+    # Arrays that fill the cache go past it, unless the program also reads them. May compile.
     steps = program.steps
     # An exposed array is read by peers, not by the step.
     reading = [step for step in steps if step.kind is not StepKind.EXPOSE]
@@ -180,15 +181,12 @@ def _moved(steps: Sequence[Step]) -> int:
     """Return the bytes that the steps move at most, those of all branches together."""
     moved = 0
     for step, times in zip(steps, _times(steps), strict=True):
-        if step.kind is not StepKind.EXPOSE:  # nothing moves yet
-            # The total of a FOLD_EXPOSED is an offset.
-            total = 0 if step.kind is StepKind.FOLD_EXPOSED else step.total
-            moved += min(step.nbytes * times, total or MANY)
+        moved += min(step.nbytes * times, step.total or MANY)
     return moved
 
 
 def _times(steps: Sequence[Step]) -> list[int]:
-    """Return how often each step is carried out; MANY if the ranks agree on it at run time."""
+    """Return how often each step is carried out; MANY if the ranks agree on that at run time."""
     times = [1] * len(steps)
     for index, step in enumerate(steps):
         repeat = MANY if step.kind is StepKind.LOOP_AGREED else max(1, step.repeat)
@@ -197,7 +195,6 @@ def _times(steps: Sequence[Step]) -> list[int]:
     return times
 
 
-NO_OPERAND = 1 << 40
 ROWS = {
     Space.STAGING: 0,
     Space.INLINE: offsets.TABLE_INLINE,
@@ -212,7 +209,7 @@ def _selector(at: At, size: int, table: int) -> int:
     # Users' arrays have selectors from the front of their table. Shared places have negative
     # selectors, into the channel's tables: staging buffers, inline slots, and the other slot's.
     if at.space is Space.NONE:
-        return NO_OPERAND
+        return packed.NO_OPERAND
     if at.space is Space.USER:
         return 8 * at.index
     return -(table + 8 * (ROWS[at.space] * size + at.index))
@@ -221,32 +218,32 @@ def _selector(at: At, size: int, table: int) -> int:
 def _pack(
     step: Step, record: int, fingerprint: int, size: int, table: int, address: Address, copier: int
 ) -> list[int]:
-    row = [int(step.kind), step.nbytes, step.tick]
+    """Return the words of a packed step (step_format.py)."""
+    operands = []
     for at in (step.dst, step.src, step.own, step.also):
-        row += [_selector(at, size, table), at.offset, at.stride]
-    kernel = address(step.kernel) if step.kernel is not None else 0
-    last = address(step.last) if step.last is not None else 0
-    # Values other than operands share fields: no kind needs two meanings of a field.
-    extra = step.peer
-    if step.kind is StepKind.ENTER:
-        kernel, extra = record, fingerprint | step.tick << offsets.FLAG_BIT
-    elif step.kind in (StepKind.BRANCH_IF_FLAGGED, StepKind.JUMP, StepKind.BRANCH_IF_UNREADABLE):
-        extra = step.skip
-    elif step.kind in (StepKind.ROUND, StepKind.LOOP_AGREED, StepKind.LOOP):
-        last, extra, kernel = step.free, step.back, step.repeat
-    elif step.kind in (StepKind.FLOW, StepKind.FOLD_EXPOSED):
-        extra = step.repeat
-    elif step.kind is StepKind.CALL_HEADER:
-        kernel, extra = record, fingerprint
-    elif step.kind is StepKind.CHECK_HEADER:
-        row[2], extra = step.peer, fingerprint
-    both = address(step.both) if step.both is not None else 0
-    if step.kind is StepKind.FOLD_STAGED:
-        both, extra = copier, int(step.dst.space in SHARED)
-    elif step.kind in COPIES:
-        kernel = copier
+        operands += [_selector(at, size, table), at.offset, at.stride]
+    kernel, last, both = (
+        0 if each is None else address(each) for each in (step.kernel, step.last, step.both)
+    )
+    if step.kind in CALLS:
+        fingerprint |= step.flag << offsets.FLAG_BIT
+    else:
+        record = fingerprint = 0
     arg = 0 if isinstance(step.arg, float) else step.arg  # `link` stores the address of a float
-    return [*row, kernel, last, arg, step.total, extra, both]
+    staged = step.kind is StepKind.FOLD_STAGED and step.dst.space in SHARED
+    # Of the fields that share a word, a step has one.
+    return [
+        step.kind,
+        step.nbytes,
+        step.tick or step.writable,
+        *operands,
+        kernel or step.repeat or record,
+        last or step.free_at,
+        arg or step.access or step.piece or fingerprint,
+        step.total or step.offset,
+        step.peer or step.skip or step.back or step.rows or step.most or step.flag or staged,
+        both or copier,
+    ]
 
 
 def record_bytes(call: CallInfo) -> Bytes:

@@ -9,7 +9,7 @@ spends `ticks` (phases); every rank's version of a program spends the same ticks
 freely and need no protocol of their own. `signal(t)` sets this rank's counter to (ticks spent so
 far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer has
 two slots, as its inline payload has, which alternate from round to round. A round's `free` is the
-first tick (counted from the round's start) at which every peer has surely left the round, and
+first tick (counted from the round's start) at which every peer has left the round for sure, and
 `free()` waits for that before the same slot is used again. A rank that reads from the round before
 (`earlier`) has left that round when the reads of this round are done.
 
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nc10d.arrays.call_info import CallInfo
+from nc10d.backend.cpu.native.step_kinds import StepKind as StepKind
 
 LINE = 64
 """Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
@@ -37,47 +38,6 @@ def line_up(nbytes: int) -> int:
 def line_down(nbytes: int) -> int:
     """Round down to whole cache lines."""
     return nbytes // LINE * LINE
-
-
-class StepKind(enum.IntEnum):
-    """The kinds of steps; native/step_format.py has the same numbers."""
-
-    END = 0
-    COPY = 1
-    SIGNAL = 2
-    WAIT = 3
-    WAITALL = 4
-    FREE = 5
-    FOLD_STAGED = 6
-    APPLY = 7
-    ROUND = 8
-    ENTER = 9
-    MEETALL = 11
-    AGREE = 12
-    LOOP_AGREED = 13
-    WRITE_HEADER = 14
-    PACK = 15
-    UNPACK = 16
-    GATE = 17
-    OPEN_GATE = 18
-    BRANCH_IF_FLAGGED = 19
-    EXPOSE = 20
-    FETCH = 21
-    FOLD_EXPOSED = 22
-    JUMP = 23
-    BRANCH_IF_UNREADABLE = 24
-    WITHDRAW = 25
-    FILL_EXPOSED = 26
-    PAIR = 38
-    LOOP = 39
-    FLOW = 40
-    GIVE = 41
-    TAKE = 42
-    SEND_HEADER = 43
-    CALL_HEADER = 44
-    CHECK_HEADER = 45
-    CHECK_SIZES = 46
-    PUSH = 47
 
 
 class Space(enum.IntEnum):
@@ -172,12 +132,7 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step; its kind decides which fields it uses, and for what (see `steps`).
-
-    Names that do not fit: `arg` is the access of an EXPOSE, the offset of a FETCH, the piece of an
-    AGREE; `tick` the flag of ENTER and EXPOSE, the writable bytes of a FOLD_EXPOSED; `nbytes` the
-    writable bytes of an EXPOSE; `total` and `repeat` offset and block of a FOLD_EXPOSED.
-    """
+    """A step; its kind decides which fields it uses (see `steps`, whose arguments they are)."""
 
     kind: StepKind
     nbytes: int = 0
@@ -188,14 +143,23 @@ class Step:
     also: At = NOWHERE
     kernel: Kernel | None = None
     last: Kernel | None = None
+    both: Kernel | None = None
     arg: float = 0
     total: int = 0
+    offset: int = 0
     peer: int = 0
-    free: int = 0
-    back: int = 0
+    free_at: int = 0
     repeat: int = 0
+    back: int = 0
+    """How many steps before this one are repeated."""
     skip: int = 0
-    both: Kernel | None = None
+    rows: int = 0
+    """How many steps behind this one are its transfers."""
+    access: int = 0
+    writable: int = 0
+    flag: bool = False
+    piece: int = 0
+    most: int = 0
 
 
 Steps = Sequence[Step]

@@ -29,7 +29,7 @@ MESSAGE_BYTES = 88
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
-    """dst[:nbytes] = src[:nbytes]; with `total`, at most what is left of it in this segment."""
+    """dst[:nbytes] = src[:nbytes]; with `total`, at most the bytes of it left in this segment."""
     return Step(StepKind.COPY, nbytes, dst=dst, src=src, total=total)
 
 
@@ -45,7 +45,8 @@ def fold_staged(
 
     `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` the
     place of this rank's; `also` is a second destination, written while the result is in the cache.
-    A result for the staging buffer is written when it is folded: until then `dst` is unchanged.
+    A result for the staging buffer is written at the end of the fold; until then `dst` is
+    unchanged.
     """
     return Step(
         StepKind.FOLD_STAGED,
@@ -73,7 +74,7 @@ def wait(peer: int, tick: int) -> Step:
 
 def wait_all(tick: int) -> Step:
     """Wait until every peer's counter has reached `tick` of this round."""
-    return Step(StepKind.WAITALL, tick=tick)
+    return Step(StepKind.WAIT_ALL, tick=tick)
 
 
 def free() -> Step:
@@ -83,7 +84,7 @@ def free() -> Step:
 
 def enter(flag: bool = False) -> Step:
     """Begin an operation, after `free()`; the next signal shows fingerprint, flag and record."""
-    return Step(StepKind.ENTER, tick=int(flag))
+    return Step(StepKind.ENTER, flag=flag)
 
 
 def meet_all() -> Step:
@@ -91,7 +92,7 @@ def meet_all() -> Step:
 
     So a call that differs from its peers' leaves every array as it was.
     """
-    return Step(StepKind.MEETALL, tick=1)
+    return Step(StepKind.MEET_ALL, tick=1)
 
 
 def branch_if_flagged(steps: int) -> Step:
@@ -107,17 +108,18 @@ def jump(steps: int) -> Step:
 def expose(
     rank: int, src: At, access: int = 0, flag: bool = True, writable: int = 0, offset: int = 0
 ) -> Step:
-    """Expose an array of this rank to its peers, until they signal that they have read it.
+    """Expose an array of this rank to the peers, until they signal that they have read it.
 
     Goes before signal(1). If the array is not registered, peers have the kernel copy it, provided
-    that the group has that `access`: READS or WRITES (0: never). An array that can't be read sets
-    this rank's flag (`branch_if_flagged`). Without `flag` it sets none: a message branches by
+    that the group has that `access`: READS or WRITES (0: never). If the array can't be read, this
+    rank's flag is set (`branch_if_flagged`), but not without `flag`: a message branches by
     `branch_if_unreadable`, and other programs expose the array for writes only.
     Peers may also write the first `writable` bytes, until `withdraw`: if the array is registered
     and begins a page, or if the kernel copies it and all peers are other processes. The words that
     describe the array are at `offset` in this rank's staging buffer.
     """
-    return Step(StepKind.EXPOSE, writable, int(flag), staging(rank, offset), src, arg=access)
+    dst = staging(rank, offset)
+    return Step(StepKind.EXPOSE, dst=dst, src=src, access=access, flag=flag, writable=writable)
 
 
 def withdraw() -> Step:
@@ -133,7 +135,7 @@ def branch_if_unreadable(rank: int, steps: int) -> Step:
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
     """dst := `nbytes` from `offset` on of the array that a peer has exposed."""
     # Bytes that this rank has exposed for writes are left out: the peer has written them already.
-    return Step(StepKind.FETCH, nbytes, dst=dst, src=staging(peer), arg=offset, peer=peer)
+    return Step(StepKind.FETCH, nbytes, dst=dst, src=staging(peer), offset=offset, peer=peer)
 
 
 def fill_exposed(src: At, nbytes: int, offset: int = 0) -> Step:
@@ -157,7 +159,6 @@ def fold_exposed(
     return Step(
         StepKind.FOLD_EXPOSED,
         nbytes,
-        writable,
         dst=dst,
         src=staging(0),
         own=own,
@@ -165,8 +166,9 @@ def fold_exposed(
         kernel=how.pair,
         last=how.last,
         arg=how.last_arg,
-        total=offset,
-        repeat=most,
+        offset=offset,
+        most=most,
+        writable=writable,
         both=how.both if writable else None,
     )
 
@@ -185,7 +187,7 @@ def agree(piece: int, offset: int) -> Step:
     """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange."""
     # At `offset` every staging buffer has two int64 per rank: the bytes that its owner sends to
     # that rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
-    return Step(StepKind.AGREE, src=staging(0, offset), arg=piece)
+    return Step(StepKind.AGREE, src=staging(0, offset), piece=piece)
 
 
 def single_round(before: Sequence[Step] = (), after: Sequence[Step] = ()) -> list[Step]:
@@ -200,9 +202,9 @@ def alone(steps: Sequence[Step] = ()) -> list[Step]:
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
     """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
-    # `free_at` is the tick, counted from the round's start, that a peer signals only after it has
-    # left the round. It may exceed `ticks`: then a signal of a later round shows it.
-    return Step(StepKind.ROUND, tick=ticks, free=free_at, repeat=repeat, back=body)
+    # `free_at` is the tick, counted from the round's start, that a peer signals only after leaving
+    # the round. A `free_at` beyond `ticks` is a signal of a later round.
+    return Step(StepKind.ROUND, tick=ticks, free_at=free_at, repeat=repeat, back=body)
 
 
 def write_header() -> Step:
@@ -226,7 +228,7 @@ def unpack(strided: int, flat: int, shape: int) -> Step:
 
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
     """Like end_round, but repeats for the number of rounds of the last `agree`."""
-    return Step(StepKind.LOOP_AGREED, tick=ticks, free=free_at, back=body)
+    return Step(StepKind.LOOP_AGREED, tick=ticks, free_at=free_at, back=body)
 
 
 def give(peer: int, src: At, nbytes: int) -> Step:
@@ -255,7 +257,7 @@ def flow(rows: Iterable[Step]) -> list[Step]:
     for kind in ((StepKind.TAKE,), (StepKind.GIVE, StepKind.SEND_HEADER, StepKind.PUSH)):
         peers = [row.peer for row in rows if row.kind in kind]
         assert len(set(peers)) == len(peers), rows
-    return [Step(StepKind.FLOW, repeat=len(rows)), *rows] if rows else []
+    return [Step(StepKind.FLOW, rows=len(rows)), *rows] if rows else []
 
 
 def call_header(dst: At) -> Step:

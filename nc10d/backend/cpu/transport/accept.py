@@ -51,7 +51,7 @@ class Acceptor:
     """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket."""
 
     # `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
-    # proves with `key` that it belongs to the job; its introduction must match `me` and `group`.
+    # proves with `key` to belong to the job; the introduction must match `me` and `group`.
 
     def __init__(
         self,

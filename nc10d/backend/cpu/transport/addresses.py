@@ -3,8 +3,8 @@
 NC10D_SOCKET_ADDRESS gives the address itself. NC10D_SOCKET_IFNAME names an interface, whose address
 is taken. By default it is the address from which this host reaches the job's store.
 
-Congestion control is not BBR, unless the user asks for it. BBR paces data by a rate that it has
-measured. A collective sends in bursts between pauses, which such a rate does not describe:
+Congestion control is not BBR, unless the user asks for BBR, which paces data by a measured rate. A
+collective sends in bursts between pauses, which such a rate does not describe:
 collectives become slower, and their times vary. Where BBR is a host's default, nc10d's own sockets
 use another algorithm.
 """
@@ -110,7 +110,7 @@ def tcp_socket(address: str) -> socket.socket:
         )
     # An explicit value is respected, even BBR; only an unasked default is replaced.
     if requested is None and control(wire).startswith(PACED):
-        # An unprivileged process may set only algorithms that the kernel allows it.
+        # An unprivileged process may set only algorithms that the kernel allows.
         for name in UNPACED:
             if _set(wire, name):
                 break

@@ -1,9 +1,9 @@
 """Connections between the ranks of a group on different hosts; made once, when the group forms.
 
-Each rank listens on a port of its own address. It publishes address, port and a secret: in the
+Each rank listens on a port of its own address, and publishes address, port and a secret: in the
 store, or over control connections where survivors form a new group. Of two ranks the higher
 connects, once for each purpose. Both prove to each other (auth/handshake.py) that they know the
-job's token, if it has any, and the secret of the rank that is called. Afterwards the ports are
+secret of the rank that is called and the job's token, if there is one. Afterwards the ports are
 closed.
 """
 

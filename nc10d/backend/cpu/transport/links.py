@@ -1,11 +1,12 @@
 """Point-to-point links: each direction between two ranks has a link of its own, made at first use.
 
-On a host, the rank that needs a link first allocates it in its own arena, and stores its location
-in the sender's area. If both ends do so at once, the first wins and the other frees its memory.
+On a host, the rank that needs a link first allocates the link in its own arena, and stores the
+location in the sender's area. If both ends do so at once, the first wins and the other frees its
+memory.
 
-Messages of one sender arrive in order. A receive takes the first message with its tag. An
-unexpected message (without a matching receive) would block the messages behind it. A rank that
-waits for a later message therefore moves it into the inbox's queue, where a later receive finds it.
+Messages of one sender arrive in order. A receive takes the first message with the same tag. An
+unexpected message (without a matching receive) would block later messages. A rank that waits for a
+later message therefore moves the unexpected one into the inbox's queue, for a later receive.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from nc10d.backend.cpu.transport.remote_group import RemoteGroup
 
 SLOT = 128 * 1024
 DIRECT = SLOT + 1
-"""Bytes from which a registered message is read in place: it does not fit in a staging slot."""
+"""Bytes from which a registered message is read in place: more than a staging slot holds."""
 LINK_BYTES = at.LINK_STAGING + 2 * SLOT
-# Added to the link's offset, in the word in the sender's area: the arena that it lies in.
+# Added to the link's offset, in the word in the sender's area: whose arena has the link.
 BY_SENDER, BY_RECEIVER = 1, 2
 
 
@@ -52,7 +53,7 @@ class LinksStopped(Exception):
 
 @dataclass(slots=True)
 class UnexpectedMessage:
-    """A message that came before a receive with its tag; `submission` copies it in."""
+    """A message that came before a receive with the same tag; `submission` copies the bytes in."""
 
     tag: int
     dtype: int
@@ -190,9 +191,9 @@ class Links:
         self, sending: bool, nbytes: int, packed: bool = False, gates: int = 0, away: bool = False
     ) -> Linked:
         """Return the program that moves `nbytes` through a link."""
-        # Its operands are the message; the strided array and its shape, if the message is `packed`
-        # (a contiguous copy of that array); and `gates` dependencies that it waits for first.
-        # `away` selects a link to another host.
+        # The operands are the message; for a `packed` message, which is a contiguous copy, also the
+        # strided array and its shape; and `gates` dependencies to wait for first. `away` selects a
+        # link to another host.
         key = (sending, nbytes, packed, gates, away)
         found = self._programs.get(key)
         if found is None:

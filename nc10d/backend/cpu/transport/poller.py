@@ -110,8 +110,8 @@ class Poller:
         address = self.block()
         words = _words(address)
         words[at.W_FD // 8], words[at.W_RANK // 8] = sock.fileno(), rank
-        # ONESHOT, and disarmed at first: the engine arms a wire only while it waits for it. So data
-        # that no program waits for does not wake the thread.
+        # ONESHOT, and disarmed at first: the engine arms only wires that programs wait for. So
+        # other data does not wake the thread.
         sockets.add_to_epoll(self.epoll.fileno(), sock.fileno(), select.EPOLLONESHOT, address)
         return HostSocket(rank, sock, address)
 
