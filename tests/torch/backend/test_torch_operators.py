@@ -17,18 +17,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nc10d.torch
-from nc10d.testing import Ranks
 
 SIZE = 2
 COUNT = 2
 """Elements of a rank's tensor."""
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE, "processes") as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": SIZE, "kind": "processes"}
 
 
 def start(group):
