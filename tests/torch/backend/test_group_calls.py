@@ -47,6 +47,13 @@ def all_gather_coalesced(group, rank):
     return torch.cat([x for xs in outs for x in xs]), torch.arange(1, 4.0).repeat_interleave(3)
 
 
+def all_to_all_by_sizes(group, rank):
+    out = torch.zeros(rank * SIZE)
+    sizes = [*range(SIZE)]
+    waited(group.all_to_all_single(out, mine(rank, sum(sizes)), [rank] * SIZE, sizes))
+    return out, torch.arange(1, 4.0).repeat_interleave(rank)
+
+
 def message(group, rank):
     x = mine(rank, 2)
     if rank:
@@ -120,6 +127,7 @@ def blocking(group, rank):
 CALLS = [
     all_reduce_by_convention,
     all_gather_coalesced,
+    all_to_all_by_sizes,
     message,
     coalesced_messages,
     all_reduces_together,
