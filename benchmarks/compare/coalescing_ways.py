@@ -86,18 +86,20 @@ def block(library: Any, arrays: Sequence[Any]) -> Issue:
 
 def flattened(library: Any, arrays: Sequence[Array]) -> Issue:
     """Reduce a flat array, with the copies into it and back by nc10d's packing."""
-    from benchmarks.micro.flatten import Packer
+    from nc10d.reducer.packing import copy_all
 
     flat = np.empty(sum(x.size for x in arrays), np.float32)
-    packer = Packer(arrays, flat, np.cumsum([0, *(x.size for x in arrays[:-1])]).tolist())
+    parts = np.split(flat, np.cumsum([x.size for x in arrays[:-1]]))
+    back = [(x.ctypes.data, y.ctypes.data, x.nbytes) for x, y in zip(arrays, parts, strict=True)]
+    into = [(y, x, nbytes) for x, y, nbytes in back]
 
-    def issue() -> Wait:
-        packer.pack()
+    def issue(_kept: object = arrays) -> Wait:  # the copies have addresses only
+        copy_all(into)
         work = library.dist.all_reduce(flat, async_op=True)
 
         def wait() -> None:
             work.wait()
-            packer.unpack()
+            copy_all(back)
 
         return wait
 

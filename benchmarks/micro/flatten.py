@@ -1,8 +1,9 @@
 """Measure packing and unpacking a bucket of 25 MiB, beside torch and memcpy.
 
-160 float32 tensors of a network's sizes are copied into a flat array and back: by nc10d, with the
-division by the number of ranks and without, by torch._foreach_copy_ on the same memory, and by a
-memcpy of as many bytes. All take turns in each round, in random order, each with a single thread.
+160 float32 tensors of a network's sizes are copied into a flat array, divided by the number of
+ranks, each by a call of its own, and back, as DistributedDataParallel does; by torch._foreach_copy_
+on the same memory; and as many bytes by a memcpy. All take turns in each round, in random order,
+each with a single thread.
 """
 
 from __future__ import annotations
@@ -18,93 +19,14 @@ import numpy as np
 
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.estimates import Estimate, Times, estimate
-from nc10d.arrays.dtypes import DType
-from nc10d.kernels.pack import copy_address, move_all
-from nc10d.reducer.packing import kernel_for, memory_of, move, only_dtype, places_in
+from nc10d.arrays.buffer import as_buffer
+from nc10d.reducer.packing import DividedCopy, copy_all
 
 NBYTES = 25 << 20
 TENSORS = 160
 MEMCPY = "memcpy"
 Call = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
-Addresses = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def pack(arrays: Sequence[Array], flat: Array, offsets: Sequence[int], scale: float = 1.0) -> None:
-    """Write `arrays[i] * scale` to `flat` from element `offsets[i]` on, in the dtype of `flat`.
-
-    ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that differ
-    and are not both floating. Both are raised before the first write.
-    """
-    whole, sources = memory_of(flat, True), [memory_of(x, False) for x in arrays]
-    places = places_in(whole, sources, offsets)
-    rows = [(place, x.address, x.nbytes) for place, x in zip(places, sources, strict=True)]
-    move(rows, only_dtype([x.dtype for x in sources]), whole.dtype, scale)
-
-
-def unpack(
-    flat: Array, arrays: Sequence[Array], offsets: Sequence[int], scale: float = 1.0
-) -> None:
-    """Write `flat * scale`, from element `offsets[i]` on, to `arrays[i]`; errors as for `pack`."""
-    whole, targets = memory_of(flat, False), [memory_of(x, True) for x in arrays]
-    places = places_in(whole, targets, offsets)
-    size = whole.dtype.itemsize
-    rows = [(x.address, place, x.count * size) for place, x in zip(places, targets, strict=True)]
-    move(rows, whole.dtype, only_dtype([x.dtype for x in targets]), scale)
-
-
-class Packer:
-    """Packs the same NumPy arrays into a flat array, and unpacks them, many times.
-
-    The constructor checks the arrays; errors as for `pack`. Each call reads the addresses from the
-    array objects by compiled code, since a resize may have moved an array. A call raises ValueError
-    if the number of bytes of an array has changed.
-    """
-
-    def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
-        if any(type(x) is not np.ndarray for x in (flat, *arrays)):
-            raise TypeError("a Packer is for plain NumPy arrays")
-        self._arrays, self._flat = list(arrays), flat
-        whole, buffers = memory_of(flat, True), [memory_of(x, True) for x in arrays]
-        places_in(whole, buffers, offsets)
-        self._dtypes = only_dtype([x.dtype for x in buffers]), whole.dtype
-        self._nbytes = [x.nbytes for x in (flat, *arrays)]
-        sizes = [[x.nbytes, x.count * whole.dtype.itemsize] for x in buffers]
-        self._sizes = np.array(sizes, np.int64).reshape(-1, 2)
-        self._offsets = np.array(offsets, np.int64) * whole.dtype.itemsize
-        self._addresses = np.zeros(1 + len(buffers), np.int64)
-        table = self._addresses.ctypes.data
-        rows = [(table + 8 * i, id(x) + _DATA, 8) for i, x in enumerate((flat, *arrays))]
-        self._address_rows = np.array(rows, np.int64)
-
-    def pack(self, scale: float = 1.0) -> None:
-        """Write the arrays, times `scale`, to the flat array."""
-        arrays, places = self._current_addresses()
-        src, dst = self._dtypes
-        self._move(np.column_stack([places, arrays, self._sizes[:, 0]]), src, dst, scale)
-
-    def unpack(self, scale: float = 1.0) -> None:
-        """Write the flat array, times `scale`, to the arrays."""
-        arrays, places = self._current_addresses()
-        dst, src = self._dtypes
-        self._move(np.column_stack([arrays, places, self._sizes[:, 1]]), src, dst, scale)
-
-    def _current_addresses(self) -> tuple[Addresses, Addresses]:
-        """Return the current addresses of the arrays, and of their places in the flat array."""
-        if [x.nbytes for x in (self._flat, *self._arrays)] != self._nbytes:
-            raise ValueError("an array was resized since the Packer was made")
-        move_all(self._address_rows.ctypes.data, len(self._address_rows), copy_address(), 0)
-        return self._addresses[1:], self._addresses[0] + self._offsets
-
-    def _move(self, table: Addresses, src: DType | None, dst: DType | None, scale: float) -> None:
-        if src is not None and dst is not None:
-            factor = np.array(scale, np.float64)
-            kernel = kernel_for(src, dst, scale, int(table[:, 2].sum()))
-            move_all(table.ctypes.data, len(table), kernel, factor.ctypes.data)
-
-
-_DATA = object.__basicsize__
-"""Offset of an ndarray's data pointer: right behind the object header (NumPy's C API)."""
 
 
 def counts(tensors: int = TENSORS, total: int = NBYTES // 4) -> list[int]:
@@ -117,19 +39,24 @@ def counts(tensors: int = TENSORS, total: int = NBYTES // 4) -> list[int]:
     return [a + b for a, b in zip(small, shared, strict=True)]
 
 
-def calls(sizes: Sequence[int], ranks: int) -> dict[str, Call]:
-    """Return the timed calls by name; torch's where torch is installed."""
-    arrays = [np.full(count, index % 7 + 1, np.float32) for index, count in enumerate(sizes)]
-    offsets = np.cumsum([0, *sizes[:-1]]).tolist()
-    flat, other = np.zeros(sum(sizes), np.float32), np.ones(sum(sizes), np.float32)
-    packer, scale = Packer(arrays, flat, offsets), 1 / ranks
+def calls(arrays: Sequence[Array], flat: Array, ranks: int) -> dict[str, Call]:
+    """Return the timed calls by name; torch's where torch is installed. Keep the arrays alive."""
+    other, sizes = np.ones_like(flat), [x.size for x in arrays]
+    slots = np.split(flat, np.cumsum(sizes[:-1]))
+    copies = [
+        (DividedCopy(as_buffer(y), True), x.ctypes.data) for x, y in zip(arrays, slots, strict=True)
+    ]
+    rows = [(x.ctypes.data, y.ctypes.data, x.nbytes) for x, y in zip(arrays, slots, strict=True)]
+
+    def divide() -> None:
+        for copy, address in copies:
+            copy.write(address, ranks)
+
     found: dict[str, Call] = {
         MEMCPY: lambda: ctypes.memmove(flat.ctypes.data, other.ctypes.data, flat.nbytes),
         "memcpy back": lambda: ctypes.memmove(other.ctypes.data, flat.ctypes.data, flat.nbytes),
-        "pack": packer.pack,
-        "pack, scaled": lambda: packer.pack(scale),
-        "unpack": packer.unpack,
-        "unpack, scaled": lambda: packer.unpack(scale),
+        "divide into": divide,
+        "copy back": lambda: copy_all(rows),
     }
     return found | torch_calls(arrays, flat, sizes)
 
@@ -184,8 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="in each round")
     options = parser.parse_args(arguments)
     sizes = counts()
+    arrays = [np.full(count, index % 7 + 1, np.float32) for index, count in enumerate(sizes)]
+    timed = calls(arrays, np.zeros(sum(sizes), np.float32), options.ranks)
     with BackgroundLoad() as others:
-        found = measure(calls(sizes, options.ranks), options.rounds, options.repeats)
+        found = measure(timed, options.rounds, options.repeats)
     print(f"# {len(sizes)} tensors, {4 * sum(sizes)} bytes; others used {others.cores:.2f} cores")
     estimates = {name: estimate(times) for name, times in found.items()}
     print(*report(estimates, 4 * sum(sizes)), sep="\n")

@@ -1,9 +1,9 @@
 """Measure torch.distributed on nc10d beside torch.distributed on gloo, in the same processes.
 
 The ranks have a torch group of each backend, and calls on the two take turns, round by round. A
-figure is the median of the rounds' means, on rank 0. Rows of collectives also have nc10d's own call
-on the same tensors. Rows of training steps have a step without communication instead, and the share
-of what gloo adds to it that nc10d adds.
+figure is the median of the rounds' means, on rank 0. Most rows also have nc10d's own call on the
+same tensors, or nc10d's own class for the same step. Rows of steps have a step without
+communication, too, and the share of what gloo adds to it that torch adds on nc10d.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
     from nc10d.group.process_group import ProcessGroup
 
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 64 << 20)
-OURS, GLOO, THIRD = "nc10d", "gloo", "third"
+OURS, GLOO, OWN, ALONE = "nc10d", "gloo", "own", "alone"
 LIMIT = 600.0
 """Seconds for a call of a rank: far more than any row takes."""
 Call = Callable[[], object]
 
 
 class Row(NamedTuple):
-    """A row: the calls to time, and whether the third is a step alone instead of nc10d's call."""
+    """A row: the calls to time, by column; a row of a step has one alone."""
 
     name: str
     nbytes: int
     calls: Mapping[str, Call]
-    step: bool = False
 
 
 class Figures(NamedTuple):
@@ -47,7 +46,6 @@ class Figures(NamedTuple):
     name: str
     nbytes: int
     seconds: dict[str, float]
-    step: bool
 
 
 def measure(own: ProcessGroup, meeting: str, rounds: int, sizes: Sequence[int]) -> None:
@@ -80,7 +78,7 @@ def _figures(row: Row, rounds: int, own: ProcessGroup) -> Figures:
     for call in row.calls.values():
         for _ in range(3):
             call()
-    count = max(1, min(500, (32 << 20) // max(row.nbytes, 1))) if not row.step else 3
+    count = 3 if ALONE in row.calls else max(1, min(500, (32 << 20) // max(row.nbytes, 1)))
     for _ in range(rounds):
         for way, call in row.calls.items():
             own.barrier()
@@ -89,13 +87,13 @@ def _figures(row: Row, rounds: int, own: ProcessGroup) -> Figures:
                 call()
             seconds[way].append((time.perf_counter() - began) / count)
     medians = {way: statistics.median(found) for way, found in seconds.items()}
-    return Figures(row.name, row.nbytes, medians, row.step)
+    return Figures(row.name, row.nbytes, medians)
 
 
 def _rows(groups: dict[str, Any], own: ProcessGroup, sizes: Sequence[int]) -> Iterator[Row]:
     yield from _collectives(groups, own, sizes)
     yield from _small(groups, own)
-    yield from _steps(groups)
+    yield from _steps(groups, own)
 
 
 def _collectives(groups: dict[str, Any], own: ProcessGroup, sizes: Sequence[int]) -> Iterator[Row]:
@@ -135,7 +133,7 @@ def _collectives(groups: dict[str, Any], own: ProcessGroup, sizes: Sequence[int]
             ),
         }
         for name, (call, third) in calls.items():
-            yield Row(name, nbytes, _turns(groups, call) | {THIRD: third})
+            yield Row(name, nbytes, _turns(groups, call) | {OWN: third})
 
 
 def _there_and_back(x: Any, send: Callable[..., Any], recv: Callable[..., Any], *on: Any) -> None:
@@ -161,7 +159,7 @@ def _small(groups: dict[str, Any], own: ProcessGroup) -> Iterator[Row]:
 
     import nc10d
 
-    yield Row("barrier", 0, _turns(groups, dist.barrier) | {THIRD: own.barrier})
+    yield Row("barrier", 0, _turns(groups, dist.barrier) | {OWN: own.barrier})
     many = [torch.zeros(64) for _ in range(64)]
 
     def coalesced(group: Any) -> None:
@@ -180,29 +178,29 @@ def _small(groups: dict[str, Any], own: ProcessGroup) -> Iterator[Row]:
 
     # torch refuses its manager on gloo, which has no such call: there a list is the nearest.
     calls = {OURS: lambda: coalesced(groups[OURS]), GLOO: lambda: by_list(groups[GLOO])}
-    yield Row("64 coalesced all_reduces", 256, calls | {THIRD: own_block})
+    yield Row("64 coalesced all_reduces", 256, calls | {OWN: own_block})
     value = {"step": 1, "names": ["a", "b"]}
     gathered: list[Any] = [None] * own.size()
     objects = _turns(groups, lambda g: dist.all_gather_object(gathered, value, group=g))
-    own_objects = {THIRD: lambda: nc10d.all_gather_object(gathered, value, group=own)}
+    own_objects = {OWN: lambda: nc10d.all_gather_object(gathered, value, group=own)}
     yield Row("all_gather_object", 64 << 10, objects | own_objects)
 
 
-def _steps(groups: dict[str, Any]) -> Iterator[Row]:
+def _steps(groups: dict[str, Any], own: ProcessGroup) -> Iterator[Row]:
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    def model() -> nn.Module:
+    import nc10d.torch
+
+    def model(layers: int = 8, width: int = 512) -> nn.Module:
         torch.manual_seed(0)
-        layers = [nn.Linear(512, 512) for _ in range(8)]
-        return nn.Sequential(*layers)
+        return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
 
-    batch = torch.ones(16, 512)
-
-    def step_of(network: nn.Module) -> Call:
+    def step_of(network: nn.Module, width: int = 512) -> Call:
+        batch = torch.ones(16, width)
         optimizer = torch.optim.SGD(network.parameters(), 1e-4)
 
         def step() -> None:
@@ -213,23 +211,26 @@ def _steps(groups: dict[str, Any]) -> Iterator[Row]:
         return step
 
     ddp = nn.parallel.DistributedDataParallel
-    alone = {THIRD: step_of(model())}
     on = {way: step_of(ddp(model(), process_group=group)) for way, group in groups.items()}
-    yield Row("a step of DDP", 8 << 20, on | alone, step=True)
+    on[OWN] = step_of(nc10d.torch.DistributedDataParallel(model(), process_group=own))
+    yield Row("a step of DDP", 8 << 20, on | {ALONE: step_of(model())})
     # With names of their own: torch takes meshes of equal names for one and the same in its caches.
     meshes = {
         way: DeviceMesh.from_group(group, "cpu", mesh_dim_names=(way,))
         for way, group in groups.items()
     }
 
-    def sharded(mesh: DeviceMesh) -> nn.Module:
-        network = model()
+    def sharded(network: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for layer in network:
             fully_shard(layer, mesh=mesh)
         return fully_shard(network, mesh=mesh)
 
-    on = {way: step_of(sharded(mesh)) for way, mesh in meshes.items()}
-    yield Row("a step of FSDP2", 8 << 20, on | alone, step=True)
+    for shape in (8, 512), (24, 200):
+        layers, width = shape
+        on = {way: step_of(sharded(model(*shape), mesh), width) for way, mesh in meshes.items()}
+        divided = nc10d.torch.fully_shard(model(*shape), nn.Linear, own)
+        on |= {OWN: step_of(divided, width), ALONE: step_of(model(*shape), width)}
+        yield Row(f"FSDP2, {layers} layers", 4 * layers * width**2, on)
     x = torch.ones(256, 256)
 
     def product(mesh: DeviceMesh) -> Call:
@@ -237,18 +238,20 @@ def _steps(groups: dict[str, Any]) -> Iterator[Row]:
         return lambda: (a @ b).full_tensor()
 
     on = {way: product(mesh) for way, mesh in meshes.items()}
-    yield Row("a product of DTensors", 256 << 10, on | {THIRD: lambda: x @ x}, step=True)
+    yield Row("a product of DTensors", 256 << 10, on | {ALONE: lambda: x @ x})
 
 
 def line(row: Figures) -> str:
     """Return a row as text, in the columns of `header`."""
     us = {way: seconds * 1e6 for way, seconds in row.seconds.items()}
-    ours, gloo, third = us[OURS], us[GLOO], us[THIRD]
+    ours, gloo = us[OURS], us[GLOO]
     text = f"{row.name:<26}{row.nbytes:>9}{ours:>12.1f}{gloo:>12.1f}{gloo / ours:>8.1f}"
-    if row.step:
-        added = (ours - third) / (gloo - third) if gloo > third else float("nan")
-        return f"{text}{'':>12}{'':>8}{third:>12.1f}{added:>8.2f}"
-    return f"{text}{third:>12.1f}{ours / third:>8.2f}"
+    text += f"{us[OWN]:>12.1f}{ours / us[OWN]:>8.2f}" if OWN in us else f"{'':>20}"
+    if ALONE in us:
+        alone = us[ALONE]
+        added = (ours - alone) / (gloo - alone) if gloo > alone else float("nan")
+        text += f"{alone:>12.1f}{added:>8.2f}"
+    return text
 
 
 HEADER = (

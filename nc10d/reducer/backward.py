@@ -16,7 +16,7 @@ from operator import methodcaller
 from typing import Any
 
 from nc10d.base.deadline import monotonic_ns
-from nc10d.reducer.buckets.storage import BucketLayout
+from nc10d.reducer.buckets.storage import Storage
 from nc10d.reducer.settings import Settings
 
 
@@ -32,7 +32,7 @@ class BackwardPass:
 
     def __init__(
         self,
-        layout: BucketLayout,
+        storage: Storage,
         settings: Settings,
         marks: Sequence[int] | None,
         launch: Callable[[int, bool], None],
@@ -42,7 +42,7 @@ class BackwardPass:
         divisor: int,
         reduced: Callable[[int], None] | None = None,
     ) -> None:
-        self._storage, self._schedule = layout.storage, layout.schedule
+        self._storage, self._schedule = storage, storage.schedule
         self._marks = marks
         self._launch = launch
         self._lock, self._used = lock, used

@@ -26,7 +26,6 @@ from nc10d.errors import CudaError
 from nc10d.kernels.gpu_pack import THREADS, chunks_of, supports
 from nc10d.kernels.gpu_ptx import kernel_ptx
 from nc10d.ops import Array
-from nc10d.reducer.packing import only_dtype, places_in
 
 _UNSUPPORTED_PTX = 222
 """CUDA_ERROR_UNSUPPORTED_PTX_VERSION (cuda.h)."""
@@ -67,10 +66,10 @@ class DevicePacker:
         self.flat = flat
 
     def _lay_out(self, whole: Buffer, parts: Sequence[Buffer], offsets: Sequence[int]) -> None:
-        self._inner, self._outer = only_dtype(x.dtype for x in parts) or whole.dtype, whole.dtype
+        self._inner, self._outer = _only_dtype(parts) or whole.dtype, whole.dtype
         if not supports(self._inner, self._outer):
             raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
-        places = places_in(whole, parts, offsets)
+        places = _places_in(whole, parts, offsets)
         size = whole.dtype.itemsize
         pairs = list(zip(places, parts, strict=True))
         self._packing.rows = _rows([(place, x.address, x.nbytes) for place, x in pairs])
@@ -108,6 +107,24 @@ class DevicePacker:
             if in_order:
                 call("cuEventRecord", self._launched, here.stream)
         memory.order_others_after(here, set())
+
+
+def _places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
+    """Return each array's address in the flat array; ValueError if it is not inside."""
+    for x, offset in zip(arrays, offsets, strict=True):
+        if not 0 <= offset <= whole.count - x.count:
+            end = offset + x.count
+            raise ValueError(f"elements {offset} to {end} are not all inside of {whole.count}")
+    return [whole.address + offset * whole.dtype.itemsize for offset in offsets]
+
+
+def _only_dtype(arrays: Sequence[Buffer]) -> DType | None:
+    """Return the common dtype of all arrays, or None without arrays; TypeError if they differ."""
+    distinct = {x.dtype for x in arrays}
+    if len(distinct) > 1:
+        names = ", ".join(sorted(dtype.label for dtype in distinct))
+        raise TypeError(f"arrays of one bucket must have one dtype, got {names}")
+    return distinct.pop() if distinct else None
 
 
 class _Tables:

@@ -1,4 +1,4 @@
-"""Cast, scale and divide CPU arrays by compiled kernels, and the checks that packing needs.
+"""Copy, cast, scale and divide CPU arrays by compiled kernels.
 
 Contract: arrays are contiguous, and calls block until all elements are copied, without the GIL.
 Rounding is that of `nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the
@@ -7,7 +7,7 @@ product once to the target's type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
 from nc10d.reducer.plan import Slot
 
 Row = tuple[int, int, int]
+"""A copy: the addresses of target and source, and the bytes of the source."""
 LARGE = 1 << 16
 """The bytes of a gradient from which on its copy to the bucket divides it. Dividing many small ones
 on their own costs more than another walk over the memory of the bucket."""
@@ -36,9 +37,13 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
     """Write `source * scale` to `target`, which has as many elements, in the target's dtype."""
     # ValueError for an array that is not contiguous or does not fit. TypeError for dtypes that
     # differ and are not both floating. Both are raised before the first write.
-    read, written = memory_of(source, False), memory_of(target, True)
-    (place,) = places_in(written, [read], [0])
-    move([(place, read.address, read.nbytes)], read.dtype, written.dtype, scale)
+    read, written = _memory_of(source, False), _memory_of(target, True)
+    if read.count != written.count:
+        raise ValueError(f"{read.count} elements can't be cast to {written.count}")
+    table = np.array([written.address, read.address, read.nbytes], np.int64)
+    factor = np.array(scale, np.float64)
+    kernel = _kernel(read.dtype, written.dtype, scale, read.nbytes)
+    move_all(table.ctypes.data, 1, kernel, factor.ctypes.data)
 
 
 def divide(read: Buffer, written: Buffer, count: int) -> None:
@@ -122,7 +127,15 @@ def divided(x: Array, count: int, size: int) -> ReduceOp:
     return Divider(x).reduction(count, size)
 
 
-def memory_of(x: Array, written: bool) -> Buffer:
+def copy_all(rows: Sequence[Row]) -> None:
+    """Copy rows of (target, source, bytes); many bytes in all bypass the CPU caches."""
+    large = sum(nbytes for _, _, nbytes in rows) >= STREAM_BYTES
+    table = np.array(rows, np.int64)
+    kernel = stream_copy_address() if large else copy_address()
+    move_all(table.ctypes.data, len(rows), kernel, 0)
+
+
+def _memory_of(x: Array, written: bool) -> Buffer:
     """Return a contiguous CPU array's memory; TypeError or ValueError for other arrays."""
     buffer = as_buffer(x)
     if buffer.device != "cpu":
@@ -133,44 +146,8 @@ def memory_of(x: Array, written: bool) -> Buffer:
     return buffer
 
 
-def places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
-    """Return each array's address in the flat array; ValueError if it is not inside."""
-    for x, offset in zip(arrays, offsets, strict=True):
-        if not 0 <= offset <= whole.count - x.count:
-            end = offset + x.count
-            raise ValueError(f"elements {offset} to {end} are not all inside of {whole.count}")
-    return [whole.address + offset * whole.dtype.itemsize for offset in offsets]
-
-
-def only_dtype(dtypes: Iterable[DType]) -> DType | None:
-    """Return the common dtype of all arrays, or None without arrays; TypeError if they differ."""
-    distinct = set(dtypes)
-    if len(distinct) > 1:
-        names = ", ".join(sorted(dtype.label for dtype in distinct))
-        raise TypeError(f"arrays of one bucket must have one dtype, got {names}")
-    return distinct.pop() if distinct else None
-
-
-def move(rows: Sequence[Row], src: DType | None, dst: DType | None, scale: float) -> None:
-    """Copy, cast and scale rows of (target, source, bytes of the source); None means no rows."""
-    if src is None or dst is None:
-        return
-    kernel = kernel_for(src, dst, scale, sum(nbytes for _, _, nbytes in rows))
-    table = np.array(rows, np.int64)
-    factor = np.array(scale, np.float64)
-    move_all(table.ctypes.data, len(rows), kernel, factor.ctypes.data)
-
-
-def copy_all(rows: Sequence[Row]) -> None:
-    """Copy rows of (target, source, bytes); many bytes in all bypass the CPU caches."""
-    large = sum(nbytes for _, _, nbytes in rows) >= STREAM_BYTES
-    table = np.array(rows, np.int64)
-    kernel = stream_copy_address() if large else copy_address()
-    move_all(table.ctypes.data, len(rows), kernel, 0)
-
-
-def kernel_for(src: DType, dst: DType, scale: float, nbytes: int) -> int:
-    """Return the address of the kernel; large copies bypass the CPU caches."""
+def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
+    """Return the address of the kernel of a cast; large copies bypass the CPU caches."""
     if src is not dst:
         return cast_address(src, dst)
     if nbytes >= STREAM_BYTES and scale == 1:

@@ -183,27 +183,24 @@ class BucketPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """All buckets in the order of their launches; `place[param]` is (bucket, slot)."""
+    """All buckets in the order of their launches."""
 
     buckets: tuple[BucketPlan, ...]
-    place: tuple[tuple[int, int], ...]
 
 
 def plan_buckets(
     specs: Sequence[Any],
-    cap_bytes: int = BUCKET_BYTES,
-    first_bytes: int = FIRST_BUCKET_BYTES,
+    size_limits: Sequence[int] = (FIRST_BUCKET_BYTES, BUCKET_BYTES),
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
     *,
-    size_limits: Sequence[int] | None = None,
     delayed: Sequence[int] = (),
     delayed_until: int | None = None,
 ) -> ReducePlan:
-    """Plan buckets of about `cap_bytes` (the first of `first_bytes`) for all parameters.
+    """Plan buckets of about these limits in bytes, of which the last repeats, for all parameters.
 
-    `size_limits` replace both; the last repeats. The `delayed` parameters are in a bucket per dtype
-    and device, behind the bucket of parameter `delayed_until` (None: behind all others).
+    The `delayed` parameters are in a bucket per dtype and device, behind the bucket of parameter
+    `delayed_until` (None: behind all others).
     """
     # Without `order` the last parameters come first, since a backward pass ends with the first
     # layer. With `order` (each parameter once, see `arrival_order`) buckets follow the order of
@@ -214,7 +211,7 @@ def plan_buckets(
         raise ValueError(f"order must have each of the {len(params)} parameters once")
     late = set(delayed)
     prompt = [param for param in (whole if order is None else order) if param not in late]
-    buckets = _assigned(params, prompt, size_limits or [first_bytes, cap_bytes], expect_sparse)
+    buckets = _assigned(params, prompt, size_limits, expect_sparse)
     if order is None:
         buckets.sort(key=min, reverse=True)
     if late:
@@ -245,13 +242,7 @@ def lay_out(
     params = [param for bucket in buckets for param in bucket]
     if sorted(params) != list(range(len(specs))):
         raise ValueError(f"buckets must have each of the {len(specs)} parameters once")
-    place = {
-        param: (index, slot)
-        for index, bucket in enumerate(buckets)
-        for slot, param in enumerate(bucket)
-    }
-    planned = tuple(_bucket(specs, bucket, expect_sparse) for bucket in buckets)
-    return ReducePlan(planned, tuple(place[param] for param in range(len(specs))))
+    return ReducePlan(tuple(_bucket(specs, bucket, expect_sparse) for bucket in buckets))
 
 
 def _bucket(

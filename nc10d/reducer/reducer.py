@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias, Unpack
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.backward import BackwardPass
 from nc10d.reducer.buckets.bucket import Allocation
-from nc10d.reducer.buckets.storage import BucketLayouts
+from nc10d.reducer.buckets.storage import StorageMaker
 from nc10d.reducer.gradients import SparseGradient, assign, check, fits, rows_on_host
 from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
@@ -91,30 +90,28 @@ class Reducer(PassStats):
         if not self._params:
             raise ValueError("a Reducer needs at least one parameter")
         group.reducers += 1
-        self._layouts = BucketLayouts(
-            self._params, self.specs, self.settings, allocate, group, group.reducers
-        )
-        self._layout = self._layouts.make()
+        self._maker = StorageMaker(self._params, self.settings, allocate, group, group.reducers)
+        self._storage = self._maker.make(self.settings.plan(self.specs, None))
 
     @property
     def plan(self) -> ReducePlan:
         """The bucket and offset of each gradient; a new plan after `rebuild`."""
-        return self._layout.plan
+        return self._storage.plan
 
     @property
     def gradients(self) -> list[Any]:
         """The gradients by parameter, which `rebuild` replaces: views of buckets, or sparse."""
-        return self._layout.storage.gradients
+        return self._storage.gradients
 
     def zeros_like_buckets(self) -> list[GradBucket]:
         """Return the buckets as hooks see them, filled with zeros, in separate memory."""
         # For sizing a hook's state, or for trying a hook before the first pass.
-        return [bucket.grad_bucket for bucket in self._layouts.storage(self.plan).buckets]
+        return [*self._maker.make(self.plan).buckets]
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
         self._between_passes("zero_grad")
-        self._layout.storage.zero()
+        self._storage.zero()
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
@@ -156,7 +153,7 @@ class Reducer(PassStats):
         self._record(Moment.BACKWARD_START)
         with self._lock:
             self._pass = BackwardPass(
-                self._layout,
+                self._storage,
                 self.settings,
                 marks,
                 self._launch,
@@ -196,7 +193,7 @@ class Reducer(PassStats):
             raise self._no_parameter("grad_ready", param)
         if isinstance(gradient, SparseGradient):
             gradient = rows_on_host(gradient)
-        if gradient is not None and not fits(gradient, self._layout.storage.gradients[param]):
+        if gradient is not None and not fits(gradient, self._storage.gradients[param]):
             options = self.settings
             check(gradient, self.specs[param], options.sparse[param], options.names[param])
         current = self._pass
@@ -227,7 +224,7 @@ class Reducer(PassStats):
             self._pass.declare_unused(param)
 
     def _launch(self, index: int, unused: bool) -> None:
-        buckets = self._layout.storage.buckets
+        buckets = self._storage.buckets
         if index == 0:
             self._record(Moment.COMM_START)
         if not unused:
@@ -282,8 +279,8 @@ class Reducer(PassStats):
 
     def _left_by(self, error: BaseException | None) -> None:
         if self._left is None:
-            what = f"pass {self.passes + 1} of reducer {self._layouts.number}"
-            self._left = LeftPass(self.group, what, self._layout.storage.nothing())
+            what = f"pass {self.passes + 1} of reducer {self._maker.number}"
+            self._left = LeftPass(self.group, what, self._storage.nothing())
             self._failed(error or self._left.error)
 
     def settle(self) -> None:
@@ -294,7 +291,7 @@ class Reducer(PassStats):
         """
         if self._left is not None:
             self._left.wait()
-            self._layout.storage.wait()
+            self._storage.wait()
             self._left = None
 
     def shadow_pass(self) -> list[Any]:
@@ -304,15 +301,14 @@ class Reducer(PassStats):
         `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
         self._between_passes("shadow_pass")
-        own, counts, handing = self._layout, self._first_counts, self._on_reduced
-        self._layout = replace(own, storage=self._layouts.storage(self.plan))
-        self._on_reduced = None
+        own, counts, handing = self._storage, self._first_counts, self._on_reduced
+        self._storage, self._on_reduced = self._maker.make(self.plan), None
         try:
             self._begin([0] * len(self._params))
             self.finish()
             return self.gradients
         finally:
-            self._layout, self._first_counts, self._on_reduced = own, counts, handing
+            self._storage, self._first_counts, self._on_reduced = own, counts, handing
 
     def rebuild(self) -> bool:
         """Make new buckets, in the order in which rank 0's gradients arrived.
@@ -328,7 +324,8 @@ class Reducer(PassStats):
             return False
         own_order = arrival_order(self.arrived, len(self._params))
         old = self.gradients
-        self._layout = self._layouts.make(agree_on_order(self.group, own_order))
+        order = agree_on_order(self.group, own_order)
+        self._storage = self._maker.make(self.settings.plan(self.specs, order))
         for gradient, values in zip(self.gradients, old, strict=True):
             assign(gradient, values)
         self.rebuilt = True

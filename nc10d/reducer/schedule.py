@@ -64,11 +64,6 @@ class Schedule:
         # Most marks launch no bucket: theirs is not full, or not the next in the order.
         return _NONE if self._pending[bucket] or bucket != self._next else self._advance()
 
-    @property
-    def complete(self) -> bool:
-        """Whether all buckets are launched."""
-        return self._next == len(self._buckets)
-
     def require_expected(self, param: int) -> None:
         """Raise an UnexpectedGradientError if the gradient is not expected, or not again."""
         if self.remaining[param] == 0:

@@ -121,9 +121,9 @@ class Settings:
             return lay_out(specs, self.buckets, self.sparse)
         return plan_buckets(
             specs,
-            expect_sparse=self.sparse,
-            order=order,
-            size_limits=self.limits,
+            self.limits,
+            self.sparse,
+            order,
             delayed=self.delayed,
             delayed_until=self.delayed_until,
         )

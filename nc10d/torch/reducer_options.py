@@ -5,9 +5,7 @@ Contract: pure. Errors are ValueErrors that name the argument, before anything i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -51,14 +49,3 @@ def delayed_options(
         raise ValueError(f"{what} is no parameter of the module that it trains")
     delayed = [place[id(x)] for _, x in pairs if id(x) in place]
     return {"delayed": delayed, "delayed_until": place[id(until)]}
-
-
-def as_keywords(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer's constructor behind its parameters, by name."""
-    signature = inspect.signature(kind)
-    first = next(iter(signature.parameters))
-    bound = signature.bind((), *args, **kwargs).arguments
-    rest = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), "")
-    return {name: x for name, x in bound.items() if name not in {first, rest}} | dict(
-        bound.get(rest, {})
-    )

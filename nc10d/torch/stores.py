@@ -6,9 +6,9 @@
     store = torch.distributed.TCPStore(...)
     nc10d.init_process_group(store=store, rank=rank, world_size=size)
 
-torch's C++ code calls an adapter by C++ names (`deleteKey`, `getNumKeys`) and reaches no other
-methods than those that StoreForTorch lists first. It forgets the adapter's methods once the Python
-object has gone, so each adapter is kept until its `close`.
+torch's C++ code calls an adapter by C++ names (`deleteKey`, `getNumKeys`), and never calls
+`list_keys`, `barrier` and the queues. It forgets the adapter's methods once the Python object has
+gone, so each adapter is kept until its `close`.
 """
 
 # ruff: noqa: D102  (Store documents the methods)
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -91,63 +92,16 @@ class StoreForTorch(dist.Store):
     def __repr__(self) -> str:
         return f"nc10d.torch.as_store({self.underlying!r})"
 
-    def set(self, key: str, value: Value) -> None:
-        self.underlying.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self._timed().get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        return self.underlying.add(key, amount)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self.underlying.check(keys)
-
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Block until all `keys` exist; a `timeout` of 0 is torch's kNoTimeout: for ever."""
         store = self._timed()
         store.wait(keys, store.timeout if timeout is None else timeout or timedelta.max)
-
-    def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        return self.underlying.compare_set(key, expected, desired)
-
-    def append(self, key: str, value: Value) -> None:
-        self.underlying.append(key, value)
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._timed().multi_get(keys)
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        self.underlying.multi_set(keys, values)
-
-    def has_extended_api(self) -> bool:
-        return self.underlying.has_extended_api()
-
-    def delete_key(self, key: str) -> bool:
-        return self.underlying.delete_key(key)
-
-    def num_keys(self) -> int:
-        return self.underlying.num_keys()
-
-    deleteKey, getNumKeys = delete_key, num_keys  # the names that C++ calls
 
     def clone(self) -> StoreForTorch:
         """Return a store on the same keys for another thread; the clone closes with this store."""
         twin = StoreForTorch(self._timed().clone())
         self._clones.append(twin)
         return twin
-
-    def list_keys(self) -> list[str]:
-        return self.underlying.list_keys()
-
-    def queue_push(self, key: str, value: Value) -> None:
-        self.underlying.queue_push(key, value)
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return self._timed().queue_pop(key, block)
-
-    def queue_len(self, key: str) -> int:
-        return self.underlying.queue_len(key)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         store = self._timed()
@@ -176,6 +130,28 @@ class StoreForTorch(dist.Store):
             self._clones.pop().close()
         _kept.pop(id(self.underlying), None)
         self.underlying.close()
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    """Return a method of StoreForTorch that calls nc10d's store."""
+
+    def call(self: StoreForTorch, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._timed(), name)(*arguments, **options)
+
+    return call
+
+
+_SAME = (
+    *("set", "get", "add", "check", "compare_set", "append", "multi_get", "multi_set"),
+    *("has_extended_api", "delete_key", "num_keys", "list_keys"),
+    *("queue_push", "queue_pop", "queue_len"),
+)
+"""Methods with the same arguments and results in both libraries."""
+
+for _name in _SAME:
+    setattr(StoreForTorch, _name, _forwarded(_name))
+StoreForTorch.deleteKey = _forwarded("delete_key")  # the names that C++ calls
+StoreForTorch.getNumKeys = _forwarded("num_keys")
 
 
 class TorchStore(Store):

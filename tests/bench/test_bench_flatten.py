@@ -21,28 +21,28 @@ def test_the_tensors_fill_the_bucket() -> None:
     assert min(sizes) > 0
 
 
-def test_every_call_copies_and_scales_right() -> None:
+def test_every_call_copies_and_divides_right() -> None:
     sizes = flatten.counts(8, 4000)
-    found = flatten.calls(sizes, 4)
-    packed = found["pack"].__self__._flat  # type: ignore[attr-defined]
-    arrays = found["pack"].__self__._arrays  # type: ignore[attr-defined]
+    arrays = [np.full(count, index + 1, np.float32) for index, count in enumerate(sizes)]
+    flat = np.zeros(sum(sizes), np.float32)
+    found = flatten.calls(arrays, flat, 4)
     whole = np.concatenate(arrays)
-    for name, factor in [("pack", 1), ("pack, scaled", 0.25), ("torch._foreach_copy_ into", 1)]:
+    for name, divisor in [("divide into", 4), ("torch._foreach_copy_ into", 1)]:
         if name in found:
-            packed[:] = 0
+            flat[:] = 0
             found[name]()
-            assert np.array_equal(packed, whole * factor), name
-    for name, factor in [("unpack", 1), ("unpack, scaled", 0.25), ("torch._foreach_copy_ back", 1)]:
+            assert np.array_equal(flat, whole / divisor), name
+    for name in ("copy back", "torch._foreach_copy_ back"):
         if name in found:
-            packed[:] = np.arange(packed.size)
+            flat[:] = np.arange(flat.size)
             found[name]()
-            assert np.array_equal(np.concatenate(arrays), packed * np.float32(factor)), name
+            assert np.array_equal(np.concatenate(arrays), flat), name
     found[flatten.MEMCPY]()
-    assert (packed == 1).all()
+    assert (flat == 1).all()
 
 
 def test_lines_have_times_and_shares_of_memcpy() -> None:
-    found = {flatten.MEMCPY: estimate([1e-3]), "pack": estimate([2e-3])}
+    found = {flatten.MEMCPY: estimate([1e-3]), "copy back": estimate([2e-3])}
     lines = flatten.report(found, 1_000_000)
     assert lines[1].split()[-2:] == ["2.00", "1.00"]
     assert lines[2].split()[-2:] == ["1.00", "0.50"]

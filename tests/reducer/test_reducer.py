@@ -285,13 +285,14 @@ def test_gradients_that_are_missing_are_named_and_the_next_pass_is_free():
     alone(run)
 
 
-def test_a_gradient_that_comes_twice_is_refused_by_name():
+def test_a_gradient_that_comes_twice_is_refused_by_name_before_it_is_copied():
     def run(group):
         reducer = three(group)
         reducer.begin()
-        reducer.grad_ready(1)
+        reducer.grad_ready(1, np.ones(2))
         with pytest.raises(RuntimeError, match=r"a\.bias was marked ready twice"):
-            reducer.grad_ready(1)
+            reducer.grad_ready(1, np.full(2, 7.0))
+        assert reducer.gradients[1].tolist() == [1, 1]
 
     alone(run)
 

@@ -7,7 +7,7 @@ import pytest
 
 from nc10d.ops import AVG, MAX, SUM
 from nc10d.reducer import hooks
-from nc10d.reducer.buckets.sparse_bucket import SparseGradBucket
+from nc10d.reducer.buckets.sparse_bucket import SparseBucket
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import powersgd, quantization
 from nc10d.reducer.hooks.local_sgd import PostLocalSGDState, post_localSGD_hook
@@ -183,7 +183,7 @@ def test_ranks_without_a_batch_do_not_count():
 
 def bucket_of_rows(rank=0):
     plan = plan_buckets(parameters()[1:2], expect_sparse=[True]).buckets[0]
-    bucket = SparseGradBucket(0, plan, parameters()[1:2], True, "rows")
+    bucket = SparseBucket(0, plan, parameters()[1:2], True, ["rows"])
     bucket.set_buffer(rows_of(rank, 1))
     return bucket
 

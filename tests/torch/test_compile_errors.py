@@ -15,18 +15,13 @@ import torch.distributed as dist
 import nc10d
 import nc10d.torch
 from nc10d.base import uncaught
-from nc10d.testing import Ranks
 from nc10d.torch import functional
 
 MOST_LINES = 25
 modules = []
 
 
-@pytest.fixture(scope="module")
-def rank():
-    with Ranks(1, "processes", timeout=120.0) as processes:
-        processes.run(start)
-        yield processes
+RANKS = {"world_size": 1, "kind": "processes", "timeout": 120.0}
 
 
 def start(group):
@@ -116,8 +111,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("function", REFUSED)
-def test_a_call_that_is_refused_is_named_and_told_what_to_do(function, rank):
-    ((_, text),) = rank.run(printed, [function], ["eager"])
+def test_a_call_that_is_refused_is_named_and_told_what_to_do(function, ranks):
+    ((_, text),) = ranks.run(printed, [function], ["eager"])
     assert len(text.splitlines()) < MOST_LINES
     assert line_of(function) in text
     assert "  nc10d: a graph of torch.compile cannot have this call. " in text
@@ -132,8 +127,8 @@ def line_of(function):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("function", [wrong_reduction, wrong_root])
-def test_a_wrong_argument_is_told_by_nc10ds_text_alone(function, backend, rank):
-    ((_, text),) = rank.run(printed, [function], [backend])
+def test_a_wrong_argument_is_told_by_nc10ds_text_alone(function, backend, ranks):
+    ((_, text),) = ranks.run(printed, [function], [backend])
     assert len(text.splitlines()) < MOST_LINES
     assert text.splitlines()[-1].split("ValueError: ")[1].startswith(("unknown", "broadcast"))
     assert f"in {function.__name__}" in text
@@ -141,8 +136,8 @@ def test_a_wrong_argument_is_told_by_nc10ds_text_alone(function, backend, rank):
 
 
 @pytest.mark.parametrize("function", [unrelated, named_alike])
-def test_an_error_that_does_not_concern_nc10d_stays(function, rank):
-    ((whole, text),) = rank.run(printed, [function], ["eager"])
+def test_an_error_that_does_not_concern_nc10d_stays(function, ranks):
+    ((whole, text),) = ranks.run(printed, [function], ["eager"])
     assert text == whole
 
 

@@ -7,17 +7,13 @@ import pytest
 import torch
 import zoo
 
-from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's
 
 
-@pytest.fixture(scope="module")
-def two():
-    # Processes: torch's compiler keeps the state of a trace in global variables.
-    with Ranks(2, "processes", timeout=120.0) as processes:
-        yield processes
+# Processes: torch's compiler keeps the state of a trace in global variables.
+RANKS = {"world_size": 2, "kind": "processes", "timeout": 120.0}
 
 
 CASES = [(name, "DDP compiled") for name in zoo.ZOO] + [("perceptron", "DDP of a compiled module")]
@@ -54,6 +50,6 @@ def alike(group, name, way):
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_gradients_are_those_of_the_uncompiled_model(name, way, two):
-    for same in two.run(alike, [name] * 2, [way] * 2):
+def test_gradients_are_those_of_the_uncompiled_model(name, way, ranks):
+    for same in ranks.run(alike, [name] * 2, [way] * 2):
         assert all(same)

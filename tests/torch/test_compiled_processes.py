@@ -10,14 +10,9 @@ import torch
 import zoo
 from graph_programs import PROGRAMS, outcome, same
 
-from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel
 
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, "processes", timeout=300.0) as processes:
-        yield processes
+RANKS = {"world_size": 2, "kind": "processes", "timeout": 300.0}
 
 
 def bits(group, backend):
@@ -34,8 +29,8 @@ def bits(group, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-def test_the_programs_are_one_graph_with_the_bits_of_eager_mode(backend, two):
-    assert two.run(bits, [backend] * 2) == [{name: [True, True] for name in PROGRAMS}] * 2
+def test_the_programs_are_one_graph_with_the_bits_of_eager_mode(backend, ranks):
+    assert ranks.run(bits, [backend] * 2) == [{name: [True, True] for name in PROGRAMS}] * 2
 
 
 def gradients(name, rank, as_views, compiled):
@@ -66,21 +61,21 @@ def compare(group, name, as_views):
     return [a is b is None or torch.allclose(a, b, rtol=1e-12, atol=0) for a, b in pairs]
 
 
-def all_equal(two, name, as_views):
-    return all(map(all, two.run(compare, [name] * 2, [as_views] * 2)))
+def all_equal(ranks, name, as_views):
+    return all(map(all, ranks.run(compare, [name] * 2, [as_views] * 2)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "as_views"), [("perceptron", True), ("branches", False)])
-def test_gradients_are_those_of_an_uncompiled_pass(name, as_views, two):
-    assert all_equal(two, name, as_views)
+def test_gradients_are_those_of_an_uncompiled_pass(name, as_views, ranks):
+    assert all_equal(ranks, name, as_views)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("as_views", [False, True])
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_gradients_of_every_model_are_those_of_an_uncompiled_pass(name, as_views, two):
-    assert all_equal(two, name, as_views)
+def test_gradients_of_every_model_are_those_of_an_uncompiled_pass(name, as_views, ranks):
+    assert all_equal(ranks, name, as_views)
 
 
 def left_out(group):
@@ -97,7 +92,7 @@ def left_out(group):
 
 
 @pytest.mark.slow
-def test_a_pass_without_a_parameter_is_an_error_of_the_next_forward_pass(two):
-    for message, notes in two.run(left_out):
+def test_a_pass_without_a_parameter_is_an_error_of_the_next_forward_pass(ranks):
+    for message, notes in ranks.run(left_out):
         assert "1.weight" in message
         assert any("ends with the last gradient" in note for note in notes)

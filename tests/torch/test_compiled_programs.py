@@ -9,16 +9,12 @@ from graph_programs import PROGRAMS, outcome, same
 from torch._dynamo.backends.common import aot_autograd
 
 import nc10d as dist
-from nc10d.testing import Ranks
 from nc10d.torch import functional as F
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, timeout=120.0) as threads:
-        yield threads
+RANKS = {"world_size": 2, "timeout": 120.0}
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +23,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_is_one_graph_with_the_bits_of_eager_mode(program, two):
+def test_a_program_is_one_graph_with_the_bits_of_eager_mode(program, ranks):
     function, shapes = PROGRAMS[program]
 
     def run(group):
@@ -35,11 +31,11 @@ def test_a_program_is_one_graph_with_the_bits_of_eager_mode(program, two):
         graph = torch.compile(function, backend="aot_eager", fullgraph=True)
         return [same(outcome(graph, group, shapes), eager) for _ in range(2)]
 
-    assert two.run(run) == [[True, True]] * 2
+    assert ranks.run(run) == [[True, True]] * 2
 
 
 @pytest.mark.slow
-def test_inductor_keeps_order_values_and_unused_calls(two):
+def test_inductor_keeps_order_values_and_unused_calls(ranks):
     """Inductor may fuse and move what is between operators, but no operator."""
 
     def program(group, params, x):
@@ -55,7 +51,7 @@ def test_inductor_keeps_order_values_and_unused_calls(two):
         found = outcome(torch.compile(program, fullgraph=True), group, [(4, 4)])
         return same(found, eager), group.seq - before
 
-    assert two.run(run) == [(True, 5)] * 2  # two of them backward
+    assert ranks.run(run) == [(True, 5)] * 2  # two of them backward
 
 
 def random_program(seed):
@@ -112,7 +108,7 @@ def scheduler(seed, moved):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_scheduler_reorders_or_drops_operators(seed, two):
+def test_no_scheduler_reorders_or_drops_operators(seed, ranks):
     def run(group):
         groups = [group, dist.new_group([0, 1])]
         program, x, seen, moved = random_program(seed), torch.arange(4.0) + group.rank, [], []
@@ -122,7 +118,7 @@ def test_no_scheduler_reorders_or_drops_operators(seed, two):
             each.observe(lambda g, ops, number: seen.append((g.name, type(ops[0]).__name__)))
         return program(groups, x) + 0, [*seen], compiled(groups, x), seen, moved
 
-    for expected, order, found, both, moved in two.run(run):
+    for expected, order, found, both, moved in ranks.run(run):
         assert both == [*order, *order]
         assert len(order) >= 12
         assert torch.equal(expected, found)

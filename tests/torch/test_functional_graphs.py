@@ -6,7 +6,6 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import nc10d as dist
-from nc10d.testing import Ranks
 from nc10d.torch import functional as F
 
 TWICE = dist.premul_sum(2.0)
@@ -22,10 +21,7 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as threads:
-        yield threads
+RANKS = {"world_size": 2}
 
 
 def step(x):
@@ -140,7 +136,7 @@ PROGRAMS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_messages_are_part_of_a_graph(program, backend, two):
+def test_messages_are_part_of_a_graph(program, backend, ranks):
     torch._dynamo.reset()
 
     def run(group):
@@ -148,7 +144,7 @@ def test_messages_are_part_of_a_graph(program, backend, two):
         compiled = torch.compile(function, backend=backend, fullgraph=True)
         return function(group, x), compiled(group, x), compiled(group, x)
 
-    for eager, cold, warm in two.run(run):
+    for eager, cold, warm in ranks.run(run):
         assert torch.equal(eager, cold)
         assert torch.equal(eager, warm)
 
@@ -180,7 +176,7 @@ ORDINARY = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("call", ORDINARY)
-def test_an_ordinary_call_becomes_part_of_a_graph(call, two):
+def test_an_ordinary_call_becomes_part_of_a_graph(call, ranks):
     torch._dynamo.reset()
 
     def run(group):
@@ -189,7 +185,7 @@ def test_an_ordinary_call_becomes_part_of_a_graph(call, two):
         on_one_rank = function if group.rank else compiled
         return [step(group, x) for step in (function, compiled, compiled, on_one_rank)]
 
-    for eager, *others in two.run(run):
+    for eager, *others in ranks.run(run):
         assert all(torch.equal(eager, x) for x in others)
 
 

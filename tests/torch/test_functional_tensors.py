@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import nc10d as dist
-from nc10d.testing import Ranks
 from nc10d.torch import functional as F
 
 SIZE = 4
@@ -98,10 +97,7 @@ def weights(out):
     return torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE) as threads:
-        yield threads
+RANKS = {"world_size": SIZE}
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)

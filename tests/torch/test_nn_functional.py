@@ -8,7 +8,6 @@ from torch import distributed as torch_dist
 
 import nc10d as dist
 import nc10d.torch
-from nc10d.testing import Ranks
 from nc10d.torch.nn import functional as NN
 
 MEMBERS = [1, 2]
@@ -87,10 +86,7 @@ def written(call, out, *args, **kwargs):
     return found + 100 * (found.detach() - out)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3, timeout=120.0) as threads:
-        yield threads
+RANKS = {"world_size": 3, "timeout": 120.0}
 
 
 def values(rank):

@@ -37,14 +37,11 @@ def calls(group, xs):
     return whole
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with Ranks(2) as ranks:
-        yield ranks
+RANKS = {"world_size": 2}
 
 
 @pytest.mark.parametrize("first", KINDS)
-def test_a_block_of_tensors_does_what_its_calls_do(pair, first):
+def test_a_block_of_tensors_does_what_its_calls_do(ranks, first):
     def run(group):
         found = []
         for block in (False, True):
@@ -57,10 +54,10 @@ def test_a_block_of_tensors_does_what_its_calls_do(pair, first):
             found.append([x.detach().float().tolist() for x in (*xs, *whole)])
         return found[0] == found[1]
 
-    assert pair.run(run) == [True] * 2
+    assert ranks.run(run) == [True] * 2
 
 
-def test_a_block_of_tensors_of_two_devices_is_refused_and_nothing_is_sent(pair):
+def test_a_block_of_tensors_of_two_devices_is_refused_and_nothing_is_sent(ranks):
     def run(group):
         x = torch.ones(2)
 
@@ -74,7 +71,7 @@ def test_a_block_of_tensors_of_two_devices_is_refused_and_nothing_is_sent(pair):
         group.all_reduce(x)
         return x.tolist()
 
-    assert pair.run(run) == [[2.0] * 2] * 2
+    assert ranks.run(run) == [[2.0] * 2] * 2
 
 
 def drops_its_tensors(group):

@@ -14,11 +14,7 @@ import nc10d as dist
 import nc10d.torch
 from nc10d.testing import Ranks, run_local, run_ranks
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3) as three:
-        yield three
+RANKS = {"world_size": 3}
 
 
 class Sub(torch.Tensor):

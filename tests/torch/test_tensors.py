@@ -18,12 +18,7 @@ from nc10d.testing import Ranks, reference, run_local, run_ranks, strategies
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, is_dense, like
 
 FIELDS = ("x", "out", "inp")
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3) as three:
-        yield three
+RANKS = {"world_size": 3}
 
 
 def as_tensors(op):

@@ -1,8 +1,8 @@
 """A dense bucket: flat memory, the gradients as views of it, and its reduction.
 
-Contract: for each pass the owner calls `keep`, then `take` for each gradient, `launch` when all
-gradients are there, then `wait`, `end` and `restore`. No thread writes to the bucket between
-`launch` and the end of `wait`.
+Contract: hooks use the methods of GradBucket, and the owner all others. For each pass the owner
+calls `keep`, then `take` for each gradient, `launch` when all gradients are there, then `wait`,
+`end` and `restore`. No thread writes to the bucket between `launch` and the end of `wait`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
 """An allocator for all devices, an allocator for each device, or None for the default memory."""
 
 
-class Bucket:
+class Bucket(GradBucket):
     """Bucket `index` of a plan; `views[param]` is the gradient of a parameter."""
 
     def __init__(
@@ -34,20 +34,14 @@ class Bucket:
         allocate: Allocate,
         purpose: str = "",
     ) -> None:
-        self.buffer = allocate(plan.count, plan.dtype.numpy)
+        memory = allocate(plan.count, plan.dtype.numpy)
         members = [parameters[param] for param in plan.params]
-        self.grad_bucket = self._grad_bucket(index, plan, members, is_last, purpose, allocate)
-        self.views = dict(zip(plan.params, self.grad_bucket.gradients(), strict=True))
-        self._allocate = allocate
+        super().__init__(index, memory, plan.slots, members, is_last, purpose, allocate)
+        self.views = dict(zip(plan.params, self.gradients(), strict=True))
         self._divides = plan.dtype.family in FRACTIONAL
-        self.divided = self.grad_bucket.divided
         self._given: dict[int, Array] = {}
         self._kept: dict[int, Array] = {}
         self._outcome: Work | Future[Any] | None = None
-
-    def _grad_bucket(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
-        """Return the object that hooks receive."""
-        return GradBucket(index, self.buffer, plan.slots, *more)
 
     def keep(self, params: Sequence[int]) -> None:
         """Copy the current gradients of these parameters, in addition to earlier copies."""
@@ -86,11 +80,11 @@ class Bucket:
 
     def launch(self, hook: CommHook, state: Any) -> None:
         """Call the hook; blocks only if the hook blocks."""
-        self._outcome = call_hook(hook, state, self.grad_bucket)
+        self._outcome = call_hook(hook, state, self)
 
     def zero(self) -> None:
         """Set all gradients to zero."""
-        self.buffer[...] = 0
+        self.memory[...] = 0
 
     def is_reduced(self) -> bool:
         """Return whether `wait` would not block; false for a hook that computes in `wait`."""
@@ -105,15 +99,15 @@ class Bucket:
         if self._outcome is None:
             return
         try:
-            reduced = reduced_array(self._outcome, self.grad_bucket)
-            if reduced is not self.buffer:
-                self.buffer[...] = reduced
+            reduced = reduced_array(self._outcome, self)
+            if reduced is not self.memory:
+                self.memory[...] = reduced
             self._outcome = None
         except Exception:
             self._outcome = None
             raise
         finally:
-            self.grad_bucket.reset()
+            self.reset()
 
     def end(self, reduced: bool) -> None:
         """Release the arrays from `take`; with `reduced`, write the means to them first."""

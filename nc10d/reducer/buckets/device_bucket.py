@@ -22,7 +22,7 @@ from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Bucket
 from nc10d.reducer.device_packing import DevicePacker
 from nc10d.reducer.hooks.deferred_future import OrderedFuture
-from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket, Step, averaging_factor
+from nc10d.reducer.hooks.grad_bucket import CommHook, Step, averaging_factor
 from nc10d.reducer.plan import BucketPlan
 from nc10d.work import Future, Work
 
@@ -39,10 +39,7 @@ class DeviceBucket(Bucket):
         self._unpacked = False
         self._kept_flat: Array | None = None
         super().__init__(index, plan, *more)
-        self._ordinal = device_of(self.buffer)
-
-    def _grad_bucket(self, index: int, plan: BucketPlan, *more: Any) -> GradBucket:
-        return DeviceGradBucket(self, index, self.buffer, plan.slots, *more)
+        self._ordinal = device_of(self.memory)
 
     def keep(self, params: Sequence[int]) -> None:
         """Enqueue a copy of the current gradients of these parameters."""
@@ -56,14 +53,14 @@ class DeviceBucket(Bucket):
 
     def _keeping_packer(self, params: Sequence[int]) -> DevicePacker:
         if self._kept_flat is None:
-            self._kept_flat = self._allocate(len(self.buffer), as_buffer(self.buffer).dtype.numpy)
+            self._kept_flat = self._allocate(len(self.memory), as_buffer(self.memory).dtype.numpy)
         return self._packer("keep", self._kept_flat, {param: self.views[param] for param in params})
 
     def take(
         self, param: int, gradient: Array | None, divisor: int = 0, divided: bool = False
     ) -> None:
         """Record a gradient and the stream that computes it."""
-        array = self.buffer if gradient is None else gradient
+        array = self.memory if gradient is None else gradient
         self._streams.add(current_stream_key(array, self._ordinal))
         if gradient is not None:
             self._given[param] = gradient
@@ -91,21 +88,44 @@ class DeviceBucket(Bucket):
         order_others_after(self._current_stream(), streams)
 
     def _current_stream(self) -> StreamKey:
-        return current_stream_key(self.buffer, self._ordinal)
+        return current_stream_key(self.memory, self._ordinal)
 
-    def pack(self) -> None:
+    def buffer(self) -> Array:
         """Enqueue copying the caller's own arrays into the bucket, once per pass."""
-        if self._unpacked:
+        if self._unpacked and self._buffer is self.memory:
             self._unpacked = False
-            self._packer("own", self.buffer, self._given).pack()
+            self._packer("own", self.memory, self._given).pack()
+        return self._buffer
 
-    def narrow_to(self, flat: Array, scale: float) -> None:
-        """Enqueue writing all gradients to `flat`, from the bucket or the caller's arrays."""
+    def on_host(self) -> Array:
+        """Raise TypeError: NumPy can't read device memory."""
+        raise TypeError(
+            "this comm hook computes on the CPU, and bucket "
+            f"{self.index()} is on {self.device}: use one that works on devices "
+            "(allreduce_hook, bf16_compress_hook, fp16_compress_hook, post_localSGD_hook)"
+        )
+
+    def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
+        """Enqueue the cast of all gradients in one launch; see `GradBucket.narrowed`."""
+        narrow, factor = self._narrow_like(self._buffer, dtype), averaging_factor(over)
+        if self._buffer is not self.memory:
+            self._copy(self._buffer, narrow, factor)
+            return narrow
+        # From the bucket, or from the caller's own arrays.
         sources = {**self.views, **self._given} if self._unpacked else self.views
         self._unpacked = False
-        self._packer("narrow", flat, sources).pack(scale)
+        self._packer("narrow", narrow, sources).pack(factor)
+        return narrow
 
-    def copy(self, source: Array, target: Array, scale: float = 1.0) -> None:
+    def widened(self, narrow: Array) -> Array:
+        self._copy(narrow, self._buffer)
+        return self._buffer
+
+    def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
+        """Return the Future of a step; the waiting thread enqueues the step behind the outcome."""
+        return OrderedFuture(outcome, step)
+
+    def _copy(self, source: Array, target: Array, scale: float = 1.0) -> None:
         """Enqueue writing `source * scale` to `target`, which has the same length."""
         self._cached_packer("copy", [source], target, [0]).pack(scale)
 
@@ -128,44 +148,4 @@ class DeviceBucket(Bucket):
 
     def _give(self, given: Mapping[int, Array]) -> None:
         if given:
-            self._packer("own", self.buffer, given).unpack()
-
-
-class DeviceGradBucket(GradBucket):
-    """A device bucket as a hook sees it; it packs the gradients when the hook asks for them."""
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, owner: DeviceBucket, *more: Any) -> None:
-        self._owner = owner
-        super().__init__(*more)
-
-    def buffer(self) -> Array:
-        if self._buffer is self._owner.buffer:
-            self._owner.pack()
-        return self._buffer
-
-    def on_host(self) -> Array:
-        """Raise TypeError: NumPy can't read device memory."""
-        raise TypeError(
-            "this comm hook computes on the CPU, and bucket "
-            f"{self.index()} is on {self._owner.device}: use one that works on devices "
-            "(allreduce_hook, bf16_compress_hook, fp16_compress_hook, post_localSGD_hook)"
-        )
-
-    def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
-        """Enqueue the cast of all gradients in one launch; see `GradBucket.narrowed`."""
-        narrow = self._narrow_like(self._buffer, dtype)
-        if self._buffer is self._owner.buffer:
-            self._owner.narrow_to(narrow, averaging_factor(over))
-        else:
-            self._owner.copy(self._buffer, narrow, averaging_factor(over))
-        return narrow
-
-    def widened(self, narrow: Array) -> Array:
-        self._owner.copy(narrow, self._buffer)
-        return self._buffer
-
-    def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
-        """Return the Future of a step; the waiting thread enqueues the step behind the outcome."""
-        return OrderedFuture(outcome, step)
+            self._packer("own", self.memory, given).unpack()

@@ -32,30 +32,38 @@ from nc10d.reducer.plan import BucketPlan, Spec
 from nc10d.work import Future, Work
 
 
-class SparseGradBucket(GradBucket):
-    """A sparse gradient as a hook sees it; the buffer is the SparseGradient of a parameter.
+class SparseBucket(GradBucket):
+    """The bucket of a parameter that expects a sparse gradient; the buffer is a SparseGradient.
 
     `all_reduce` ends after all buckets are launched. If the hook waits for it, on every rank, rows
     are sent at once. A callback of its `then` may launch another one.
     """
 
-    __slots__ = ("_name", "_spec", "exchanges", "gradient", "thread")
-
     def __init__(
-        self, index: int, plan: BucketPlan, parameters: Sequence[Array], is_last: bool, name: str
+        self,
+        index: int,
+        plan: BucketPlan,
+        parameters: Sequence[Array],
+        is_last: bool,
+        names: Sequence[str],
     ) -> None:
         (slot,) = plan.slots
         self._spec = Spec(slot.shape, plan.dtype, plan.device)
-        self._name = name
-        self.gradient = no_rows(self._spec)
-        self.exchanges: list[RowExchange] = []
-        self.thread = get_ident()
-        super().__init__(index, self.gradient, plan.slots, parameters, is_last)
+        self._name = names[slot.param]
+        self._exchanges: list[RowExchange] = []
+        self._thread = get_ident()
+        super().__init__(index, no_rows(self._spec), plan.slots, [parameters[slot.param]], is_last)
+        self._empty = copy_of(self.memory)
+        self._given: SparseGradient | None = None
+        self._kept: SparseGradient | None = None
+        self._outcome: Work | Future[Any] | None = None
+        self._second_step_done = False
+        self.views = {slot.param: self.memory}
 
     def reset(self) -> None:
         """Make the gradient itself the buffer again, and drop all exchanges."""
         super().reset()
-        self.exchanges = []
+        self._exchanges = []
 
     def flat(self) -> Array:
         """Raise TypeError: a sparse gradient is no flat array."""
@@ -78,13 +86,13 @@ class SparseGradBucket(GradBucket):
 
         RuntimeError in a callback that runs on another thread than the pass.
         """
-        if get_ident() != self.thread:
+        if get_ident() != self._thread:
             raise RuntimeError(
                 f"the rows of {self._name} must be reduced in the comm hook or after a reduction of"
                 " rows: other callbacks run at another moment on each rank"
             )
         exchange = RowExchange(group, self._buffer, self._spec, _factor(op, group.size))
-        self.exchanges.append(exchange)
+        self._exchanges.append(exchange)
         return exchange
 
     def _divide(self, count: int, size: int) -> ReduceOp:
@@ -93,6 +101,72 @@ class SparseGradBucket(GradBucket):
     def check(self, value: Any) -> None:
         """Raise a TypeError or ValueError if `value` is no sparse gradient of the parameter."""
         check(value, self._spec, True, self._name)
+
+    def keep(self, params: Sequence[int]) -> None:
+        """Keep a copy of the current rows, if `params` is not empty."""
+        if params:
+            self._kept = copy_of(self.memory)
+
+    def restore(self, params: Sequence[int]) -> None:
+        """Restore the rows from their copy, if `params` is not empty, and drop the copy."""
+        kept, self._kept = self._kept, None
+        if params:
+            assign(self.memory, kept)
+
+    def take(
+        self,
+        _param: int,
+        gradient: SparseGradient | None,
+        _divisor: int = 0,
+        _divided: bool = False,
+    ) -> None:
+        """Take final rows: the caller's own, or None if they are in place."""
+        if gradient is not None:
+            self._given = gradient
+            assign(self.memory, gradient)
+
+    def zero(self) -> None:
+        """Remove all rows."""
+        assign(self.memory, self._empty)
+
+    def launch(self, hook: CommHook, state: Any) -> None:
+        """Call the hook; blocks only if the hook blocks."""
+        self._thread = get_ident()
+        self._outcome = call_hook(hook, state, self)
+
+    def second_step(self) -> None:
+        """Send the rows of all exchanges of the hook; see `RowExchange.send_rows`."""
+        self._thread = get_ident()
+        for exchange in self._exchanges:
+            exchange.send_rows()
+        self._second_step_done = True
+
+    def is_reduced(self) -> bool:
+        """Return False: rows are sent when all buckets are launched."""
+        return False
+
+    def wait(self) -> None:
+        """Wait for the reduction and copy the result to the gradient; raise the hook's error."""
+        outcome, self._outcome = self._outcome, None
+        second_step_done, self._second_step_done = self._second_step_done, False
+        self._thread = get_ident()
+        try:
+            for exchange in self._exchanges:
+                if second_step_done:
+                    # For an exchange that a callback of another has begun, on every rank.
+                    exchange.send_rows()
+                exchange.drain()
+            # After a failure of the pass rows may be missing: then the outcome might never end.
+            if outcome is not None and all(x.rows_sent for x in self._exchanges):
+                assign(self.memory, reduced_array(outcome, self))
+        finally:
+            self.reset()
+
+    def end(self, reduced: bool) -> None:
+        """Release the rows from `take`; with `reduced`, write the mean's rows to them first."""
+        given, self._given = self._given, None
+        if reduced and given is not None:
+            assign(given, self.memory)
 
 
 class RowExchange(DeferredFuture[SparseGradient]):
@@ -180,93 +254,6 @@ class RowExchange(DeferredFuture[SparseGradient]):
         """Send the rows if they are not sent yet, and block until all rows have arrived."""
         self.send_rows()
         self.drain()
-
-
-class SparseBucket:
-    """The bucket of a parameter that expects a sparse gradient."""
-
-    def __init__(
-        self,
-        index: int,
-        plan: BucketPlan,
-        parameters: Sequence[Array],
-        is_last: bool,
-        names: Sequence[str],
-    ) -> None:
-        (param,) = plan.params
-        self.grad_bucket = SparseGradBucket(index, plan, [parameters[param]], is_last, names[param])
-        self._empty = copy_of(self.grad_bucket.gradient)
-        self._given: SparseGradient | None = None
-        self._kept: SparseGradient | None = None
-        self._outcome: Work | Future[Any] | None = None
-        self._second_step_done = False
-        self.views = {param: self.grad_bucket.gradient}
-
-    def keep(self, params: Sequence[int]) -> None:
-        """Keep a copy of the current rows, if `params` is not empty."""
-        if params:
-            self._kept = copy_of(self.grad_bucket.gradient)
-
-    def restore(self, params: Sequence[int]) -> None:
-        """Restore the rows from their copy, if `params` is not empty, and drop the copy."""
-        kept, self._kept = self._kept, None
-        if params:
-            assign(self.grad_bucket.gradient, kept)
-
-    def take(
-        self,
-        _param: int,
-        gradient: SparseGradient | None,
-        _divisor: int = 0,
-        _divided: bool = False,
-    ) -> None:
-        """Take final rows: the caller's own, or None if they are in place."""
-        if gradient is not None:
-            self._given = gradient
-            assign(self.grad_bucket.gradient, gradient)
-
-    def zero(self) -> None:
-        """Remove all rows."""
-        assign(self.grad_bucket.gradient, self._empty)
-
-    def launch(self, hook: CommHook, state: Any) -> None:
-        """Call the hook; blocks only if the hook blocks."""
-        self.grad_bucket.thread = get_ident()
-        self._outcome = call_hook(hook, state, self.grad_bucket)
-
-    def second_step(self) -> None:
-        """Send the rows of all exchanges of the hook; see `RowExchange.send_rows`."""
-        self.grad_bucket.thread = get_ident()
-        for exchange in self.grad_bucket.exchanges:
-            exchange.send_rows()
-        self._second_step_done = True
-
-    def is_reduced(self) -> bool:
-        """Return False: rows are sent when all buckets are launched."""
-        return False
-
-    def wait(self) -> None:
-        """Wait for the reduction and copy the result to the gradient; raise the hook's error."""
-        outcome, self._outcome = self._outcome, None
-        second_step_done, self._second_step_done = self._second_step_done, False
-        self.grad_bucket.thread = get_ident()
-        try:
-            for exchange in self.grad_bucket.exchanges:
-                if second_step_done:
-                    # For an exchange that a callback of another has begun, on every rank.
-                    exchange.send_rows()
-                exchange.drain()
-            # After a failure of the pass rows may be missing: then the outcome might never end.
-            if outcome is not None and all(x.rows_sent for x in self.grad_bucket.exchanges):
-                assign(self.grad_bucket.gradient, reduced_array(outcome, self.grad_bucket))
-        finally:
-            self.grad_bucket.reset()
-
-    def end(self, reduced: bool) -> None:
-        """Release the rows from `take`; with `reduced`, write the mean's rows to them first."""
-        given, self._given = self._given, None
-        if reduced and given is not None:
-            assign(given, self.grad_bucket.gradient)
 
 
 def sum_rows(indices: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:

@@ -1,4 +1,4 @@
-"""Buckets in memory: the storage of a plan, and the layouts that a Reducer uses in turn."""
+"""Buckets in memory: the storage of a plan, which a Reducer replaces when it rebuilds buckets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nc10d.ops import Array
 from nc10d.reducer.buckets.bucket import Allocation, Bucket
 from nc10d.reducer.buckets.sparse_bucket import SparseBucket
 from nc10d.reducer.hooks.grad_bucket import Allocate
-from nc10d.reducer.plan import BucketPlan, ReducePlan, Spec
+from nc10d.reducer.plan import BucketPlan, ReducePlan
 from nc10d.reducer.schedule import Schedule
 from nc10d.reducer.settings import Settings
 
@@ -29,8 +29,11 @@ _NAME = 24
 class Storage:
     """All buckets of a plan; `gradients[param]` is a view of a bucket, or a SparseGradient."""
 
-    def __init__(self, buckets: Sequence[Bucket | SparseBucket]) -> None:
-        self.buckets = buckets
+    def __init__(
+        self, plan: ReducePlan, buckets: Sequence[Bucket | SparseBucket], names: Sequence[str]
+    ) -> None:
+        self.plan, self.buckets = plan, buckets
+        self.schedule = Schedule([bucket.params for bucket in plan.buckets], names)
         self.sparse = [bucket for bucket in buckets if isinstance(bucket, SparseBucket)]
         views: dict[int, Any] = {}
         takes: dict[int, Callable[[int, Any, int, bool], None]] = {}
@@ -60,7 +63,7 @@ class Storage:
         """Return an array without elements if all buckets are on devices, else None."""
         first = self.buckets[0]
         if isinstance(first, Bucket) and all(map(_on_device, self.buckets)):
-            return first.buffer[:0]
+            return first.memory[:0]
         return None
 
     def wait(self) -> None:
@@ -70,7 +73,7 @@ class Storage:
 
 
 def _on_device(bucket: Bucket | SparseBucket) -> bool:
-    return isinstance(bucket, Bucket) and device_type(bucket.buffer) != "cpu"
+    return isinstance(bucket, Bucket) and device_type(bucket.memory) != "cpu"
 
 
 def _bucket_class(device: str) -> type[Bucket]:
@@ -107,41 +110,24 @@ def _peer_readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Arr
 
 
 @dataclass(frozen=True, slots=True)
-class BucketLayout:
-    """A plan with its storage and its schedule."""
-
-    plan: ReducePlan
-    storage: Storage
-    schedule: Schedule
-
-
-@dataclass(frozen=True, slots=True)
-class BucketLayouts:
-    """Makes the layouts of a Reducer, the `number`th Reducer of its group."""
+class StorageMaker:
+    """Makes storages of a Reducer, the `number`th Reducer of its group."""
 
     # `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
     # TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
     # group's backend has such memory, and GPU memory is ordinary memory.
 
     parameters: Sequence[Array]
-    specs: Sequence[Spec]
     settings: Settings
     allocate: Allocation
     group: ProcessGroup
     number: int
 
-    def make(self, order: Sequence[int] | None = None) -> BucketLayout:
-        """Return a new layout, in the order of arrival of gradients if `order` is given."""
-        chosen = self.settings
-        plan = chosen.plan(self.specs, order)
-        schedule = Schedule([bucket.params for bucket in plan.buckets], chosen.names)
-        return BucketLayout(plan, self.storage(plan), schedule)
-
-    def storage(self, plan: ReducePlan) -> Storage:
-        """Return new memory for a plan, filled with zeros."""
+    def make(self, plan: ReducePlan) -> Storage:
+        """Return new storage of a plan, filled with zeros."""
         last = len(plan.buckets) - 1
-        buckets = enumerate(plan.buckets)
-        return Storage([self._bucket(index, bucket, index == last) for index, bucket in buckets])
+        buckets = [self._bucket(i, bucket, i == last) for i, bucket in enumerate(plan.buckets)]
+        return Storage(plan, buckets, self.settings.names)
 
     def _bucket(self, index: int, plan: BucketPlan, is_last: bool) -> Bucket | SparseBucket:
         if plan.sparse:

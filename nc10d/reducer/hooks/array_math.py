@@ -29,10 +29,12 @@ HOSTS = {"cpu"}
 """Kinds of devices whose memory NumPy reads."""
 
 
-class HostMath:
-    """NumPy's arithmetic."""
+class ArrayMath:
+    """NumPy's arithmetic; a subclass has another library `xp` with functions of these names."""
 
-    def array(self, x: Any) -> Array:
+    xp: Any = np
+
+    def array(self, x: Any) -> Any:
         """Return the array on which the other methods work, in the memory of `x`."""
         return as_buffer(x).as_numpy()
 
@@ -46,32 +48,35 @@ class HostMath:
 
     def wide(self, arrays: Sequence[Array]) -> Any:
         """Return the dtype in which these arrays are computed: float32, or float64 if one is."""
-        return np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32
+        wide = self.xp.float64
+        return wide if any(x.dtype == wide for x in arrays) else self.xp.float32
 
-    def zeros(self, count: int, dtype: Any) -> Array:
+    def zeros(self, count: int, dtype: Any) -> Any:
         """Return a flat array of zeros."""
-        return np.zeros(count, dtype)
+        return self.xp.zeros(count, dtype=dtype)
 
-    def copy(self, x: Array, dtype: Any = None) -> Array:
+    def copy(self, x: Any, dtype: Any = None) -> Any:
         """Return a copy, in another dtype if one is given."""
         return x.astype(dtype or x.dtype)
 
-    def joined(self, arrays: Sequence[Array]) -> Array:
+    def joined(self, arrays: Sequence[Array]) -> Any:
         """Return a flat copy of all arrays, in their own dtype."""
-        return np.concatenate([x.reshape(-1) for x in arrays]) if arrays else np.zeros(0, "f4")
+        if not arrays:
+            return self.zeros(0, self.xp.float32)
+        return self.xp.concatenate([x.reshape(-1) for x in arrays])
 
-    def fill(self, columns: Array, values: np.ndarray[Any, Any]) -> None:
-        """Replace columns of zeros by those of `values`."""
-        empty = ~columns.any(axis=0)
-        columns[:, empty] = values[:, empty]
+    def fill(self, columns: Any, values: Any) -> None:
+        """Replace columns of zeros by those of `values`, a NumPy array."""
+        columns[...] = self.xp.where((columns != 0).any(0), columns, values)
 
-    def length(self, column: Array, epsilon: float) -> Any:
+    def length(self, column: Any, epsilon: float) -> Any:
         """Return the length of a column plus `epsilon`, or 1 if that is zero."""
-        return (np.linalg.norm(column) + epsilon) or 1
+        found = self.xp.linalg.norm(column) + epsilon
+        return self.xp.where(found == 0, self.xp.ones_like(found), found)
 
-    def multiply(self, a: Array, b: Array, out: Array) -> None:
+    def multiply(self, a: Any, b: Any, out: Any) -> None:
         """Write the product of two matrices."""
-        np.matmul(a, b, out=out)
+        self.xp.matmul(a, b, out=out)
 
     def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], Any]) -> Any:
         """Return the Future of `step()`, which follows all Works."""
@@ -83,33 +88,39 @@ class HostMath:
 
         return collect_all([work.get_future() for work in works]).then(end)
 
-    def messages(self, count: int, nbytes: int) -> Array:
+    def messages(self, count: int, nbytes: int) -> Any:
         """Return memory for as many messages."""
-        return np.zeros((count, nbytes), np.uint8)
+        return self.zeros(count * nbytes, self.xp.uint8).reshape(count, nbytes)
 
-    def encode(self, values: Array, width: int) -> Array:
+    def encode(self, values: Any, width: int) -> Any:
         """Return values in 8 bits, in channels of `width` elements; see `quantization`."""
-        channels = -(-values.size // width)
-        rows = np.zeros((channels, width), np.float32)
-        rows.reshape(-1)[: values.size] = values
-        low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
-        scale = ((high - low) / np.float32(STEPS)).astype(np.float32)
-        scale[scale == 0] = 1
-        zero = np.clip(np.rint(-low / scale), 0, STEPS).astype(np.float32)
-        codes = np.clip(np.rint(rows / scale[:, None]) + zero[:, None], 0, STEPS).astype(np.uint8)
-        head = np.stack([scale, zero], 1).view(np.uint8)
-        return np.concatenate([head.reshape(-1), codes.reshape(-1)[: values.size]])
+        xp, count = self.xp, len(values)
+        rows = self._rows(values, count, width)
+        low, high = xp.clip(xp.amin(rows, 1), None, 0), xp.clip(xp.amax(rows, 1), 0, None)
+        scale = (high - low) / STEPS
+        scale = xp.where(scale == 0, xp.ones_like(scale), scale)
+        zero = xp.clip(xp.round(-low / scale), 0, STEPS)
+        codes = xp.clip(xp.round(rows / scale[:, None]) + zero[:, None], 0, STEPS)
+        head = xp.stack([scale, zero], 1).view(xp.uint8)
+        return xp.concatenate([head.reshape(-1), self.copy(codes, xp.uint8).reshape(-1)[:count]])
 
-    def decode(self, message: Array, count: int, width: int) -> Array:
+    def decode(self, message: Any, count: int, width: int) -> Any:
         """Return the `count` float32 values of a message."""
+        end = HEAD * -(-count // width)
+        # The message of another rank begins anywhere: a copy can be viewed as floats.
+        head = self.copy(message[:end]).view(self.xp.float32).reshape(-1, 2)
+        rows = self._rows(message[end:], count, width)
+        return ((rows - head[:, 1:]) * head[:, :1]).reshape(-1)[:count]
+
+    def _rows(self, values: Any, count: int, width: int) -> Any:
+        """Return values as float32 in rows of `width`, of which zeros fill up the last."""
         channels = -(-count // width)
-        scale, zero = message[: HEAD * channels].view(np.float32).reshape(-1, 2).T
-        codes = message[HEAD * channels :].astype(np.float32)
-        of = np.arange(count) // width
-        return np.asarray((codes - zero[of]) * scale[of])
+        rows = self.zeros(channels * width, self.xp.float32)
+        rows[:count] = values
+        return rows.reshape(channels, width)
 
 
-class CopiedMath(HostMath):
+class CopiedMath(ArrayMath):
     """NumPy's arithmetic on a copy of a device array."""
 
     def __init__(self) -> None:
@@ -133,9 +144,9 @@ class CopiedMath(HostMath):
         return buffer
 
 
-HOST = HostMath()
+HOST = ArrayMath()
 MATHS: dict[type, Callable[[Any], Any]] = {}
-"""For a type of arrays, the arithmetic of the device of an array, with HostMath's methods."""
+"""For a type of arrays, the arithmetic of the device of an array, with ArrayMath's methods."""
 
 
 def math_of(bucket: GradBucket) -> Any:

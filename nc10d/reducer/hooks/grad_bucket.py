@@ -44,7 +44,7 @@ class GradBucket:
 
     __slots__ = (
         *("_allocate", "_buffer", "_divider", "_index", "_last", "_narrow", "_parameters"),
-        *("_purpose", "_reductions", "_slots", "_whole", "divided", "in_place"),
+        *("_purpose", "_reductions", "_slots", "divided", "in_place", "memory"),
     )
 
     def __init__(
@@ -62,7 +62,9 @@ class GradBucket:
         self._narrow: dict[DType, Array] = {}
         self._purpose = purpose
         self._reductions: dict[ReduceOp, ReduceOp] = {}
-        self._buffer = self._whole = buffer
+        self._buffer = buffer
+        self.memory = buffer
+        """The buffer between passes; a hook may replace it for a pass."""
         self._divider: Divider | None = None
         self.in_place: tuple[Work, Array] | None = None
         """The latest Work of `all_reduce`, and the array that it reduces."""
@@ -120,7 +122,7 @@ class GradBucket:
 
     def reset(self) -> None:
         """Make the whole bucket the buffer again, after a pass."""
-        self._buffer, self.in_place = self._whole, None
+        self._buffer, self.in_place = self.memory, None
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Work | Future[Any]:
         """Launch the reduction of the buffer over a group: in place, or to a new SparseGradient."""
@@ -141,7 +143,7 @@ class GradBucket:
         divider = self._divider
         if divider is None or divider.x is not self._buffer:
             divider = Divider(self._buffer, self._slots)
-            if self._buffer is self._whole:  # a hook's own array may be resized later
+            if self._buffer is self.memory:  # a hook's own array may be resized later
                 self._divider = divider
         return divider.reduction(count, size, self.divided)
 

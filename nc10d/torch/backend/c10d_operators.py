@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -169,12 +170,27 @@ def _kernel(name: str, device: str) -> Callable[..., Any]:
             work = call.run(arguments[: place if name != "barrier" else 0])
         elif name == _GATHER.name and isinstance(group, TorchCalls):
             work = group.all_gather_single(*arguments[:place])
+        elif name == _GATHER.name:
+            return arguments[0], _gathered_by_backend(group, device, arguments).boxed()
         else:
             return torchs.call_boxed(keys, *arguments)
         boxed = _boxed(work)
         return boxed if len(schema.returns) == 1 else (arguments[0], boxed)
 
     return kernel
+
+
+def _gathered_by_backend(group: Any, device: str, arguments: tuple[Any, ...]) -> Any:
+    """Do as torch's kernel of the gather: launch it on the group's backend; return the Work."""
+    # This method lets go of the GIL, `call_boxed` does not. A thread of gloo's ends a Work under
+    # the lock that a launch takes, and needs the GIL there to drop the Work's tensors.
+    out, own, _, *given = arguments
+    options = c10d.AllgatherOptions()
+    if given:  # torch leaves out defaults
+        options.asyncOp = given[0]
+    if given[1:]:
+        options.timeout = timedelta(milliseconds=given[1])
+    return group._get_backend(torch.device(device.lower()))._allgather_base(out, own, options)
 
 
 def _boxed(work: TorchWork | None) -> Any:

@@ -3,13 +3,14 @@
 Contract: a unit's whole parameters are there from its forward pass's begin to its end, and again in
 its backward pass. Its gradients are reduced once all forward uses have theirs, or at the end of the
 backward pass. Units are gathered and reduced in the same order on every rank, since all ranks make
-the same passes.
+the same passes. phase.py has the states of a module and their events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,84 +20,88 @@ from nc10d.reducer.left_pass import LeftPass
 from nc10d.torch import in_backward
 from nc10d.torch.autograd_bridge import at_end_of_backward, in_backward_pass, tensors_in
 from nc10d.torch.sharded.flat import Flat, Use
+from nc10d.torch.sharded.phase import PassState, Phase
 from nc10d.torch.sharded.saved_views import saving_views
+from nc10d.torch.sharded.units import Unit
 from nc10d.torch.uncompiled import in_python
 from nc10d.torch.wrapped_module import SHARD, mapped
 from nc10d.work import Work
 
 
-class ShardedPasses:
-    """The state of the passes of the module `root`, whose units have the flat tensors `flats_of`.
+class _Reduction(NamedTuple):
+    """A reduction that is under way: this rank's part, and the memory that it reads."""
 
-    The parameters of no unit are those of `root`.
+    flat: Flat
+    own: torch.Tensor
+    work: Work
+    whole: torch.Tensor
+
+
+class ShardedPasses:
+    """Gathers, frees and reduces the units of the module `root`, which have the flats `flats_of`.
+
+    The parameters of no unit are those of `root`. While `reduces` is false, backward passes of the
+    forward passes that begin accumulate whole gradients.
     """
 
     def __init__(
         self, root: nn.Module, flats_of: Mapping[nn.Module, list[Flat]], group: ProcessGroup
     ) -> None:
-        self._root, self._flats_of, self._group = root, flats_of, group
-        self._number = 0
-        self._left: LeftPass | None = None
+        self._root, self._group = root, group
+        self._units = {module: Unit(flats) for module, flats in flats_of.items()}
         self.flats = [flat for flats in flats_of.values() for flat in flats]
-        self._unit_of = {flat: unit for unit, flats in flats_of.items() for flat in flats}
         self.reduces = True
-        """Whether backward passes of the next forward passes are reduced."""
-        self._reducing = self._announced = self._end_queued = False
-        self._inside = 0
-        """The number of calls of the module that go on."""
-        self._expected = False
-        """Whether a forward pass has begun since the latest backward pass has ended."""
-        self._postponed: bool | None = None
-        """Whether a pass without a graph reduces, if a checkpoint calls it again with one."""
-        self._holding = self._creating = False
-        """Whether a graph of create_graph may read the units' memory, and this pass makes one."""
-        self._order: list[nn.Module] = []
-        self._used: set[nn.Module] = set()
-        """The units with a use whose backward pass has not ended."""
+        self._state = PassState()
+        self._number = 0
+        self._calls = 0
+        """How many calls of the module are under way."""
+        self._left: LeftPass | None = None
+        self._order: list[Unit] = []
+        """The units in the order of the first forward pass, which records it."""
         self._recording = False
-        self._pending: list[tuple[Flat, torch.Tensor, Work, torch.Tensor]] = []
-        for unit, flats in flats_of.items():
-            for flat in flats:
-                flat.on_gradient = self._on_gradient
-            if unit is not root:
+        self._pending: list[_Reduction] = []
+        for module, unit in self._units.items():
+            for flat in unit.flats:
+                flat.on_gradient = partial(self._on_gradient, unit)
+            if module is not root:
                 # First: other hooks, such as weight_norm's, compute with the parameters.
-                unit.register_forward_pre_hook(self._before_unit, prepend=True)
-                unit.register_forward_hook(self._after_unit)
+                module.register_forward_pre_hook(self._before_unit, prepend=True)
+                module.register_forward_hook(self._after_unit)
 
     def forward(self, inputs: Any, kwargs: Any) -> Any:
         """Call the module."""
         if not in_backward_pass():
             self._check_shards()
             self._begin()
-        elif torch.is_grad_enabled() and self._postponed is not None:
-            # A checkpoint around the module calls it again, this time with a graph.
-            self._announce(self._postponed)
-        self._inside += 1
+        elif torch.is_grad_enabled():
+            self._state.recompute()
+        self._calls += 1
+        root = self._units[self._root]
         try:
             self._before_unit(self._root, ())
             with saving_views(self.flats):
-                output = self._without_views(self._root, self._root(*inputs, **kwargs))
+                output = self._without_views(root, self._root(*inputs, **kwargs))
         except BaseException:
+            self._state.leave(Phase.EXPECTED)
             self._tell()
             raise
         finally:
-            self._inside -= 1
-            for flat in self._flats_of.get(self._root, ()):
-                flat.remove_views()
+            self._calls -= 1
+            root.remove_views()
         if torch.is_grad_enabled():
-            self._hook_backward(self._root, output)
+            self._hook_backward(root, output)
         else:
-            self._free(*self._flats_of)
+            self._free(self._units.values())
         return output
 
     def _check_shards(self) -> None:
         """Raise a RuntimeError if a shard has been replaced: nobody would train the other one."""
-        for unit, flats in self._flats_of.items():
-            for index, flat in enumerate(flats):
+        for module, unit in self._units.items():
+            for index, flat in enumerate(unit.flats):
                 name = f"{SHARD}{index}"
-                if unit._parameters.get(name) is not flat.shard:
+                if module._parameters.get(name) is not flat.shard:
                     raise RuntimeError(
-                        f"{name} of {type(unit).__name__} has been replaced, so it would not be "
+                        f"{name} of {type(module).__name__} has been replaced, so it would not be "
                         "trained: load states without assign=True"
                     )
 
@@ -111,53 +116,42 @@ class ShardedPasses:
             flat.forget()
             if in_backward.optimizers(flat.shard):  # they step at the end of the backward pass
                 in_backward.take_over([flat.shard])
-        self._free(*self._flats_of)  # the values are from before the last step
+        # Gather anew: whole parameters have the values from before the last step.
+        self._free(self._units.values())
         self._recording = not self._order
-        if torch.is_grad_enabled():
-            self._announce(self.reduces)
-        else:
-            self._postponed = self.reduces
-
-    def _announce(self, reducing: bool) -> None:
-        """Announce a backward pass; one in no_sync does not take an earlier announcement back."""
-        self._postponed, self._expected = None, True
-        self._reducing = self._announced = reducing or self._announced
+        self._state.forward(self.reduces, torch.is_grad_enabled())
 
     @in_python
-    def _before_unit(self, unit: nn.Module, inputs: Any) -> None:
+    def _before_unit(self, module: nn.Module, inputs: Any) -> None:
+        unit, again = self._units[module], in_backward_pass()
         if self._recording and unit not in self._order:
             self._order.append(unit)
-        again = in_backward_pass()
-        flats = self._flats_of.get(unit, ())
-        if not (again or self._inside or self._expected):
-            _refuse_gradients(unit, flats)
-        for flat in flats:
-            flat.gather()
-        # Frozen parameters have no gradients to count by.
-        is_last = unit not in self._used and not any(flat.uses for flat in flats)
+        if not (again or self._calls) and self._state.phase is Phase.IDLE:
+            _refuse_gradients(module, unit)
+        unit.gather()
+        is_last = not unit.in_use
         if not (self._recording or again):
             self._prefetch(unit, 1)
-        for flat in flats:
-            flat.wait()
-            flat.set_views(Use.RECOMPUTED if again else Use.FORWARD)
+        unit.show(Use.RECOMPUTED if again else Use.FORWARD)
         if torch.is_grad_enabled() and not again:
-            self._used.add(unit)
+            unit.used = True
         # Of several uses, the backward pass comes to the first one last.
         for x in tensors_in(inputs) if is_last and not again else ():
             if x.grad_fn is not None:  # a leaf would keep the hook for all passes
-                x.register_hook(lambda _: self._free(unit))
+                x.register_hook(lambda _: self._free([unit]))
 
     @in_python
-    def _after_unit(self, unit: nn.Module, _inputs: Any, output: Any) -> Any:
+    def _after_unit(self, module: nn.Module, _inputs: Any, output: Any) -> Any:
+        unit = self._units[module]
         output = self._without_views(unit, output)
         self._hook_backward(unit, output)
         if not in_backward_pass():  # else a checkpoint has called, for the backward pass to come
-            self._free(unit)
+            self._free([unit])
         return output
 
-    def _without_views(self, unit: nn.Module, output: Any) -> Any:
+    def _without_views(self, unit: Unit, output: Any) -> Any:
         """Return an output with copies of the unit's parameters, whose memory will be freed."""
-        owned = {flat.full.untyped_storage()._cdata for flat in self._flats_of.get(unit, ())}
+        owned = {flat.full.untyped_storage()._cdata for flat in unit.flats}
 
         def is_view(x: torch.Tensor) -> bool:
             return x.layout is torch.strided and x.untyped_storage()._cdata in owned
@@ -166,68 +160,56 @@ class ShardedPasses:
             return output
         return mapped(output, lambda x: x.clone() if is_view(x) else x, deep=True)
 
-    def _hook_backward(self, unit: nn.Module, output: Any) -> None:
+    def _hook_backward(self, unit: Unit, output: Any) -> None:
         for x in tensors_in(output):
             if x.requires_grad:
                 x.register_hook(lambda _: self._before_backward(unit))
 
-    def _before_backward(self, unit: nn.Module) -> None:
+    def _before_backward(self, unit: Unit) -> None:
         """Gather a unit for its backward pass, and for the checkpoints inside of it."""
         self._queue_end()
-        flats = self._flats_of.get(unit, ())
-        for flat in flats:
-            flat.gather()
+        unit.gather()
         self._prefetch(unit, -1)
-        for flat in flats:
-            flat.wait()
-            with torch.enable_grad():
-                flat.set_views(Use.IN_BACKWARD)
+        with torch.enable_grad():
+            unit.show(Use.IN_BACKWARD)
 
-    def _prefetch(self, unit: nn.Module, step: int) -> None:
+    def _prefetch(self, unit: Unit, step: int) -> None:
         """Begin to gather the unit that comes next, in the order of the first forward pass."""
         place = self._order.index(unit) + step if unit in self._order else -1
         if 0 <= place < len(self._order):
-            for flat in self._flats_of.get(self._order[place], ()):
-                flat.gather()
+            self._order[place].gather()
 
-    def _free(self, *units: nn.Module) -> None:
-        """Free units, unless the graph of a backward pass reads their memory."""
+    def _free(self, units: Iterable[Unit]) -> None:
+        """Free units; they keep their memory while the graph of a backward pass may read it."""
         for unit in units:
-            for flat in self._flats_of.get(unit, ()):
-                flat.remove_views()
-                flat.free(keep=self._holding)
+            unit.free(keep=self._state.holds_memory)
 
-    def _on_gradient(self, flat: Flat, gradient: torch.Tensor, use: Use) -> None:
+    def _on_gradient(self, unit: Unit, flat: Flat, gradient: torch.Tensor, use: Use) -> None:
         self._queue_end()
         flat.accumulate(gradient)
         if use is Use.FORWARD:
             flat.uses -= 1
-        unit = self._unit_of[flat]
-        if flat.uses > 0 or use is Use.IN_BACKWARD or unit is self._root:
+        if flat.uses > 0 or use is Use.IN_BACKWARD or unit is self._units[self._root]:
             return
-        if all(other.uses <= 0 for other in self._flats_of[unit]):
-            self._free(unit)
-        if self._reducing:
+        if all(other.uses <= 0 for other in unit.flats):
+            self._free([unit])
+        if self._state.reducing:
             self._reduce(flat)
 
     def _reduce(self, flat: Flat) -> None:
         if (reduced := flat.reduce()) is not None:
-            self._pending.append((flat, *reduced))
+            self._pending.append(_Reduction(flat, *reduced))
 
     def _queue_end(self) -> None:
-        if not self._end_queued:
-            self._end_queued = True
-            # With create_graph, the new graph reads the memory of the units, without a hook.
-            self._creating = torch.is_grad_enabled()
-            self._holding |= self._creating
+        # With create_graph, the new graph reads the memory of the units, without a hook.
+        if self._state.backward(torch.is_grad_enabled()):
             at_end_of_backward(self._end_backward, self._leave)
 
     def _leave(self) -> None:
         """Drop the state of a backward pass that an exception has ended on this rank."""
-        self._end_queued = self._announced = False
-        self._used.clear()
-        for flat in self.flats:
-            flat.uses = 0
+        self._state.leave(Phase.RUNNING)
+        for unit in self._units.values():
+            unit.drop_uses()
         self._tell()
 
     def _tell(self) -> None:
@@ -239,14 +221,13 @@ class ShardedPasses:
 
     def _end_backward(self) -> None:
         """Set the shards' gradients to the means, and free what a pass has not used."""
-        self._end_queued = self._announced = self._expected = False
-        self._used.clear()
-        for flat in self.flats:
-            if self._reducing:
-                self._reduce(flat)  # parameters that not all outputs of the pass have used
-            else:
-                flat.keep()
-            flat.uses = 0
+        for unit in self._units.values():
+            unit.drop_uses()
+            for flat in unit.flats:
+                if self._state.reducing:
+                    self._reduce(flat)  # parameters that not all outputs of the pass have used
+                else:
+                    flat.keep()
         pending, self._pending = self._pending, []
         for flat, own, work, _ in pending:
             work.wait()
@@ -254,14 +235,14 @@ class ShardedPasses:
             flat.shard.grad = mean if flat.shard.grad is None else flat.shard.grad + mean
             if in_backward.optimizers(flat.shard):
                 in_backward.step(flat.shard)
-        self._holding = self._creating
-        self._free(*self._flats_of)
+        self._state.end()
+        self._free(self._units.values())
 
 
-def _refuse_gradients(unit: nn.Module, flats: Sequence[Flat]) -> None:
+def _refuse_gradients(module: nn.Module, unit: Unit) -> None:
     """Raise a RuntimeError if a unit, called outside of any pass, would have gradients."""
-    if torch.is_grad_enabled() and any(flat.shard.requires_grad for flat in flats):
+    if torch.is_grad_enabled() and any(flat.shard.requires_grad for flat in unit.flats):
         raise RuntimeError(
-            f"{type(unit).__name__} was called past the module that fully_shard returned, which "
+            f"{type(module).__name__} was called past the module that fully_shard returned, which "
             "averages gradients: call that module, or use torch.no_grad()"
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from nc10d.torch.sharded.flat import ParamEntry
+from nc10d.torch.sharded.flat import Flat, ParamEntry, Use
 
 Units = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bool]
 Members = dict[torch.Tensor, ParamEntry]
@@ -47,3 +47,48 @@ def members_of(root: nn.Module, units: Units | None) -> dict[nn.Module, Members]
         unit = next(iter(homes[x])) if len(homes[x]) == 1 else root
         found.setdefault(unit, {})[x] = entry
     return found
+
+
+class Unit:
+    """The flat tensors of a unit, which are gathered, read and freed together."""
+
+    def __init__(self, flats: Sequence[Flat]) -> None:
+        self.flats = flats
+        self.used = False
+        """Whether a forward pass with a graph has used the unit, whose backward pass is not over.
+
+        Frozen parameters have no gradients to count by.
+        """
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a backward pass of the unit is still to come, or not over."""
+        return self.used or any(flat.uses for flat in self.flats)
+
+    def drop_uses(self) -> None:
+        """Expect no gradient of earlier uses any more."""
+        self.used = False
+        for flat in self.flats:
+            flat.uses = 0
+
+    def gather(self) -> None:
+        """Begin to gather the flat tensors. Does not block."""
+        for flat in self.flats:
+            flat.gather()
+
+    def show(self, use: Use) -> None:
+        """Block until the flat tensors are whole, and let views of them stand for parameters."""
+        for flat in self.flats:
+            flat.wait()
+            flat.set_views(use)
+
+    def remove_views(self) -> None:
+        """Let tensors without memory stand for the parameters."""
+        for flat in self.flats:
+            flat.remove_views()
+
+    def free(self, keep: bool) -> None:
+        """Free the memory of the flat tensors; with `keep`, only gather anew at the next use."""
+        for flat in self.flats:
+            flat.remove_views()
+            flat.free(keep)

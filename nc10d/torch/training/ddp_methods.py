@@ -6,6 +6,7 @@ class for `isinstance` alone: `without_torchs` hides the rest.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Fields
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.in_backward import apply_optimizer_in_backward
-from nc10d.torch.reducer_options import as_keywords
 
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 _OUTSIDE = GroupMember.NON_GROUP_MEMBER, torch.distributed.GroupMember.NON_GROUP_MEMBER
@@ -96,7 +96,10 @@ class PrivateMethods:
         """
         self._refuse_late("_register_fused_optim", "call apply_optimizer_in_backward first")
         chosen = self._contents.trained().values() if optim_params is None else optim_params
-        apply_optimizer_in_backward(optim, chosen, as_keywords(optim, args, kwargs), False)
+        signature = inspect.signature(optim)
+        signature.bind((), *args, **kwargs)  # TypeError for arguments that it does not take
+        options = dict(zip([*signature.parameters][1:], args, strict=False)) | kwargs
+        apply_optimizer_in_backward(optim, chosen, options, False)
         self._reconnect()
 
     def _update_process_group(self, new_process_group: Any) -> None:

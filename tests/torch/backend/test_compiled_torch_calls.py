@@ -14,13 +14,8 @@ import torch.distributed as dist
 import torch_calls as calls
 
 import nc10d
-from nc10d.testing import Ranks
 
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, "processes", timeout=900.0) as processes:
-        yield processes
+RANKS = {"world_size": 2, "kind": "processes", "timeout": 900.0}
 
 
 def begin(group, name, place):
@@ -90,8 +85,8 @@ def differing(group, place, backend):
         pytest.param("inductor", marks=pytest.mark.long),
     ],
 )
-def test_a_compiled_program_gives_what_it_gives_uncompiled(backend, two, tmp_path):
-    for found in two.run(differing, [tmp_path / "store"] * 2, [backend] * 2):
+def test_a_compiled_program_gives_what_it_gives_uncompiled(backend, ranks, tmp_path):
+    for found in ranks.run(differing, [tmp_path / "store"] * 2, [backend] * 2):
         assert found == ({}, []), "nothing of nc10d's is compiled"
 
 
@@ -110,8 +105,8 @@ def refused(group, place):
 
 
 @pytest.mark.slow
-def test_gloo_is_refused_where_nc10d_is(two, tmp_path):
-    for found, expected in two.run(refused, [tmp_path / "store"] * 2):
+def test_gloo_is_refused_where_nc10d_is(ranks, tmp_path):
+    for found, expected in ranks.run(refused, [tmp_path / "store"] * 2):
         assert found == expected
 
 

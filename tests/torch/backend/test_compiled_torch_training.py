@@ -12,16 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import nc10d.torch
-from nc10d.testing import Ranks
 
 STEPS = 4  # torch rebuilds its buckets before the second
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, "processes", timeout=120.0) as processes:
-        processes.run(start)
-        yield processes
+RANKS = {"world_size": 2, "kind": "processes", "timeout": 120.0}
 
 
 def start(group):
@@ -67,31 +60,31 @@ def alike(group, wrap, name, inside, backend):
     return [a is b is None or torch.allclose(a, b, rtol=1e-12, atol=0) for a, b in pairs]
 
 
-def agree(two, *arguments):
-    return all(map(all, two.run(alike, *([each] * 2 for each in arguments))))
+def agree(ranks, *arguments):
+    return all(map(all, ranks.run(alike, *([each] * 2 for each in arguments))))
 
 
 @pytest.mark.parametrize("wrap", [ddp, fsdp])
-def test_a_compiled_module_trains_as_the_uncompiled(wrap, two):
-    assert agree(two, wrap, "perceptron", False, "eager")
+def test_a_compiled_module_trains_as_the_uncompiled(wrap, ranks):
+    assert agree(ranks, wrap, "perceptron", False, "eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("wrap", [ddp, fsdp])
-def test_a_module_is_compiled_outside_or_inside(wrap, inside, backend, two):
-    assert agree(two, wrap, "perceptron", inside, backend)
+def test_a_module_is_compiled_outside_or_inside(wrap, inside, backend, ranks):
+    assert agree(ranks, wrap, "perceptron", inside, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_every_model_trains_as_the_uncompiled(name, two):
-    assert agree(two, ddp, name, False, "eager")
+def test_every_model_trains_as_the_uncompiled(name, ranks):
+    assert agree(ranks, ddp, name, False, "eager")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_every_model_trains_with_inductor(name, inside, two):
-    assert agree(two, ddp, name, inside, "inductor")
+def test_every_model_trains_with_inductor(name, inside, ranks):
+    assert agree(ranks, ddp, name, inside, "inductor")

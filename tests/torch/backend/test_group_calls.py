@@ -1,4 +1,4 @@
-"""The calls of a torch group on nc10d, by torch's own names and options, ranks as threads."""
+"""What a torch group on nc10d has beside plain collectives; test_torch_conformance has those."""
 
 import threading
 from datetime import timedelta
@@ -16,12 +16,7 @@ from nc10d.torch.backend.python_group import PythonGroup
 from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 
 SIZE = 3
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE) as started:
-        yield started
+RANKS = {"world_size": SIZE}
 
 
 def torch_group(group):
@@ -37,48 +32,13 @@ def waited(work):
     return work.result()
 
 
-def mine(rank, *shape, dtype=torch.float32):
-    return torch.full(shape, rank + 1).to(dtype)
-
-
-def all_reduce(group, rank):
-    (x,) = waited(group.allreduce([mine(rank, 4)]))
-    return x, torch.full((4,), 6.0)
+def mine(rank, *shape):
+    return torch.full(shape, rank + 1.0)
 
 
 def all_reduce_by_convention(group, rank):
     (x,) = waited(group.allreduce(mine(rank, 4), dist.ReduceOp.MAX))
     return x, torch.full((4,), 3.0)
-
-
-def broadcast(group, rank):
-    (x,) = waited(group.broadcast(mine(rank, 2), 1))
-    return x, torch.full((2,), 2.0)
-
-
-def reduce(group, rank):
-    options = c10d.ReduceOptions()
-    options.rootRank, options.reduceOp = 2, dist.ReduceOp.PRODUCT
-    (x,) = waited(group.reduce([mine(rank, 2)], options))
-    return x, torch.full((2,), 6.0 if rank == 2 else rank + 1)
-
-
-def all_gather(group, rank):
-    outs = [torch.zeros(2) for _ in range(SIZE)]
-    waited(group.allgather([outs], [mine(rank, 2)]))
-    return torch.stack(outs), torch.stack([mine(r, 2) for r in range(SIZE)])
-
-
-def all_gather_of_uneven_tensors(group, rank):
-    outs = [torch.zeros(r) for r in range(SIZE)]
-    waited(group.allgather([outs], [mine(rank, rank)]))
-    return torch.cat(outs), torch.tensor([2.0, 3.0, 3.0])
-
-
-def all_gather_single(group, rank):
-    out = torch.zeros(SIZE, 2)
-    waited(group.all_gather_single(out, mine(rank, 2)))
-    return out, torch.stack([mine(r, 2) for r in range(SIZE)])
 
 
 def all_gather_coalesced(group, rank):
@@ -87,47 +47,11 @@ def all_gather_coalesced(group, rank):
     return torch.cat([x for xs in outs for x in xs]), torch.arange(1, 4.0).repeat_interleave(3)
 
 
-def reduce_scatter(group, rank):
-    out = torch.zeros(2)
-    waited(group.reduce_scatter([out], [[mine(rank, 2) * r for r in range(SIZE)]]))
-    return out, torch.full((2,), 6.0 * rank)
-
-
-def reduce_scatter_single(group, rank):
-    out = torch.zeros(2)
-    waited(group.reduce_scatter_single(out, mine(rank, SIZE, 2)))
-    return out, torch.full((2,), 6.0)
-
-
-def all_to_all(group, rank):
-    outs = [torch.zeros(2) for _ in range(SIZE)]
-    waited(group.alltoall(outs, [mine(rank, 2) * r for r in range(SIZE)]))
-    return torch.stack(outs), torch.stack([mine(r, 2) * rank for r in range(SIZE)])
-
-
 def all_to_all_by_sizes(group, rank):
     out = torch.zeros(rank * SIZE)
     sizes = [*range(SIZE)]
     waited(group.all_to_all_single(out, mine(rank, sum(sizes)), [rank] * SIZE, sizes))
     return out, torch.arange(1, 4.0).repeat_interleave(rank)
-
-
-def gather(group, rank):
-    outs = [[torch.zeros(2) for _ in range(SIZE)]] if rank == 1 else []
-    options = c10d.GatherOptions()
-    options.rootRank = 1
-    waited(group.gather(outs, [mine(rank, 2)], options))
-    found = torch.stack(outs[0]) if outs else torch.zeros(0)
-    return found, torch.stack([mine(r, 2) for r in range(SIZE)]) if outs else torch.zeros(0)
-
-
-def scatter(group, rank):
-    out = torch.zeros(2)
-    ins = [[mine(r, 2) for r in range(SIZE)]] if rank == 2 else []
-    options = c10d.ScatterOptions()
-    options.rootRank = 2
-    waited(group.scatter([out], ins, options))
-    return out, mine(rank, 2)
 
 
 def message(group, rank):
@@ -191,21 +115,6 @@ def sparse(group, rank):
     return x.to_dense(), torch.tensor([5.0, 2.0, 2.0])
 
 
-def strided(group, rank):
-    x = mine(rank, 4, 6)
-    waited(group.allreduce([x[::2, ::3]]))
-    expected = mine(rank, 4, 6)
-    expected[::2, ::3] = 6
-    return x, expected
-
-
-def premultiplied(group, rank):
-    options = c10d.AllreduceOptions()
-    options.reduceOp = dist._make_nccl_premul_sum(0.5)
-    (x,) = waited(group.allreduce([mine(rank, 2)], options))
-    return x, torch.full((2,), 3.0)
-
-
 def blocking(group, rank):
     options = c10d.AllreduceOptions()
     options.asyncOp = False
@@ -216,20 +125,9 @@ def blocking(group, rank):
 
 
 CALLS = [
-    all_reduce,
     all_reduce_by_convention,
-    broadcast,
-    reduce,
-    all_gather,
-    all_gather_of_uneven_tensors,
-    all_gather_single,
     all_gather_coalesced,
-    reduce_scatter,
-    reduce_scatter_single,
-    all_to_all,
     all_to_all_by_sizes,
-    gather,
-    scatter,
     message,
     coalesced_messages,
     all_reduces_together,
@@ -238,8 +136,6 @@ CALLS = [
     gathers_together,
     reduce_scatters_together,
     sparse,
-    strided,
-    premultiplied,
     blocking,
 ]
 
@@ -248,31 +144,6 @@ CALLS = [
 def test_a_call_gives_torch_s_result(ranks, call):
     for found, expected in on(ranks, call):
         assert torch.equal(found, expected)
-
-
-DTYPES = [
-    "bool",
-    "uint8",
-    "int16",
-    "uint16",
-    "uint32",
-    "uint64",
-    "half",
-    "bfloat16",
-    "float64",
-    "complex64",
-]
-
-
-@pytest.mark.parametrize("name", [*DTYPES, "float8_e4m3fn", "float8_e5m2"])
-def test_dtypes_that_gloo_refuses_are_summed_too(ranks, name):
-    dtype = getattr(torch, name)
-
-    def body(group, rank):
-        (x,) = waited(group.allreduce([mine(rank, 3, dtype=dtype)]))
-        return x.to(torch.complex64).real.tolist()
-
-    assert on(ranks, body) == [[1.0 if dtype is torch.bool else 6.0] * 3] * SIZE
 
 
 def test_a_future_has_the_outputs_and_its_callbacks_run(ranks):

@@ -28,11 +28,7 @@ only_backends = pytest.mark.skipif(not PYTHON_BACKENDS, reason="needs a Backend 
 only_recorded = pytest.mark.skipif(not SELF_RECORDING, reason="needs the recorder of torch 2.15")
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE, "processes", timeout=90.0) as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": SIZE, "kind": "processes", "timeout": 90.0}
 
 
 def start(group):

@@ -10,7 +10,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import OptimStateKeyType, StateDictType
 
 import nc10d.torch
-from nc10d.testing import Ranks
 
 LAYERS = "first", "last", "unused"
 TRAINED = {"first.weight", "first.bias", "last.weight", "last.bias"}
@@ -165,11 +164,7 @@ def other_units(group):
     return sorted(TRAINED), continued(wrapped(units=("unused",)), state, own)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3, "processes", timeout=60) as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": 3, "kind": "processes", "timeout": 60}
 
 
 def start(group):

@@ -6,15 +6,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import nc10d.torch
-from nc10d.testing import Ranks
 from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, "processes") as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": 2, "kind": "processes"}
 
 
 def start(group):

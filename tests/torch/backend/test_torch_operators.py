@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -15,18 +17,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nc10d.torch
-from nc10d.testing import Ranks
 
 SIZE = 2
 COUNT = 2
 """Elements of a rank's tensor."""
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE, "processes") as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": SIZE, "kind": "processes"}
 
 
 def start(group):
@@ -249,3 +244,23 @@ def refused(group):
 def test_a_tensor_whose_class_does_not_know_the_operator_is_refused(ranks):
     ranks.run(refused)
     assert ranks.run(counted) == [(4, 3)] * SIZE
+
+
+GATHERS_OF_GLOO = """
+import torch, torch.distributed as dist, nc10d.torch
+dist.init_process_group("nc10d", store=dist.HashStore(), rank=0, world_size=1)
+gloo = dist.new_group(backend="gloo")
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+for _ in range(2000):
+    gather(torch.zeros(4), torch.ones(4), group=gloo, async_op=True)
+found = torch.zeros(2)
+gather(found, torch.ones(2), group=gloo)
+print(found.tolist())
+"""
+
+
+def test_gloos_gathers_beside_nc10d_end_while_gloo_drops_their_tensors():
+    """Its threads need the GIL to drop them, and hold the lock that the next gather waits for."""
+    command = [sys.executable, "-W", "ignore", "-c", GATHERS_OF_GLOO]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[1.0, 1.0]"

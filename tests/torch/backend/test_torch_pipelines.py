@@ -12,18 +12,13 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 import nc10d.torch
-from nc10d.testing import Ranks
 
 pytestmark = pytest.mark.slow
 SCHEDULES = [name for name in pipelining.__all__ if name.startswith("Schedule")]
 CHUNKS, WIDTH = 8, 6
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, "processes", timeout=60) as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": 4, "kind": "processes", "timeout": 60}
 
 
 def start(group):

@@ -10,14 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 import nc10d
 import nc10d.torch
 from nc10d.errors import CollectiveMismatch
-from nc10d.testing import Ranks
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, "processes") as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": 2, "kind": "processes"}
 
 
 def start(group):

@@ -21,19 +21,12 @@ from torch.distributed.algorithms.join import Join as TorchJoin
 import nc10d
 import nc10d.torch
 from nc10d.group.world import current_world
-from nc10d.testing import Ranks
 from nc10d.torch import DistributedDataParallel, SyncBatchNorm, ZeroRedundancyOptimizer, fully_shard
 from nc10d.torch.training import comm_hooks
 from nc10d.torch.training.model_averaging import PeriodicModelAverager
 
 SIZE = 2
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(SIZE, "processes") as started:
-        started.run(start)
-        yield started
+RANKS = {"world_size": SIZE, "kind": "processes"}
 
 
 def start(group: Any) -> None:
