@@ -38,7 +38,8 @@ def test_at_any_time_the_leading_full_buckets_are_launched(data, buckets):
     left = [*schedule.begin(marks)]
     assert left == [*range(model(buckets, [], marks))]
     for at, param in enumerate(order, 1):
-        assert not schedule.complete
+        with pytest.raises(RuntimeError, match="ended without"):
+            schedule.require_complete()
         left.extend(schedule.mark(param))
         assert left == [*range(model(buckets, order[:at], marks))]
     assert left == [*range(len(buckets))]
