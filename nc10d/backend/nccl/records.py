@@ -1,4 +1,4 @@
-"""The launches of a group on NCCL as a flight recorder reads them; see abilities.CallRecords."""
+"""A group's launches on NCCL as a flight recorder reads them; see abilities.CallRecords."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nc10d.errors import DistError
 
 
 class NcclRecords:
-    """The records of a rank; `board` is None before the group's first launch.
+    """A rank's records; `board` is None before the group's first launch.
 
     `sweep` finds the launches that have ended meanwhile.
     """
@@ -36,7 +36,7 @@ class NcclRecords:
         return ()
 
     def progress(self) -> dict[int, int]:
-        """Return the number of the latest collective of this rank, and of its local peers."""
+        """Return the number of this rank's latest collective, and of local peers'."""
         return {} if self.board is None else self.board.progress()
 
     def observe_failure(self, observer: Callable[[DistError], None]) -> None:
