@@ -44,7 +44,7 @@ def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
 
 
 def _beat(store: Store, ended: Event, pause: float) -> None:
-    with suppress_here(DistError):  # of the store: the rank's own next call there meets it
+    with suppress_here(DistError):  # from the store: the rank's next call there meets it
         for _ in range(_MOST_BEATS):
             if ended.wait(pause):
                 return

@@ -123,7 +123,7 @@ class DeadlockDetector:
             self._slot.publish(None)
 
     def on_message(self, message: Message) -> None:
-        """Process another rank's wait notice, or the report of a cycle that this rank is in."""
+        """Process another rank's wait notice, or a report about a cycle that includes this rank."""
         if message["kind"] == "wait_notice":
             self._exchange.receive(message)
             return
