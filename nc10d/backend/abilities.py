@@ -37,7 +37,7 @@ class FailureDetector(Protocol):
         """Fail the group with `reason` on every rank; the first reason wins."""
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return the latest calls on this host: as an error's last words, and numbers by rank."""
+        """Return the latest calls on this host: as the end of an error, and numbers by rank."""
 
 
 class CallRecords(Protocol):
@@ -50,7 +50,7 @@ class CallRecords(Protocol):
         """Return the latest entries, oldest first: entry, text, and whether that is a message."""
 
     def waits_for(self) -> int | None:
-        """Return the rank that the latest collective waits for now, None without a wait."""
+        """Return the rank that the latest collective waits for now, None if it does not wait."""
 
     def traffic(self) -> Sequence[tuple[str, int, int, bool]]:
         """Return direction, peer, messages ended, and whether this rank waits, for each link."""
@@ -100,7 +100,7 @@ class OtherBackends:
         return next((detector.messages for detector in self._detectors()), None)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return the latest calls on this host: as an error's last words, and numbers by rank."""
+        """Return the latest calls on this host: as the end of an error, and numbers by rank."""
         detector = next(self._detectors(), None)
         return ("", {}) if detector is None else detector.whereabouts()
 

@@ -1,8 +1,7 @@
 """A group's backends: a backend for each kind of device, made when first needed, ended together.
 
 The first failure (an abort, a close, a fork) stays: no backend is made or found afterwards. An
-abort does not wait for a backend that is being made; that backend is aborted as soon as it has been
-made.
+abort does not wait for a backend that is being made; that backend is aborted once it exists.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class PreparedCall(Protocol[W_contra]):
         """Start the call and return its Work; None if it does not fit now: nothing has happened.
 
         `waiter` is the PreparingBackend's. This thread `waits` for the Work next, or does not. x
-        and y may be lent views on `originals`, the caller's arrays.
+        and y may be lent views of `originals`, the caller's arrays.
         """
 
 

@@ -83,22 +83,22 @@ class Backend(Protocol):
 
     @property
     def failure_detector(self) -> FailureDetector | None:
-        """This backend as a failure detector, None if unable to detect dead ranks."""
+        """This backend as a failure detector, None if it can't detect dead ranks."""
         return None
 
     @property
     def call_records(self) -> CallRecords | None:
-        """This backend as the source for a flight recorder, None without records."""
+        """This backend as the source for a flight recorder, None if it keeps no records."""
         return None
 
     @property
     def shrinkable(self) -> Shrinkable[Backend] | None:
-        """This backend as the maker of a smaller group, None if unable to make any."""
+        """This backend as the maker of a smaller group, None if it can't make any."""
         return None
 
     @property
     def preparing(self) -> PreparingBackend[Any] | None:
-        """This backend as the source of prepared calls, None without any."""
+        """This backend as the source of prepared calls, None if it prepares none."""
         return None
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:

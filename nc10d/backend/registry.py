@@ -44,7 +44,7 @@ class BackendEntry:
     requires: Requirement | str | None = None
 
     def why_unavailable(self) -> str | None:
-        """Return why the backend can't work on this machine, None if able, as far as known."""
+        """Return why the backend can't work on this machine, None if it can, as far as known."""
         if self.requires is None:
             return None
         try:
@@ -133,7 +133,7 @@ def _plugins() -> dict[str, Any]:
 
 
 def load_factory(entry: BackendEntry) -> Factory:
-    """Return the entry's factory, imported if necessary; UnsupportedPlatform if that is missing."""
+    """Return the entry's factory, imported if necessary; UnsupportedPlatform if it is missing."""
     return cast(Factory, _load(entry, entry.factory))
 
 

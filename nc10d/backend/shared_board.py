@@ -1,8 +1,7 @@
 """A board: memory by which a host's ranks follow each other's launches on other devices.
 
 The backend that detects failures gives each rank a board of zeros, which its peers on the host can
-read; a backend for another device fills the board. Between hosts the same backend carries small
-texts.
+read; a backend for another device fills them. Between hosts the same backend carries small texts.
 """
 
 from __future__ import annotations

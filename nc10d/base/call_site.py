@@ -21,15 +21,13 @@ _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
 bystanders: dict[int, threading.Thread | None] = {}
 """By ident, threads that make no call of any rank: those older than ranks that are threads, such as
-a test runner's. None: the module `threading` has not started the thread. An ident may be used
-again."""
+a test runner's. None: the module `threading` has not started the thread. Idents are reused."""
 rank_threads: list[str] = []
 """Prefixes of the names of threads that are ranks, registered by the code that starts them."""
 idle_code: set[CodeType] = set()
 """The code of functions that wait for ranks' results, and make no call meanwhile."""
 MOST_BYTES = 63
-"""The longest text of a line. The engine keeps the text with each call, and a zero after the
-text."""
+"""The longest text of a line. The engine keeps the text with each call, behind it a zero."""
 
 
 def count_as_users(init: str, libraries: Sequence[str] = ()) -> None:

@@ -18,8 +18,7 @@ from numbers import Real
 Timeout = float | int | timedelta | None
 
 
-# Libraries of test suites stop Python's time.monotonic() and its kin, and peers do not wait for
-# them.
+# Libraries of test suites stop Python's time.monotonic() and its kin, and peers do not wait.
 monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """Return the monotonic clock, in seconds."""
 monotonic_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)

@@ -229,6 +229,6 @@ def copy_to_raise(error: BaseException) -> BaseException:
 
 
 def note_told(error: BaseException | None) -> None:
-    """Note that a caller gets `error`, so that the group's end does not log the error."""
+    """Note that a caller gets `error`: the end of its group does not log it."""
     if isinstance(error, DistError):
         error._told = True

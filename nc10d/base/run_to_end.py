@@ -24,8 +24,7 @@ T = TypeVar("T")
 SLICE = 0.05
 """Seconds until the main thread sees a signal that came just before the wait began."""
 compiling = threading.RLock()
-"""Held while anything is compiled or loaded. A fork waits for the lock, so that a child can
-compile."""
+"""Held while anything is compiled or loaded. A fork waits for this, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
 """The lock that each thread of `run_to_end` holds until it ends."""
 

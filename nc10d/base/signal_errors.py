@@ -1,11 +1,10 @@
 """Errors of the library's own calls, told apart from those that a signal's handler raises.
 
 A handler runs in the middle of any call and may raise any exception, a TimeoutError or an OSError
-as well. Such an exception belongs to the user: it must leave a blocking call unchanged. So an
-except clause for such types names them by `raised_here`, and `suppress_here` replaces
-contextlib.suppress. Other threads must be able to go on after it: Condition, Event and Thread
-replace Python's own. What such an error would break, an import or a compilation, runs by
-`run_to_end`.
+as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
+clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
+Other threads must be able to go on afterwards: Condition, Event and Thread replace Python's own.
+What such an error would break, an import or a compilation, runs by `run_to_end`.
 """
 
 from __future__ import annotations
@@ -226,8 +225,7 @@ class Thread(threading.Thread):
         """Keep the thread from calling its function; return False if it has begun; idempotent."""
         if self._runs.setdefault(None, False):
             return False
-        # Python keeps a thread that an error has kept from starting; the thread keeps nothing else
-        # alive.
+        # Python keeps a thread that an error has kept from starting; nothing else stays alive.
         self._call = None
         return True
 

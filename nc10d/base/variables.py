@@ -1,7 +1,6 @@
 """The environment variables of nc10d, and a warning for one that is misspelt or has a bad value.
 
-docs/environment.md explains each. A variable whose reader refuses bad values with an error has no
-pattern.
+docs/environment.md explains each. A variable whose reader raises an error has no pattern.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _of_torch(x: Any) -> int:
 
 
 def _of_interface(x: Any) -> int:
-    """Read the stream of `__cuda_array_interface__` version 3; LEGACY if that is None."""
+    """Read the stream of `__cuda_array_interface__` version 3; LEGACY if it is None."""
     interface = getattr(x, "__cuda_array_interface__", None) or {}
     named = interface.get("stream")
     return LEGACY if named is None else int(named)

@@ -3,7 +3,7 @@
 Contract: a kernel is void(table, chunks, factor, place): three int64 and, as the third, a float64;
 `place` is not used. It is launched with THREADS threads a block and a block for each chunk. A whole
 bucket is a single launch. PTX is made once a machine, and kept beside other compiled code. Needs
-numba-cuda with NVVM (the extra cu12); raises UnsupportedPlatform if that is missing.
+numba-cuda with NVVM (the extra cu12); raises UnsupportedPlatform if it is missing.
 """
 
 from __future__ import annotations

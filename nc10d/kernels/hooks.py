@@ -1,7 +1,7 @@
 """The protocol of an object call in compiled code: a prepared call between two hooks.
 
-A hook is nc10d's C function, no user's code. A call uses a block of words: these, and behind them
-the hooks' own words. No other call uses the block meanwhile.
+A hook is a C function of nc10d, no code of the user's. A call uses a block of words: these, and
+behind them the hooks' own words. No other call uses the block meanwhile.
 
     file                                   part
     backend/cpu/native/hooked_calls.py     the entry points: hook `before`, operation, hook `after`

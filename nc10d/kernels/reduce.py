@@ -3,7 +3,7 @@
 Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rules of
 `nc10d.arrays.dtypes`; `void(dst, src, arg, nbytes)` are the maps that AVG ends and PREMUL_SUM
 begins with. dst may be a, b or neither, without partial overlap; addresses need no alignment;
-the item size divides nbytes (0 is fine). Kernels never fail, allocate or take the GIL.
+nbytes is a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
 
 A kernel is compiled (or loaded, see `cache`) when first asked for, and stays for good.
 """

@@ -84,8 +84,8 @@ def await_ranks(
 ) -> None:
     """Block until every rank has published its key, `keys[rank]`; tell `report` who is missing.
 
-    RendezvousError at the deadline, unless `renewed` has moved that. `check` is called every
-    POLL_SECONDS, and may raise.
+    RendezvousError at the deadline, unless `renewed` has moved the deadline. `check` is called
+    every POLL_SECONDS, and may raise.
     """
 
     def absent() -> list[int]:

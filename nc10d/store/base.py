@@ -169,7 +169,7 @@ def as_own_store(store: Any) -> Store:
 
 
 def encode_key(key: str) -> bytes:
-    """Return `key` as bytes; TypeError unless text, ValueError if too long."""
+    """Return `key` as bytes; TypeError if it is not text, ValueError if it is too long."""
     if not isinstance(key, str):
         raise not_text_error(key)
     name = key.encode("utf-8", "surrogateescape")

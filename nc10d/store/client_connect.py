@@ -64,7 +64,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
 def connect_once(
     host: str, port: int, deadline: float, token: bytes | None = None
 ) -> StoreConnection:
-    """Connect to a server that is up; OSError (TimeoutError at the deadline) if not.
+    """Connect to a server that is up; OSError (TimeoutError at the deadline) if it is not.
 
     If the server is on this host, return a connection over its Unix socket, which is faster.
     """

@@ -19,8 +19,7 @@ STALL_SECONDS.
 
 Not done: polling for some microseconds before the wait for events, which gained nothing for bursts
 and made calls up to twice as slow; SOCK_SEQPACKET, whose single message is faster and whose bursts
-are slower; a client that sends several sets at once, whose set is not yet sent when the call
-returns.
+are slower; a client that sends several sets at once, whose set returns before it is sent.
 """
 
 from __future__ import annotations

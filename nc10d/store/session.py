@@ -59,7 +59,7 @@ class StoreSession:
         _sessions.add(self)
 
     def connect(self, deadline: float) -> None:
-        """Connect to a server that may not be up yet; StoreTimeout if not by `deadline`.
+        """Connect to a server that may not be up yet; StoreTimeout if it is not by `deadline`.
 
         StoreError at once if the program that answers is not a store, or the loopback interface
         is down.

@@ -129,7 +129,7 @@ class Table:
             self.values.nbytes -= self._backlogs.pop(client).nbytes
 
     def _begin(self, client: Hashable, wait: _Wait) -> None:
-        """Add a client's wait; Full without memory."""
+        """Add a client's wait; Full if there is no memory for it."""
         self.values.grow(wait.nbytes)
         self._waits[client] = wait
 

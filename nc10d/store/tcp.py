@@ -58,8 +58,8 @@ class TCPStore(Store):
     (docs/security.md); torch's server ends a client that sends a value above 8 MiB. Once the owner
     has closed the store or has died, the port is free, and clients that are connected are served
     further. A client on the server's host uses a Unix socket, unless NC10D_STORE_TCP is set.
-    StoreError if the address is in use, and StoreTimeout if out of reach in time. A host name that
-    is not known is asked for again for 5 seconds, or NC10D_DNS_TIMEOUT.
+    StoreError if the address is in use, and StoreTimeout if it cannot be reached in time. A host
+    name that is not known is asked for again for 5 seconds, or NC10D_DNS_TIMEOUT.
 
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
     function that returns them; by default the job's token, if it has one (auth/token.py). With

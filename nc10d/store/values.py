@@ -80,7 +80,7 @@ class Values:
         self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes | None:
-        """Remove and return the oldest value of the queue under `key`; None if that is empty."""
+        """Remove and return the oldest value of the queue under `key`; None if it is empty."""
         queue = self.queues.get(key)
         if queue is None:
             return None

@@ -128,12 +128,12 @@ class CpuBackend(Backend):
         return message_in_words(peer, *entry.message, sending=channel.spec.kind == at.SENDER)
 
     def waits_for(self) -> int | None:
-        """Return the rank that the latest collective waits for now; None without a wait."""
+        """Return the rank that the latest collective waits for now; None if it does not wait."""
         peers, channel = self.group.health.peers, self.group.channel
         return peers.awaited(channel) if peers.is_waiting(channel) else None
 
     def traffic(self) -> list[tuple[str, int, int, bool]]:
-        """Return a row for each link end of mine; see CallRecords."""
+        """Return a row for each of my ends of links; see CallRecords."""
         found = []
         for channel in self.group.links.channels():
             peer = self.group.links.peer_of(channel)
@@ -177,7 +177,7 @@ class CpuBackend(Backend):
         self.group.health.on_failure.append(observer)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return each local rank's latest call: as an error's last words, and numbers."""
+        """Return each local rank's latest call: as the end of an error, and numbers."""
         return self.group.health.whereabouts()
 
     def share_board(self, nbytes: int) -> SharedBoard:

@@ -31,7 +31,7 @@ class GroupState(Protocol):
 
 
 class WorkWaiter(Protocol):
-    """A Work's view on its group."""
+    """A Work's view of its group."""
 
     @property
     def health(self) -> GroupState:
@@ -57,7 +57,7 @@ class WorkWaiter(Protocol):
 
 
 class CallOfWork(Protocol):
-    """A prepared call from a Work's view."""
+    """A prepared call as a Work sees it."""
 
     def ops(self, x: Any, y: Any) -> Sequence[Op]:
         """Return the call as operations."""

@@ -12,9 +12,9 @@ MPI has limits that the built-in engine does not have:
   entered the same call, though.
 - MPI makes communicators in calls that block for as long as a rank is missing. Ranks meet before
   such a call, with a timeout; a rank that dies in between still hangs the others.
-- A process that dies takes the job along (`mpirun` or a fault-tolerant MPI does that). An abort or
-  a timeout reaches a rank at its next poll: in a call, in a wait, or on the progress thread. When
-  two ranks fail at the same time, ranks may differ about which failed first.
+- A process that dies takes the job with it (`mpirun` or a fault-tolerant MPI does that). An abort
+  or a timeout reaches a rank at its next poll: in a call, in a wait, or on the progress thread.
+  When two ranks fail at the same time, ranks may differ about which failed first.
 - A message's element type is not compared, only the size.
 - MPI has no wait with a timeout: a waiting rank polls, first at full speed, then yielding the core,
   then every half millisecond.

@@ -95,7 +95,7 @@ def _blocking_calls() -> contextlib.AbstractContextManager[Any]:
 
 
 class MpiBackend(PolledBackend):
-    """A group's operations by MPI; each docstring states if a method blocks."""
+    """A group's operations by MPI; a method's docstring states if it blocks."""
 
     name = "mpi"
     device_type = "cpu"

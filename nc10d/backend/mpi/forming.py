@@ -173,10 +173,10 @@ def _poll(
 def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
     """Return a store that all of MPI's processes share, and rank and size as MPI has them.
 
-    `rank` and `size` are the caller's expectations, negative without any. RendezvousError if they
-    differ from MPI's, or if MPI made a single-process world though another launcher started more.
-    The store's host is MASTER_ADDR if set, else the hostname of rank 0. Blocks until all ranks have
-    arrived; RendezvousError names the ranks that have not by `deadline`.
+    `rank` and `size` are the caller's expectations, negative if there are none. RendezvousError if
+    they differ from MPI's, or if MPI made a single-process world though another launcher started
+    more. The store's host is MASTER_ADDR if set, else the hostname of rank 0. Blocks until all
+    ranks have arrived; RendezvousError names the ranks that have not by `deadline`.
     """
     require_threads()
     world = MPI.COMM_WORLD

@@ -23,9 +23,7 @@ NCCL makes this backend different from others:
   wrong if ranks' strides differ, and refuses all others.
 - All of a group's arrays must be on the same device.
 - A receive from any rank has to be launched by itself (ValueError in a block), and needs the CPU
-  backend in the group, or as its failure detector. Such a receive's timeout fails this receive
-  alone.
+  backend in the group, or as its failure detector. Its timeout fails this receive alone.
 - Ranks that make different calls raise CollectiveMismatch, but the earlier ranks' arrays are
-  undefined then. Sizes of messages, and of exchanges where ranks have their own sizes, are not
-  compared.
+  undefined then. The sizes of messages, and of exchanges with a size per rank, are not compared.
 """

@@ -223,7 +223,7 @@ class QueuedNcclReceive(DeviceWork):
                 self._follow()
 
     def block_stream(self, stream: int) -> None:
-        """Make a stream wait for the message, unless that has come."""
+        """Make a stream wait for the message, unless it has come."""
         if self._inner is not None:
             self._inner.block_stream(stream)
 

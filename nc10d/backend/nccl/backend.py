@@ -1,8 +1,7 @@
 """The NCCL backend: a group's operations on its first array's device.
 
 The ranks first meet at the first operation, or at once with init_process_group's `device_id`. The
-first launch begins to form the group's communicator; launches are submitted once the communicator
-is formed.
+first launch begins to form the group's communicator; launches are submitted once that exists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The watchdog: a thread per process that polls groups for ends, errors, deadlines, callbacks.
 
 CUDA and NCCL can't wake a thread. So this thread polls twenty times a second, a thousand times
-while a callback is awaited, and not at all while no Work is pending. The thread holds no lock while
-waiting.
+while a callback is awaited, and not at all while no Work is pending. The thread waits without a
+lock.
 
 NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the watchdog
 could not run for so long, for example because a driver call is stuck with the GIL. The timer is
@@ -59,8 +59,7 @@ class Watchdog:
     def _run(self) -> None:
         relax_capture_mode()
         while True:
-            # A thread that launches after this line sees `idle`, and at worst wakes the watchdog
-            # needlessly.
+            # A thread that launches after this line sees `idle`, and at worst wakes it needlessly.
             self.idle = True
             self._wake.clear()
             pause = self._look()

@@ -72,7 +72,7 @@ class NcclWork(DeviceWork):
             self.submitted.wait()
 
     def block_stream(self, stream: int) -> None:
-        """Make a stream wait for the operation, unless that has ended."""
+        """Make a stream wait for the operation, unless it has ended."""
         with self._owner.lock:
             if self.event:
                 with on_device(self._owner.device):  # `stream` may be a default stream

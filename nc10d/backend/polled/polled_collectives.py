@@ -4,8 +4,7 @@
 requests follow from the agreed call, never from a rank's own arrays, because every rank must post
 the same requests in the same order. A library reduces where the operands' order does not matter.
 For any other reduction, ranks fold each other's arrays in rank order: all ranks the whole arrays if
-these are small, else each rank a chunk, whose result the rank then sends to all (Rabenseifner
-2004).
+these are small, else each rank a chunk, whose result is then sent to all (Rabenseifner 2004).
 """
 
 from __future__ import annotations

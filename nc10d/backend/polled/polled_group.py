@@ -1,8 +1,8 @@
 """A group's traffic on a polled library: calls in order, messages, and the group's failure.
 
-A launch's collectives are a call. All ranks first agree on the call; requests follow after that,
-and once every earlier call has ended. So requests are in launch order on every rank. A block's
-operations run side by side if no rank's arrays make them depend on each other. Messages run
+A launch's collectives are a call. All ranks first agree on the call; requests follow once the ranks
+have agreed and every earlier call has ended. So requests are in launch order on every rank. A
+block's operations run side by side if no rank's arrays make them depend on each other. Messages run
 concurrently.
 """
 

@@ -119,7 +119,7 @@ class _Launch(NamedTuple):
 
 
 class StagedBackend(Backend):
-    """One rank's end of a group; each docstring states if a method blocks."""
+    """One rank's end of a group; a method's docstring states if it blocks."""
 
     name = "staged"
     device_type = "cuda"
@@ -178,7 +178,7 @@ class StagedBackend(Backend):
         self._up_thread.give(functools.partial(self._wait_until_copied, launch, None))
 
     def _copies_for(self, staging: Staging) -> Copies | None:
-        """Return the Copies for a launch's device; None without elements to copy."""
+        """Return the Copies for a launch's device; None if it has no elements to copy."""
         sample = staging.sample
         if sample is None:
             return None

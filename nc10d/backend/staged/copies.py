@@ -98,7 +98,7 @@ class Copies:
         work.block_stream(self._down_stream.handle)
 
     def copy_down(self, staging: Staging, event: int, deadline: Deadline) -> bool:
-        """Copy the arrays that are read to the host, after `event`; return False if late."""
+        """Copy the arrays that are read to the host, after `event`; return False if it is late."""
         with on_device(self.device):
             call("cuStreamWaitEvent", self._down_stream.handle, event, 0)
             staging.copy_down(self._pool, self._down_stream.handle)

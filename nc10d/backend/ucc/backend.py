@@ -48,8 +48,7 @@ def make(setup: BackendSetup) -> UccBackend:
     store = PrefixStore("ucc", setup.store)
     store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
     place = setup.group_name, setup.rank, setup.size
-    # The CPU backend comes first: that backend reports a rank that does not come, or dies
-    # meanwhile.
+    # The CPU backend comes first, and reports a rank that does not come, or dies meanwhile.
     inner = load_factory(find_backend("cpu"))(
         BackendSetup(*place, PrefixStore("cpu", store), setup.deadline)
     )
@@ -83,7 +82,7 @@ def _checker(inner: Backend) -> Callable[[], None]:
 
 
 class UccBackend(PolledBackend):
-    """A group's operations by UCC; each docstring states if a method blocks."""
+    """A group's operations by UCC; a method's docstring states if it blocks."""
 
     name = "ucc"
     device_type = "any"

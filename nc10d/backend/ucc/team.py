@@ -159,7 +159,7 @@ class UccTeam:
 
 @contextlib.contextmanager
 def raising(exchange: StoreExchange) -> Iterator[None]:
-    """Raise an exchange's own error where UCC's call fails because of that."""
+    """Raise an exchange's own error where UCC's call fails because of it."""
     try:
         yield
     except UCCError as error:

@@ -96,8 +96,7 @@ def even_all_to_all(
 def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Step]:
     """Return the steps for an exchange along `route`; `crossing` compares sizes with other hosts.
 
-    User array 0 holds the sizes: for each rank the bytes sent to that rank and awaited from there,
-    as int64.
+    User array 0 holds the sizes: for each rank the bytes to send and those to await, as int64.
     """
     sizes = do.SIZES_BYTES * shape.size
     # The sizes stand behind the pieces, which so begin at a page, as large arrays nearly do: copies

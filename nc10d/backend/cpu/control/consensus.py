@@ -5,8 +5,7 @@ A protocol without I/O, in rounds; round R belongs to rank R modulo the number o
 | state of a rank | ends when |
 |---|---|
 | idle: no value | the rank proposes, or receives another rank's value |
-| waiting: a value, not shown in this round | the rank has adopted the value that the round's rank
-has |
+| waiting: a value, not shown in this round | the rank has adopted the value of the round's rank |
 | shown: value sent to all in this round | all ranks but the dismissed have shown it |
 | decided | never; the rank answers later messages with the decision |
 
@@ -72,8 +71,7 @@ class Consensus:
                 self._send([rank], DECIDED, self.decision)
         elif step == DECIDED:
             self._decide(value)
-            # Other ranks may still wait for this rank to show its value: the decision replaces
-            # that.
+            # Other ranks may still wait for this rank to show its value: the decision will do.
             self._send(self._others, DECIDED, value)
         elif step < 0:
             self._answer(~step, value)
@@ -84,7 +82,7 @@ class Consensus:
             self._advance()
 
     def _answer(self, number: int, value: str) -> None:
-        """Take part, and enter round `number` if later: another rank waits there."""
+        """Take part, and enter round `number` if it is later: another rank waits there."""
         if self._value is None:
             self.propose(value)
         if number > self._round and self.decision is None:

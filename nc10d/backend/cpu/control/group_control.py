@@ -17,8 +17,7 @@ An open topic dismisses the members that are awaited:
 |---|---|
 | has left, or its connection has ended | no delay |
 | is known to have died or left otherwise; or the value itself expects it to be silent | SOON |
-| any other | PATIENCE; after the first such dismissal SOON, if that member has sent nothing on the
-topic |
+| any other | PATIENCE; after the first such dismissal SOON, if it has sent nothing on the topic |
 
 Invariant: a member that has left, or whose connection has ended, is dismissed only after all its
 messages have been processed: the member may have decided before leaving.
@@ -119,7 +118,7 @@ class GroupControl:
         return None if consensus is None else consensus.decision
 
     def decide(self, topic: str, value: str) -> str:
-        """Propose a value, block until the decision (PATIENCE for a silent rank), return that."""
+        """Propose a value, block until the decision (PATIENCE for a silent rank), return it."""
         self.propose(topic, value)
         while not self.until(lambda: self.decided(topic) is not None, PATIENCE):
             pass
@@ -234,7 +233,7 @@ def ignored(topic: str, value: str) -> None:
 
 
 def suspects(value: str) -> list[int]:
-    """Return the ranks that a proposed value expects to be silent; [] without any."""
+    """Return the ranks that a proposed value expects to be silent; [] if there are none."""
     # They are the ranks left out of a list of survivors, or the rank that a failure's cause blames.
     try:
         fields = json.loads(value)

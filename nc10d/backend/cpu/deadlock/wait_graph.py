@@ -119,7 +119,7 @@ class WaitNotice:
 
 
 def find_cycle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
-    """Return the ranks of a cycle through `start`, each needing the next; [] without any."""
+    """Return the ranks of a cycle through `start`, each needing the next; [] if there are none."""
     previous: dict[int, int] = {}
     todo = [start]
     while todo:

@@ -291,7 +291,7 @@ class Channel:
         self.in_flight.clear()
 
     def held(self) -> bool:
-        """Return whether this thread is in the middle of a program of its own."""
+        """Return whether this thread is in the middle of a program that it runs itself."""
         return self.get(at.C_LOCK) == thread_ident() and not self.broken
 
     def give_up(self) -> None:

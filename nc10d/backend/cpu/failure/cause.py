@@ -4,8 +4,7 @@ On one host: the rank that learns a cause writes it into its own area, and then 
 word, the first rank's abort word. The winner's number is copied into every rank's abort word, and
 every wait looks at that word. Memory outlives the owner, so dead ranks do not matter.
 
-A group that spans hosts first agrees on one cause by consensus; then each host publishes that cause
-so.
+A group that spans hosts first agrees on one cause by consensus; then each host publishes it so.
 """
 
 from __future__ import annotations

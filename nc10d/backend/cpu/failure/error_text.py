@@ -293,7 +293,7 @@ class GroupErrors:
         return self.memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def last_operations(self) -> str:
-        """Return each local rank's last operation, as a message's end."""
+        """Return each local rank's last operation, as the end of a message."""
         # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
         if self.memory.size > 16:
             return ""

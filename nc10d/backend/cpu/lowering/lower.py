@@ -2,8 +2,7 @@
 
 `lower(op, shape)` reads the operation's arrays and returns a key, the buffers in the order in which
 the program numbers them, and a builder, called only when no program with that key is cached. A key
-holds all the facts on which the program depends, so that operations with equal keys share a
-program.
+holds everything that the program depends on, so that operations with equal keys share a program.
 """
 
 from __future__ import annotations

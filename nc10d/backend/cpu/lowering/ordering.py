@@ -3,8 +3,7 @@
 Each message has its own link, and so may overtake the batch's collectives. That is invisible as
 long as they share no array, or nobody writes the shared array. Otherwise the later operation
 depends on the earlier: a gate (a word in memory) is opened when the earlier operation ends, and the
-later waits for that gate. Gates are local to a rank: its peers run the same programs with or
-without.
+later waits for it. Gates are local to a rank: its peers run the same programs with or without.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Use = tuple[Buffer, bool]
 
 @dataclass(slots=True)
 class OpDependencies:
-    """An operation's numbers (its own, its gate's), its `waits`, and whether it is awaited."""
+    """An operation's number, which its gate has too, its `waits`, and if it is awaited."""
 
     number: int
     waits: list[int] = field(default_factory=list)

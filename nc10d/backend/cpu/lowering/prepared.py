@@ -84,7 +84,7 @@ class Prepared:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Clean up after a call that blocked in `run`, once that has ended or failed."""
+        """Clean up after a call that blocked in `run`, once it has ended or failed."""
 
     def submit_entry(self) -> EntryPoint:
         """Return the compiled function that submits the call; may block to compile."""
@@ -106,7 +106,7 @@ class Prepared:
         """Submit the call and return its Work; None if there is no room now: nothing has happened.
 
         A thread that `waits` for the Work next advances even a long call. x and y may be lent
-        views on `originals`, the caller's arrays.
+        views of `originals`, the caller's arrays.
         """
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
         in_flight, idle = self.in_flight, self._idle
@@ -122,7 +122,7 @@ class Prepared:
         if originals is not None:
             x, y = originals
         if answer in _NOT_IN_FLIGHT:
-            # No other thread has the address any more: the next call may use that.
+            # No other thread has the address any more: the next call may use it.
             in_flight.pop(address, None)
             submission.keep = None
             if not idle:

@@ -53,7 +53,7 @@ class GroupSpec:
     """The parameters for a group that forms; `members` are ranks in the job, `rank` an index."""
 
     # `check` is called during waits; to raise the error that makes waiting pointless.
-    # `whereabouts` returns what ranks are doing instead of joining, as a sentence's end.
+    # `whereabouts` returns what ranks are doing instead of joining, as the end of a sentence.
 
     context: Context
     name: str

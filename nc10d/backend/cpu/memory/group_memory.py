@@ -127,7 +127,7 @@ class GroupMemory:
         return int(entry_points.load_word(self._addresses[rank] + at.AREA_STATE))
 
     def links_word(self, owner: int, peer: int) -> int:
-        """Return the address of the word that places the link from `owner` to `peer`."""
+        """Return the address of the word with the place of the link from `owner` to `peer`."""
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
 
     def access(self) -> int:
@@ -164,7 +164,7 @@ class GroupMemory:
         return self._addresses[self.rank] + _note_offset(self.size)
 
     def board_word(self, rank: int) -> int:
-        """Return the address of the word that places a rank's board: offset + 1; 0: none."""
+        """Return the address of the word with the place of a rank's board: offset + 1; 0: none."""
         return self._addresses[rank] + _board_offset(self.size)
 
     def latest(self, rank: int) -> tuple[int, str]:

@@ -74,7 +74,7 @@ keep_bits = _read_modify_write("and", types.int64)
 
 @emits(types.int64(types.int64, types.int64, types.int64))
 def swap_if(b: Builder, address: Value, expected: Value, value: Value) -> Value:
-    """Set the int64 at `address` to `value` if that is `expected`; return the old value."""
+    """Set the int64 at `address` to `value` if it is `expected`; return the old value."""
     pointer = b.inttoptr(address, I64.as_pointer())
     return b.extract_value(b.cmpxchg(pointer, expected, value, "seq_cst", "acquire"), 0)
 
@@ -189,7 +189,7 @@ def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int
 
 
 class ObjectType(types.Type):
-    """Any Python object; native code gets the address, and answers for reading there."""
+    """Any Python object; native code gets the address, and answers for what it reads there."""
 
     def __init__(self) -> None:
         super().__init__(name="nc10d_object")

@@ -80,8 +80,7 @@ def _wait(channel: int, descriptor: int, slice_ns: int) -> int:
         if load_acquire(channel + at.C_BROKEN) != 0:
             return at.ABORTED
         # Another thread advances the channel, and rings when a submission ends. If that thread
-        # leaves before, that thread rings, or a peer does by this rank's bit (progress.py's
-        # invariant).
+        # leaves before, it rings, or a peer does by this rank's bit (progress.py's invariant).
         tries += 1
         if tries < load(channel + at.C_SPIN):
             atomics.pause()

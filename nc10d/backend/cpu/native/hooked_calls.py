@@ -45,7 +45,7 @@ def nc10d_run_before(block: int, task: int, value: int, places: int) -> int:
 
 @njit
 def nc10d_run_after(block: int, answer: int) -> int:
-    """Run the hook `after` if the operation has ended; return the whole answer."""
+    """Run the hook `after` if the operation has ended; return the answer of the whole."""
     if answer != at.DONE:
         return answer
     answer = call_address(load(block + H_AFTER), block)

@@ -108,7 +108,7 @@ LINK_TICKS = 8
     C_BROKEN,  # 0; BROKEN once stopped; FAILING once a program has failed
     C_SPIN,
     C_YIELD,
-    C_LAUNCH_YIELDS,  # how often a launching thread yields for peers; 0 for a spin instead
+    C_LAUNCH_YIELDS,  # how often a launching thread yields for peers; 0 if it spins instead
     C_YIELD_FROM,  # when launches may yield: at most CLOSELY_NS later than this time
     C_UNMATCHED,  # an unexpected message at the head of a link: 1, the tag, bytes, dtype
     C_MESSAGE_TAG,

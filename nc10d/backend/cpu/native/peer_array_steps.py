@@ -106,8 +106,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
 @njit(nogil=True)
 def nc10d_has_given_up(area: int) -> bool:
     """Return whether an area's owner has failed or has closed the group."""
-    # The owner gives up once the abort word in the owner's area is set; this rank's word may be set
-    # later.
+    # The owner gives up once the abort word in that area is set; this rank's word may follow.
     failed = load_acquire(area + at.AREA_ABORT) != 0
     return failed or load_acquire(area + at.AREA_STATE) == at.CLOSED
 
@@ -244,7 +243,7 @@ def nc10d_fold_some(
     """dst = all ranks' bytes at `offset`, folded; return a rank that can't be read, or -1."""
     size, me = load(channel + at.C_SIZE), load(channel + at.C_RANK)
     kernel, last = load(step + packed.KERNEL), load(step + packed.LAST)
-    # The partial result, and the first part that the kernel brings, go to dst unless that is `own`.
+    # The partial result, and the first part that the kernel brings, go to dst unless it is `own`.
     free = dst + count <= own or own + count <= dst
     so_far = dst if free else room
     folded = 0

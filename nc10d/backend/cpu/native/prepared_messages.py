@@ -49,8 +49,7 @@ def nc10d_fits_message(channel: int, model: int, array: int) -> bool:
 @njit(nogil=True)
 def nc10d_pull_soon(channel: int) -> bool:
     """Return whether the next message's header comes soon from another host."""
-    # A failure counts as no: the submission that waits in the ring then meets and reports that
-    # again.
+    # A failure counts as no: the submission that waits in the ring then meets and reports it again.
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = atomics.call_address(pull, channel)
     while answer == at.BLOCKED and waiting.nc10d_linger(channel):
@@ -151,8 +150,7 @@ def nc10d_move_message(
     if load(channel + at.C_KIND) == at.RECEIVER:
         if not nc10d_head_fits(channel, descriptor, tag, how_soon):
             return nc10d_receive_later(channel, descriptor, x, tag, site)
-        # A receive takes the message now: Python must not move that message to the unexpected
-        # queue.
+        # A receive takes the message now: Python must not move it to the unexpected queue.
         store_release(channel + at.C_UNMATCHED, 0)
     store(descriptor + at.D_TAG, tag)
     store(load(descriptor + at.D_USERS), x)

@@ -86,7 +86,7 @@ def nc10d_run_claimed(channel: int, program: int, users: int) -> int:
 
 @njit(nogil=True)
 def nc10d_finish_submission(channel: int, descriptor: int) -> None:
-    """Publish a submission's end and wake the threads that wait for that."""
+    """Publish a submission's end and wake the waiting threads."""
     rank_block = load(channel + at.C_RANK_BLOCK)
     now = atomics.nc10d_now()
     # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.

@@ -117,7 +117,7 @@ def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
 
 @njit(nogil=True)
 def nc10d_wait_gate(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Return DONE once a gate is open, else BLOCKED on that."""
+    """Return DONE once a gate is open, else BLOCKED on it."""
     counter = nc10d_operand(channel, users, step + packed.DST, parity, segment)
     if load_acquire(counter) != 0:
         return at.DONE

@@ -119,8 +119,7 @@ def nc10d_watch(epoll: int, wire: int, want: int, ready: int) -> None:
 @njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a wire that a channel waits for is ready; False after the timeout."""
-    # For a thread that waits for nothing else: the kernel wakes this thread directly, not the
-    # poller.
+    # For a thread that waits for nothing else: the kernel wakes it directly, not the poller.
     streams = load(channel + at.C_STREAMS)
     waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
     count = load(streams + at.S_COUNT)
@@ -188,7 +187,7 @@ def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
 
 @on_demand("int64(int64)")
 def _peek(channel: int) -> int:
-    """Take the header of a wire's next message, or arm the wire for that."""
+    """Take the header of a wire's next message, or arm the wire for it."""
     if waiting.nc10d_try_lock(channel):
         if load(channel + at.C_DESCRIPTOR) == 0 and load(channel + at.C_BROKEN) == 0:
             nc10d_match_head(channel)

@@ -23,7 +23,7 @@ from nc10d.backend.cpu.program.program import (
 HEADER_BYTES = 192
 """Bytes in a call's header: sequence number, fingerprint, and the call as text."""
 SIZES_BYTES = 16
-"""Bytes in the sizes for a rank: the bytes sent there, and those awaited from there."""
+"""Bytes in the sizes for a rank: the bytes sent there, and those awaited from that rank."""
 MESSAGE_BYTES = 88
 """Bytes in a message's header: tag, size and dtype, and the line that sends the message."""
 
@@ -43,9 +43,9 @@ def fold_staged(
 ) -> Step:
     """dst = all ranks' contributions folded in rank order.
 
-    `src` places a contribution in every rank's staging buffer (or inline slot), `own` this rank's;
-    `also` is a second destination, written while the result is in the cache. A result for the
-    staging buffer is written when the fold ends; until then `dst` is unchanged.
+    `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` that
+    of this rank's; `also` is a second destination, written while the result is in the cache. A
+    result for the staging buffer is written when the fold ends; until then `dst` is unchanged.
     """
     return Step(
         StepKind.FOLD_STAGED,
@@ -140,7 +140,7 @@ def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
 def fill_exposed(src: At, nbytes: int, offset: int = 0) -> Step:
     """Write `src` to the start of every array that a peer exposes for writes.
 
-    `offset` places the words that describe that array, as in `expose`.
+    `offset` is the place of the words that describe that array, as in `expose`.
     """
     return Step(StepKind.FILL_EXPOSED, nbytes, src=staging(0, offset), own=src)
 
@@ -214,8 +214,8 @@ def write_header() -> Step:
 def pack(flat: int, strided: int, shape: int) -> Step:
     """User array `flat`, contiguous, := user array `strided`, laid out as in `shape`.
 
-    `shape` numbers a user array of words: item bytes, number of dimensions, then sizes, strides in
-    bytes, and as many words again for the engine.
+    `shape` is the number of a user array of words: item bytes, number of dimensions, then sizes,
+    strides in bytes, and as many words again for the engine.
     """
     return Step(StepKind.PACK, dst=user(flat), src=user(strided), own=user(shape))
 

@@ -43,7 +43,7 @@ def own_address(store: Store) -> str:
 
 
 def of_interface(name: str) -> str:
-    """Return an interface's address, IPv4 if possible; RendezvousError without any."""
+    """Return an interface's address, IPv4 if there is one; RendezvousError if there is none."""
     found = _ipv4(name) or _ipv6(name)
     if found is None:
         names = ", ".join(name for _, name in socket.if_nameindex())

@@ -107,8 +107,7 @@ class RemoteHosts:
         """The poller of all connections; the thread starts with the first group that needs it."""
         with self._lock:
             if self._poller is None:
-                # Imported late: the module compiles functions that a job on a single host does
-                # without.
+                # Imported late: it compiles functions that a job on a single host does without.
                 poller = import_to_end("nc10d.backend.cpu.transport.poller")
                 self._poller = poller.Poller(self._rank_block)
             return self._poller

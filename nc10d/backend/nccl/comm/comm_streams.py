@@ -96,8 +96,8 @@ class CommStream:
 class CommStreams:
     """A group's communicators on its device."""
 
-    # `formed` is called when a communicator is formed, the group's `fail` with the error if that is
-    # impossible, both on the thread that forms it.
+    # `formed` is called when a communicator is formed, the group's `fail` with the error if it
+    # can't be formed, both on the thread that forms it.
 
     def __init__(self, group: NcclGroup, pool: EventPool, formed: Callable[[], None]) -> None:
         self._group = group

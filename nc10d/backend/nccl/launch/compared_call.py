@@ -29,7 +29,7 @@ def text_of_all_reduces(dtype: str, op: str, counts: tuple[int, ...]) -> CallTex
 
 
 def compared(batch: Sequence[ops.Op]) -> CallInfo:
-    """Return a launch as a call: its collectives, or its messages without any collective."""
+    """Return a launch as a call: its collectives, or its messages if there is no collective."""
     collectives = [op for op in batch if not isinstance(op, (ops.Send, ops.Recv))]
     # NCCL has other calls for a list than for an array.
     return block_of([call_of(op, lists_differ=True) for op in collectives or batch])

@@ -63,7 +63,7 @@ class NcclReduction(NamedTuple):
 
 @functools.cache
 def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
-    """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if impossible."""
+    """Return how NCCL reduces arrays of `dtype` by `op`; TypeError if it can't."""
     name, step = op.kind.name, op.pairwise
     if dtype.family is ElementKind.BOOL and step.of_truth in _OF_TRUTH:
         return NcclReduction(_TYPES["ncclUint8"], 1, _OF_TRUTH[step.of_truth], dtype)
