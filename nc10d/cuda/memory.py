@@ -284,7 +284,7 @@ def to_device(x: HostArray, device: Any = None) -> DeviceArray:
 
 
 def to_host(x: Any) -> HostArray:
-    """Return any contiguous device array's copy in host memory; blocks until done."""
+    """Return a copy of any contiguous device array in host memory; blocks until done."""
     buffer = as_buffer(x)
     if not buffer.contiguous:
         raise TypeError("only contiguous device arrays can be copied to the host")

@@ -6,7 +6,7 @@ row (dst, src, nbytes) of a table, without the GIL. Addresses need no alignment;
 no byte, or are the same. `arg` lives until the call is over.
 
 A cast multiplies in the wider type (float32 at least) and rounds once, to the nearest even, as
-`nc10d.arrays.dtypes` has it; from float64 to the narrow floats a cast goes by float32.
+`nc10d.arrays.dtypes` has it; from float64 to the narrow floats a cast goes by way of float32.
 """
 
 from __future__ import annotations

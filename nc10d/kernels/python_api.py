@@ -18,7 +18,7 @@ from nc10d.kernels.hooks import RAISED
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
 TYPE_OFFSET, SIZE_OFFSET, ITEMS_OFFSET = 8, 16, 24
-"""Where an object has its type, a list or tuple the length, a list the address of its items."""
+"""Where an object has its type, a list or tuple its length, a list the address of its items."""
 
 _L, _I = types.int64, types.int32
 call_one = types.ExternalFunction("PyObject_CallOneArg", _L(_L, _L))

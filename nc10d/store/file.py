@@ -2,7 +2,7 @@
 
 The last user to close the store, or to end, removes the file if all `world_size` users had opened
 it. With an unknown world size the file stays. If users were killed, the file stays too, and the
-next job starts anew once no user is left, whatever that job's size. Users that close the store
+next job starts it anew once no user is left, whatever that job's size. Users that close the store
 before all have come leave their values to those that come later.
 """
 

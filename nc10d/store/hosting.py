@@ -94,7 +94,7 @@ class Hosting:
             self._child = None
 
     def forget_child(self) -> None:
-        """In a forked child, close the copy of the lifeline, which belongs to the parent."""
+        """In a forked child, close its copy of the lifeline, which belongs to the parent."""
         if self._child is not None:
             self._child.returncode = 0
             self._child = None

@@ -7,8 +7,8 @@ appends its own and unlocks. The next process cuts off a record whose writer die
 damaged record is an error.
 
 Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
-locks access. Every user of the file holds byte 1 in shared mode. A stopped process keeps a lock, so
-a wait for a lock has a deadline.
+locks access. Every user of the file holds byte 1 in shared mode. A stopped process keeps its lock,
+so a wait for a lock has a deadline.
 """
 
 # ruff: noqa: D102  (Values documents the methods)

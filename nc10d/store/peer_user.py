@@ -1,4 +1,4 @@
-"""The user at the other end of a connection within this machine, as the kernel reports that user.
+"""The user at the other end of a connection within this machine, as the kernel reports it.
 
 For TCP the kernel is asked for the socket at the other end, by addresses and ports: through netlink
 (sock_diag(7), linux/inet_diag.h), or, where a sandbox has none, in /proc/net/tcp (proc(5)). A

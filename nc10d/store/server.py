@@ -96,7 +96,7 @@ class Connection:
         self.copied = 0  # bytes of unsent replies that are copies; too many until all are sent
         self.counted = 0  # bytes of requests and replies that the server's total includes
         self.pending = False  # whether the client may have requests that can be executed
-        self.proven = False  # whether a client's
+        self.proven = False  # whether it is a client's
         self.events = IN
 
 

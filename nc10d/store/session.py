@@ -3,7 +3,7 @@
 A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If the
 wait had just ended, the call returns its result, so that a value taken off a queue is not lost. If
 the server answers neither at once, or another reply is outstanding, the connection is closed, and
-the next call reconnects. A forked child closes the copy of the parent's connection.
+the next call reconnects. A forked child closes its copy of the parent's connection.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoreSession:
         self.name = name
         self._token = token
         self.host, self.port = host, port
-        # An RLock checks the owner. If Ctrl-C interrupts `acquire`, `release` shows whether this
+        # An RLock checks its owner. If Ctrl-C interrupts `acquire`, `release` shows whether this
         # thread had taken the lock (RuntimeError: it had not).
         self._lock = threading.RLock()
         self._holder = 0
@@ -239,7 +239,7 @@ class StoreSession:
         return StoreTimeout(f"{self.name}{keys_text(keys)}: {text}")
 
     def after_fork(self) -> None:
-        """In a forked child, close the copy of the parent's connection."""
+        """In a forked child, close its copy of the parent's connection."""
         self._lock, self._holder = threading.RLock(), 0
         self._drop()
 

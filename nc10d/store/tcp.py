@@ -1,4 +1,4 @@
-"""TCPStore: a client of a store's server, by torch 2.13's protocol, and the optional owner.
+"""TCPStore: a client of a store's server, by torch 2.13's protocol, and optionally its owner.
 
 Several threads may share a store. They share the connection, so a call that waits blocks the calls
 of other threads: a thread that waits long should use a `clone()`. The calls of one thread take

@@ -25,7 +25,7 @@ _CAUSE_PAUSE = 0.01  # seconds between polls for the cause
 
 
 class GroupFailure:
-    """Why a group has failed, if so; any thread may call.
+    """Why a group has failed, if it has; any thread may call.
 
     `refuse` refuses launches from now on. `end` ends the communicators and Works with the cause, on
     its own thread, and may never return.
@@ -65,7 +65,7 @@ class GroupFailure:
         self.check()
 
     def poll(self) -> None:
-        """Fail with an error from the group's other backends, or of a peer, from the store."""
+        """Fail with the error of the group's other backends, or of a peer, from the store."""
         cause = self._others.cause()
         if cause is None and not self._others.agree:
             assert self._store is not None, "connect() comes first"

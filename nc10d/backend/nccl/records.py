@@ -36,7 +36,7 @@ class NcclRecords:
         return ()
 
     def progress(self) -> dict[int, int]:
-        """Return the number of this rank's latest collective, and of local peers'."""
+        """Return the number of the latest collective of this rank, and of its local peers."""
         return {} if self.board is None else self.board.progress()
 
     def observe_failure(self, observer: Callable[[DistError], None]) -> None:

@@ -127,7 +127,7 @@ def _arrays(allocate: Callable[[int], Owner], device: int) -> Callable[[int, Any
 
 
 class _Piece(NamedTuple):
-    """A piece of memory and the registration."""
+    """A piece of memory and its registration."""
 
     comm: Communicator
     device: int

@@ -45,7 +45,7 @@ class Watchdog:
         self.idle = True
 
     def watch(self, watched_object: Watched) -> None:
-        """Poll `watched_object` during that object's life."""
+        """Poll `watched_object` as long as it lives."""
         with self._lock:
             self._watched.add(watched_object)
             if self._thread is None:

@@ -80,7 +80,7 @@ class NcclWork(DeviceWork):
 
     @property
     def duration(self) -> float | None:
-        """The seconds that the launch took: on the device with `timing`, else as the host saw."""
+        """The seconds that it took: on the device with `timing`, else as the host saw it end."""
         return super().duration if self._seconds is None else self._seconds
 
     def measure(self) -> None:

@@ -73,7 +73,7 @@ class PolledGroup(ProgressedGroup, ABC):
 
     @abstractmethod
     def _look_at_peers(self) -> None:
-        """Fail the group after another rank's failure."""
+        """Fail the group if another rank has failed it."""
 
     @abstractmethod
     def _notify_peers(self, error: DistError) -> DistError:

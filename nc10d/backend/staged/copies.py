@@ -60,7 +60,7 @@ class StagedWork(DeviceWork):
                     call("cuStreamWaitEvent", stream, self.event, 0)
 
     def take_event(self) -> int:
-        """Return the event; no stream will wait for that any more."""
+        """Return the event; no stream will wait for it any more."""
         with self._lock:
             event, self.event = self.event, 0
         return event

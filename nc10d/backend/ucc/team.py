@@ -65,7 +65,7 @@ class UccContext:
 
     @contextlib.contextmanager
     def _config(self, kind: str, *arguments: Any) -> Iterator[int]:
-        """Read a configuration from the environment (UCC_...); release that after the block."""
+        """Read a configuration from the environment (UCC_...); release it after the block."""
         config = self._out(f"{kind}_read", *arguments)
         try:
             yield config

@@ -144,7 +144,7 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group across hosts, from a rank's view on `host`; `local` is that host's shape."""
+    """A group across hosts, from the view of a rank on `host`; `local` is that host's shape."""
 
     shape: GroupShape
     hosts: tuple[tuple[int, ...], ...]

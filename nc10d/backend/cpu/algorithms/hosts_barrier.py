@@ -1,9 +1,9 @@
 """The barrier between hosts, which carries small arrays.
 
-The lowest rank of each host is its leader. In round k a leader sends its host's call header to the
-leader 2^k hosts before, and receives the header from the host 2^k behind (dissemination: Hensgen,
-Finkel and Manber 1988). A leader that has passed all rounds knows that every host's ranks have
-entered, with the same call.
+The lowest rank of each host is its leader. In round k a leader sends the header of its host's call
+to the leader 2^k hosts before, and receives the header of the host 2^k behind (dissemination:
+Hensgen, Finkel and Manber 1988). A leader that has passed all rounds knows that every host's ranks
+have entered, with the same call.
 
 A round may also carry all blocks gathered so far (Bruck et al. 1997). After the last round every
 leader has all hosts' blocks.

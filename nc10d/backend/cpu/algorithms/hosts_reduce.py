@@ -12,8 +12,8 @@ all_reduce and reduce:
 Both reduce in rank order inside a host and then in host order, so the bits do not depend on the
 algorithm.
 
-broadcast: down a binomial host tree, or down a chain in segments for large arrays; then inside each
-host.
+broadcast: down a binomial tree of hosts, or down a chain in segments for large arrays; then inside
+each host.
 
 Not done, because ranks keep step then, and sleep ten times as often: results that leave segment by
 segment between the parts still to be sent. Not done, because one socket was as fast as two or four:

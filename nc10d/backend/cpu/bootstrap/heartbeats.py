@@ -22,7 +22,7 @@ LONGEST_PAUSE = 5.0
 RENEWED_SECONDS = 15.0
 """Seconds that a rank waits on after a heartbeat."""
 _MOST_BEATS = 720
-"""A rank's most heartbeats: if the compiler hangs, the other ranks do not wait for ever."""
+"""The most heartbeats of a rank: if its compiler hangs, the other ranks do not wait for ever."""
 BEATS_KEY = "compiling"
 """The key that counts all ranks' heartbeats."""
 

@@ -14,8 +14,8 @@ is not acknowledged sends no probes, but the data again, after 0.2, 0.4, 0.6, 0.
 At a loss of 10 % both ways, a silence of 10 s takes the loss of at least nine segments that the
 other end sent unasked, and no answer to nine from this end: 0.1 ** 9 * 0.19 ** 9 = 3e-16. Such a
 silence may begin in each of the 3.6e6 seconds of 1,000 hours: one false death in 1,000 hours has a
-probability of 1e-9 for each connection end, 1e-4 in a job with 50,000 connections. Duplicates and
-delays below a second change nothing. Where both ends always have many messages under way, TCP
+probability of 1e-9 for each end of a connection, 1e-4 in a job with 50,000 connections. Duplicates
+and delays below a second change nothing. Where both ends always have many messages under way, TCP
 doubles the time from each try to the next, so six tries are left: 0.1 ** 6 * 0.19 ** 6, 2e-4 in
 1,000 hours. A pause of 5 s leaves four probes each way: 1e-7 for each pause. T = 5 leaves as many:
 half a false death in 1,000 hours.

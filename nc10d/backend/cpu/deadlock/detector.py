@@ -137,7 +137,7 @@ class DeadlockDetector:
             health.abort(health.deadlock_error(channel, message["text"]))
 
     def _tell(self, versions: dict[str, Any], text: str) -> None:
-        """Report a cycle to the other ranks there, once; `versions` are their notices'."""
+        """Report a cycle to its other ranks, once; `versions` are those of their notices."""
         if text != self._told:
             self._told = text
             control = self._context.router.control

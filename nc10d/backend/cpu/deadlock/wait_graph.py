@@ -68,7 +68,7 @@ class ProgressState:
 
 @dataclass(frozen=True, slots=True)
 class WaitNotice:
-    """A waiting rank: a description for errors, needs, and progress everywhere.
+    """A waiting rank: a description for errors, its needs, and its progress everywhere.
 
     `timeout` is the operation's in seconds; NO_TIMEOUT for a rank that makes no call.
     """

@@ -215,7 +215,7 @@ class Channel:
         return submission
 
     def learn(self, submission: Submission) -> None:
-        """Add the caller's line to the call site table; on an error, drop the submission."""
+        """Add the caller's line to the table of call sites; on an error, drop the submission."""
         self._prepare(submission, call_sites.learn)
 
     def reap(self) -> None:

@@ -70,7 +70,7 @@ class Prepared:
     def __init__(
         self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
     ) -> None:
-        """`entry` returns the compiled function that runs the call; that may block to compile."""
+        """`entry` returns the compiled function that runs the call; it may block to compile it."""
         self.channel, self.in_flight, self.words = channel, channel.in_flight, words
         self.bulky = False
         self._idle: list[Submission] = []

@@ -171,7 +171,7 @@ def _map(spec: GroupSpec, areas: Sequence[Area], key: str) -> GroupMemory:
 
 
 def give_back(context: Context, memory: GroupMemory, links: Sequence[int] = ()) -> None:
-    """Leave a group; its memory, and `links`' (offsets), is freed when all have left.
+    """Leave a group; its memory, and that of `links` (offsets), is freed when all have left.
 
     Only the first call does anything: the memory may belong to another group afterwards.
     """

@@ -52,9 +52,9 @@ NOTICE_START, NOTICE_BYTES = PAGE, 3 * PAGE
 FIRST_PAGES = NOTICE_START + NOTICE_BYTES
 
 # -- a link (a direction between two ranks), in the arena of its first user ---------------------
-# Line 0 is the sender's counter, line 1 the receiver's, then come the cells. Each round number has
-# its cell: the sender's call site, which is read only for error messages; the header of the message
-# that begins in this round (tag, nbytes, dtype); and a message that is small.
+# Line 0 is the sender's counter, line 1 the receiver's, then come the cells. A round has the cell
+# with its number: the sender's call site, which is read only for error messages; the header of the
+# message that begins in this round (tag, nbytes, dtype); and the message, if small.
 LINK_SENT = 0
 LINK_TAKEN = 64
 LINK_CELLS = 128
@@ -123,7 +123,7 @@ LINK_TICKS = 8
     C_ARRAY_TYPE,  # address of the type numpy.ndarray
     C_MESSAGE,  # the descriptor of the message that a link carries
     C_SLOW_STEPS,  # address of the word that holds the address of slow_steps.py's function
-    C_SITES,  # address of the call site table, 0 for none
+    C_SITES,  # address of the table of call sites, 0 for none
     C_SITE,  # address of the running call's site as text, 0 if unknown
     C_LABEL,  # the group's or link's label in the log
     C_LOGGED,  # the running call's log entry and that entry's stamp, 0 for none

@@ -53,10 +53,10 @@ def _run_exchange(
 ) -> int:
     """Send x and receive y in this thread; both objects are any, both tags have been checked.
 
-    `sends` and `receives` are prepared messages' words, of which the sent one is short. Returns
-    DONE; BUSY, with nothing done, if the arrays do not fit or overlap, or the send does not end at
-    once; NEW_SITE as `run_message`; SENT if the receive has yet to begin; or the receive's answer,
-    as `run_message`.
+    `sends` and `receives` are the words of prepared messages, of which the sent one is short.
+    Returns DONE; BUSY, with nothing done, if the arrays do not fit or overlap, or the send does not
+    end at once; NEW_SITE as `run_message`; SENT if the receive has yet to begin; or the receive's
+    answer, as `run_message`.
     """
     send = load(atomics.as_int(sends) + DATA_OFFSET)
     receive = load(atomics.as_int(receives) + DATA_OFFSET)

@@ -28,7 +28,7 @@ thread_state = types.ExternalFunction("PyGILState_GetThisThreadState", types.int
 
 @njit(nogil=True)
 def nc10d_look_up(table: int, key: int) -> int:
-    """Return a site table's entry for an address, or 0."""
+    """Return the entry for an address in a table of sites, or 0."""
     slot = ((key >> 4) * 0x9E3779B1 >> 12) & (at.SITE_SLOTS - 1)
     while True:
         place = table + at.SITE_KEYS + 16 * slot

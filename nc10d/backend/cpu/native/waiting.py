@@ -86,7 +86,7 @@ def nc10d_spin(channel: int, counter: int, target: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_spin_blocked(channel: int) -> bool:
-    """Spin for the counter that blocks a channel; return whether that has come."""
+    """Spin for the counter that blocks a channel; return whether it has come."""
     return nc10d_spin(channel, load(channel + at.C_BLOCKED_AT), load(channel + at.C_BLOCKED_FOR))
 
 
@@ -112,7 +112,7 @@ def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_wait_briefly(channel: int) -> bool:
-    """Wait a moment for the counter that blocks a channel; return whether that has come."""
+    """Wait a moment for the counter that blocks a channel; return whether it has come."""
     yields = load(channel + at.C_LAUNCH_YIELDS)
     if yields == 0:
         return nc10d_spin_blocked(channel)

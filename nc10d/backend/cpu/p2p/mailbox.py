@@ -65,7 +65,7 @@ class Mailbox:
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
         """Post a message or a receive, and return the Work."""
-        # A receive with dependencies is deferred if the engine can't carry that out: a receive that
+        # A receive with dependencies is deferred if the engine can't carry it out: a receive that
         # stands in a queue (receive_queues.py), or whose message is in the unexpected queue.
         if isinstance(op, Send):
             return self._send(op, deadline, dependencies)

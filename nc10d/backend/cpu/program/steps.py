@@ -183,7 +183,7 @@ def open_gate(words: int, number: int) -> Step:
 
 
 def agree(piece: int, offset: int) -> Step:
-    """Compare all rank pairs' sizes; compute how many rounds the exchange has."""
+    """Compare the sizes of all pairs of ranks; compute how many rounds the exchange has."""
     # At `offset` every staging buffer has two int64 per rank: the bytes that its owner sends to
     # that rank, and the awaited bytes. `piece` bytes travel per pair and round.
     return Step(StepKind.AGREE, src=staging(0, offset), piece=piece)

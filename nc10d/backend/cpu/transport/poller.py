@@ -121,7 +121,7 @@ class Poller:
 
     def close(self) -> None:
         """Join the thread, which ends when the process's stop word is set; idempotent."""
-        # The thread sleeps in epoll for up to a slice; the event shows the stop word now.
+        # The thread sleeps in epoll for up to a slice; the event makes it see the stop word now.
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             self._thread.join()

@@ -38,7 +38,7 @@ CALLER_SITES = at.C_SITES
     CALLER_NOTE,  # address of the latest call's record
     CALLER_BOARD,  # address of this rank's board, 0 without peers to compare with
     CALLER_LOG,  # address of the log
-    CALLER_NEXT,  # address of the log's entry count so far
+    CALLER_NEXT,  # address of the number of the log's entries so far
     CALLER_LABEL,  # the entries' label
     CALLER_NUMBER,  # launches so far
     CALLER_CHAIN,

@@ -67,7 +67,7 @@ class NcclGroup(NamedTuple):
 
 
 class CommStream:
-    """A communicator with its stream; `queue` holds the launches deferred until then."""
+    """A communicator with its stream; `queue` holds the launches deferred until it is formed."""
 
     def __init__(self, name: str, rank: int, size: int, stream: Stream, event: int) -> None:
         self.name = name

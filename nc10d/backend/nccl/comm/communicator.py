@@ -35,7 +35,7 @@ OnDevice = Callable[[], AbstractContextManager[None]]
 
 
 class Communicator:
-    """One rank's end of a communicator. Methods raise NCCLError; GroupClosed after the end."""
+    """One rank's end of a communicator. Methods raise NCCLError; GroupClosed once it has ended."""
 
     def __init__(self, library: Library, handle: int, enter: OnDevice, blocking: bool) -> None:
         """Own a handle from NCCL, whose init may still be in progress if not `blocking`."""
@@ -140,7 +140,7 @@ class Communicator:
 
     @property
     def handle(self) -> int:
-        """The ncclComm_t, for calls; GroupClosed after the end."""
+        """The ncclComm_t, for calls; GroupClosed once it has ended."""
         if self._handle is None:
             raise GroupClosed("the NCCL communicator has ended")
         return self._handle
@@ -223,7 +223,7 @@ class Communicator:
         return value.value
 
     def close(self) -> None:
-        """Destroy this after all operations have ended; idempotent. Other ranks need not call."""
+        """Destroy it after its operations have ended; idempotent. Other ranks need not call."""
         with self.lock:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -231,7 +231,7 @@ class Communicator:
                     self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
-        """Destroy this now, aborting all operations; idempotent, from any thread."""
+        """Destroy the communicator now, aborting its operations; idempotent, from any thread."""
         # Waits at most a second for a thread that is inside NCCL with this communicator: if that
         # thread is stuck, only the abort frees it.
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
