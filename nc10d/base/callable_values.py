@@ -22,7 +22,7 @@ class CallableInt(int):
         return int, (int(self),)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        # NumPy lets a plain int take an array's dtype, but not a subclass of int.
+        # NumPy lets a plain int take an array's dtype, but no instance of a subclass.
         plain = [int(x) if isinstance(x, CallableInt) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **options)
 
