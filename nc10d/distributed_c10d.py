@@ -69,7 +69,7 @@ def _get_process_group_store(pg: ProcessGroup) -> Store:
 
 
 def _resolve_process_group(group_name: str) -> ProcessGroup:
-    """Return this rank's group with a name; RuntimeError if there is none."""
+    """Return this rank's group with this name; RuntimeError if there is none."""
     found = current_world().groups.get(group_name)
     if found is None:
         raise RuntimeError(f"there is no group {group_name!r} on this rank")

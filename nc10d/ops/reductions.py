@@ -82,7 +82,7 @@ class ReductionKind:
 
 
 def kind_named(name: str) -> ReductionKind:
-    """Return the kind with a name as c10d spells it; KeyError if there is none."""
+    """Return the kind with this name, as c10d spells it; KeyError if there is none."""
     return _BY_NAME[name]
 
 
