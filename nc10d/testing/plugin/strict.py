@@ -101,7 +101,7 @@ class PoisonedWork(RaceCheckedWork):
 
 
 class WatchedWork(Work):
-    """The caller's stand-in for a Work; it notes whether anybody looks at it."""
+    """The caller's stand-in for a Work, which notes whether anybody looks at it."""
 
     __slots__ = ("_call", "_inner", "_watch_of")
 
