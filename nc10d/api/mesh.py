@@ -173,8 +173,8 @@ class DeviceMesh:
     ) -> DeviceMesh:
         """Return the mesh with a dimension as several, in row-major order; every rank calls.
 
-        Blocks as _flatten does. ValueError unless the sizes' product is the dimension's size.
-        The mesh must be whole, not a part (ValueError).
+        Blocks as _flatten does. ValueError unless the sizes' product is the dimension's size. The
+        mesh must be whole, not a part (ValueError).
         """
         at, sizes = self._dim(dim), tuple(mesh_sizes)
         if prod(sizes) != self.shape[at] or len(sizes) != len(mesh_dim_names):

@@ -133,8 +133,8 @@ def coalescing_manager(
 ) -> CoalescingManager:
     """Collect this thread's calls on `group` in a with-block and launch them together at its end.
 
-    The block's end waits until all are done; with `async_ops`, only the manager's `wait()`
-    does. `device` is accepted as in c10d and ignored: each array has its device.
+    The block's end waits until all are done; with `async_ops`, only the manager's `wait()` does.
+    `device` is accepted as in c10d and ignored: each array has its device.
     """
     return CoalescingManager(group_or_default(group), async_ops)
 

@@ -1,7 +1,7 @@
 """Each collective on arrays with a given size, ready to be called repeatedly and to be checked.
 
-Sizes follow nccl-tests: `nbytes` is a rank's larger buffer (the whole output of all_gather,
-the whole input of reduce_scatter). `nc10d.testing.reference` gives the expected results.
+Sizes follow nccl-tests: `nbytes` is a rank's larger buffer (the whole output of all_gather, the
+whole input of reduce_scatter). `nc10d.testing.reference` gives the expected results.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ ALL_ROWS, NO_ROWS = slice(None), slice(0)
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages, as bytes.
 
-    In a scatter, the table is what the root sends, and `own` is what a rank receives.
-    `first` is the first piece in the table's first row. `arrays[task]` are the arguments x and y of
-    a prepared call: all pieces and a message's tag, else two arrays.
+    In a scatter, the table is what the root sends, and `own` is what a rank receives. `first` is
+    the first piece in the table's first row. `arrays[task]` are the arguments x and y of a prepared
+    call: all pieces and a message's tag, else two arrays.
     """
 
     def __init__(self, count: int) -> None:

@@ -14,9 +14,9 @@
     SCALAR    dtype code, the element           DTYPE   dtype code
     REF       uint32: the number of an earlier text, byte string, container, object or array
 
-A length or count is a uint32. A value gets its number at its end, so a REF can't point at a
-value around it. Keys and set members are hashed: there a REF may point at text or bytes only,
-because otherwise a short stream could build a tuple with 2**60 parts that must be hashed.
+A length or count is a uint32. A value gets its number at its end, so a REF can't point at a value
+around it. Keys and set members are hashed: there a REF may point at text or bytes only, because
+otherwise a short stream could build a tuple with 2**60 parts that must be hashed.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ def register_type(
     state comes from a peer, so `decode` must check it. `name` (by default module and qualified
     name) must be the same on sender and receiver; ValueError if another type has it.
 
-    For an array type, `move(value, device)` returns a copy on a device ("cuda:1").
-    `map_location` then applies to such values, and not to the arrays in their states. `encode` and
-    `decode` of such a type may be called more than once for a value.
+    For an array type, `move(value, device)` returns a copy on a device ("cuda:1"). `map_location`
+    then applies to such values, and not to the arrays in their states. `encode` and `decode` of
+    such a type may be called more than once for a value.
 
     >>> import fractions
     >>> register_type(fractions.Fraction, str, fractions.Fraction)

@@ -6,8 +6,8 @@ devices have separate numbers, and dumps under the group name "NAME on cuda".
 
 With NC10D_DUMP_DIR set, every group writes a dump to `DIR/GROUP-rankR.json` when it fails.
 NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which all groups in the process write a dump,
-failed or not. `python -m nc10d.debug DIR` reads all ranks' dumps and reports which rank is
-late, missing or different.
+failed or not. `python -m nc10d.debug DIR` reads all ranks' dumps and reports which rank is late,
+missing or different.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _checked(record: T) -> T:
 class FlightRecorder:
     """A reader of a backend's records about a group; the group's operations cost no more.
 
-    `device` ("cpu", "cuda") chooses the backend; by default, the group's first device counts.
-    On a device a call ends when this rank has seen its end. TypeError for a backend that keeps no
+    `device` ("cpu", "cuda") chooses the backend; by default, the group's first device counts. On a
+    device a call ends when this rank has seen its end. TypeError for a backend that keeps no
     records.
     """
 

@@ -176,8 +176,8 @@ class PointToPoint(Runner):
     def iprobe(self, src: int | None = None, tag: int | None = None) -> MessageInfo | None:
         """Return the next message from `src` with `tag` (None: any), None if none has come.
 
-        The message is not received: a `recv` with its `src` and `tag` takes it. ValueError
-        if the backend can't see messages before they are received (NCCL).
+        The message is not received: a `recv` with its `src` and `tag` takes it. ValueError if the
+        backend can't see messages before they are received (NCCL).
         """
         return self._probe(src, tag, Deadline(0.0))
 

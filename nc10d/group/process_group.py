@@ -1,8 +1,8 @@
 """ProcessGroup: some ranks, their order, and the backends that run their operations.
 
-A group maps each kind of device to a backend, made at first need. Everything about a
-group is an attribute of the group. Any thread may call; the order of launch is the order of
-execution. A group that was aborted, closed or inherited through fork raises in every later call.
+A group maps each kind of device to a backend, made at first need. Everything about a group is an
+attribute of the group. Any thread may call; the order of launch is the order of execution. A group
+that was aborted, closed or inherited through fork raises in every later call.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Members:
 class ProcessGroup(_Dispatcher, Members):
     """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
 
-    `timeout` is in seconds. `config` maps devices to backends; `options` (as
-    init_process_group's `pg_options`) go to the backends, after those of `parent`. Operations
-    are methods, with ranks in the group; see nc10d.group.collectives.
+    `timeout` is in seconds. `config` maps devices to backends; `options` (as init_process_group's
+    `pg_options`) go to the backends, after those of `parent`. Operations are methods, with ranks in
+    the group; see nc10d.group.collectives.
     """
 
     def __init__(

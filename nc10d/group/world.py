@@ -1,9 +1,9 @@
 """The default group and the groups made from it: c10d's state per process.
 
-A World is a rank's view: the default group and all groups of the rank, by name. A process has
-one World. A thread can have a separate World (ranks as threads, in tests), which other threads
-don't see. All ranks make groups in the same order, which call_agreement.py checks; that order
-gives groups their names.
+A World is a rank's view: the default group and all groups of the rank, by name. A process has one
+World. A thread can have a separate World (ranks as threads, in tests), which other threads don't
+see. All ranks make groups in the same order, which call_agreement.py checks; that order gives
+groups their names.
 """
 
 from __future__ import annotations

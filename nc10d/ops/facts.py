@@ -4,8 +4,8 @@
     FACTS[AllGather].per_rank                      # ("out",)
     FACTS[Send].split(op), FACTS[Send].make(...)   # an operation as (extra, x, y), and again
 
-Some facts are read off a class's fields: an operation with `op` reduces, with `root` has
-a root, with `peer` is a message. The other facts stand in the table at the end of this file.
+Some facts are read off a class's fields: an operation with `op` reduces, with `root` has a root,
+with `peer` is a message. The other facts stand in the table at the end of this file.
 """
 
 from __future__ import annotations

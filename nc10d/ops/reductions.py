@@ -62,8 +62,8 @@ class ReductionKind:
     """A kind of reduction: equal only to itself.
 
     `number` is c10d's. `prepares` is "SCALE" or "", `finishes` is "DIVIDE" or "". `refuses` has the
-    reason for each family of element types, by an ElementKind's name, that the kind is not
-    for. `synonyms` are other libraries' names.
+    reason for each family of element types, by an ElementKind's name, that the kind is not for.
+    `synonyms` are other libraries' names.
     """
 
     name: str
@@ -118,9 +118,9 @@ _BY_NAME = {kind.name: kind for kind in KINDS}
 class ReduceOp:
     """A reduction: its kind and, for PREMUL_SUM, its factor.
 
-    `purpose` describes a call's use in a few words, and changes no element. Ranks compare it
-    like a call's other arguments: equal calls for different purposes are a
-    CollectiveMismatch, whose message shows both purposes.
+    `purpose` describes a call's use in a few words, and changes no element. Ranks compare it like a
+    call's other arguments: equal calls for different purposes are a CollectiveMismatch, whose
+    message shows both purposes.
 
     Each (kind, factor, purpose) has a single instance, so `is` and `==` mean the same and the hash
     is the object's: a reduce operation is a key on the fast path.

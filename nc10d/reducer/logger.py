@@ -2,8 +2,8 @@
 
 Contract: the Reducer notifies the Logger after each pass, in the thread that finishes the pass. The
 Logger does not block. It samples the first ten passes and then each hundredth pass, as c10d does,
-unless the user sets another rate. `iteration` is the pass's number, from 0. Durations are in
-ns, moments in ns since 1970. The caller adds fields about a framework's module.
+unless the user sets another rate. `iteration` is the pass's number, from 0. Durations are in ns,
+moments in ns since 1970. The caller adds fields about a framework's module.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class UsedParameters:
 
     # A gradient that no rank has used keeps its old value: a mean of zeros would make optimizers
     # with momentum update the parameter. Flags accumulate until the next `agree`, which all ranks
-    # call after the last bucket. `used` is the result of the last exchange; before, all are
-    # True.
+    # call after the last bucket. `used` is the result of the last exchange; before, all are True.
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count

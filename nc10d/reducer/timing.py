@@ -1,7 +1,7 @@
 """A pass's moments and the durations of its parts, by c10d's timer names.
 
-On the host, monotonic_ns gives the moments. A host enqueues a device's computations long
-before they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
+On the host, monotonic_ns gives the moments. A host enqueues a device's computations long before
+they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank's environment variables. Pure: from the job's description to a dict.
 
 Names and meanings are torchrun's, so that a script runs alike under both launchers.
-NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under our own name. Ranks are numbered
-node after node; nodes may run different numbers of ranks.
+NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under our own name. Ranks are numbered node
+after node; nodes may run different numbers of ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From the output plan to a rank's descriptors: pipes, files, or a separate terminal.
 
-The user at a terminal sees rank 0's progress bar as if rank 0 ran alone, and sees for every
-other line from which rank it comes. To this end rank 0 writes to a pseudo-terminal and passes
-without a prefix; the lines of other ranks are prefixed. If the output goes to a file or a pipe,
-all ranks' lines are prefixed. `OutputPlan.prefixed` forces either.
+The user at a terminal sees rank 0's progress bar as if rank 0 ran alone, and sees for every other
+line from which rank it comes. To this end rank 0 writes to a pseudo-terminal and passes without a
+prefix; the lines of other ranks are prefixed. If the output goes to a file or a pipe, all ranks'
+lines are prefixed. `OutputPlan.prefixed` forces either.
 
 Progress bars ask whether they write to a terminal, and how wide it is. The pseudo-terminal has
 the size of the user's terminal and translates nothing: the launcher reads the very bytes that
@@ -35,8 +35,8 @@ class OutputPlan:
     False changes no byte. Output goes line by line, so that two ranks' lines never mix; but rank
     0's output on a terminal, and a single rank's without a prefix, passes at once.
     `log_dir`: the folder of log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log; None for no files.
-    `file_only`: the streams that go to the files and not to the screen. `shown`:
-    the local ranks whose output is shown; None for all.
+    `file_only`: the streams that go to the files and not to the screen. `shown`: the local ranks
+    whose output is shown; None for all.
     """
 
     prefixed: bool | None = None

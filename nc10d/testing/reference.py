@@ -1,7 +1,7 @@
 """Collectives' reference results, in a few lines of NumPy, for tests to compare with.
 
-Contract: `arrays[r]` is rank r's input. Item r of the result is the array that rank r must
-hold afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
+Contract: `arrays[r]` is rank r's input. Item r of the result is the array that rank r must hold
+afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
 rounding once each time. Nothing here uses nc10d's kernels; only `compute` changes arrays in place:
 an operation's outputs, given as the operations on all ranks.
 

@@ -119,8 +119,8 @@ def ragged_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> l
 class CollectiveCall:
     """A collective on all ranks.
 
-    `inputs[r]` is rank r's input: an array, or a list with an array per rank.
-    `flat` packs such lists into a single array. `layout` is one of `LAYOUTS`.
+    `inputs[r]` is rank r's input: an array, or a list with an array per rank. `flat` packs such
+    lists into a single array. `layout` is one of `LAYOUTS`.
     """
 
     kind: type[Any]

@@ -70,12 +70,12 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
     graph, so all ranks need a copy then. A comm hook is not copied.
 
-    The constructor blocks until all ranks call it. ValueError on every rank if parameters
-    differ, for devices as in torch, and for sparse gradients with mixed precision. RuntimeError
-    without a trainable parameter, or if a parameter has no shape yet. A forward pass raises a
-    RuntimeError if the module has a parameter to train, or an optimizer in its backward pass, that
-    was frozen or missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError
-    that names the parameters with missing gradients.
+    The constructor blocks until all ranks call it. ValueError on every rank if parameters differ,
+    for devices as in torch, and for sparse gradients with mixed precision. RuntimeError without a
+    trainable parameter, or if a parameter has no shape yet. A forward pass raises a RuntimeError if
+    the module has a parameter to train, or an optimizer in its backward pass, that was frozen or
+    missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError that names the
+    parameters with missing gradients.
     """
 
     def __init__(
@@ -334,8 +334,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
         A rank that has joined counts as a rank with zero gradients; without
         `divide_by_initial_world_size` it does not count, and the sum is divided by the number of
-        ranks that have a batch. When the block ends, every rank has the parameters and buffers
-        of the last rank that had a batch. See `nc10d.Join`.
+        ranks that have a batch. When the block ends, every rank has the parameters and buffers of
+        the last rank that had a batch. See `nc10d.Join`.
         """
         return Join(
             [self],

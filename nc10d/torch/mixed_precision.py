@@ -2,10 +2,10 @@
 
     model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
 
-Contract: the module's parameters keep their dtype, values and place; optimizers and
-state_dict see these alone. During a forward pass the module has low-precision copies instead,
-leaves in the graph, which each forward pass fills anew. The Reducer reduces the copies' gradients;
-a gradient is cast back when its mean is known. PR 92882 of pytorch has the fields' meaning.
+Contract: the module's parameters keep their dtype, values and place; optimizers and state_dict see
+these alone. During a forward pass the module has low-precision copies instead, leaves in the graph,
+which each forward pass fills anew. The Reducer reduces the copies' gradients; a gradient is cast
+back when its mean is known. PR 92882 of pytorch has the fields' meaning.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class LowPrecision:
             for x in copies:
                 x.untyped_storage().resize_(x.nbytes)
         if versions == self._versions:
-            # An earlier forward pass's graph may hold the copies. Their values are the same,
-            # but for what nc10d has written, which torch does not count as a change either.
+            # An earlier forward pass's graph may hold the copies. Their values are the same, but
+            # for what nc10d has written, which torch does not count as a change either.
             copies = [x.data for x in copies]
         self._versions = versions
         if copies:
@@ -190,8 +190,8 @@ class LowPrecision:
 
     def release(self) -> None:
         """Free the copies' memory when a backward pass ends, unless any is in use."""
-        # Memory peaks in an optimizer's step. A graph that waits for its own backward pass,
-        # or is retained, holds the copies that it reads.
+        # Memory peaks in an optimizer's step. A graph that waits for its own backward pass, or is
+        # retained, holds the copies that it reads.
         names = self._names()
         copies = [copy for _, copy in self._copies.values()]
         if self._active or any(map(_is_read, copies, names, self._idle)):

@@ -56,8 +56,8 @@ def as_store(store: Store) -> dist.Store:
 
     The result stays alive, with the store's connection, until its `close`, which closes `store`.
     Its timeout and the store's are one. torch's PrefixStore over it has no queues and no list_keys:
-    torch passes these calls to no store that is written in Python. Errors are nc10d's,
-    which are torch's, too.
+    torch passes these calls to no store that is written in Python. Errors are nc10d's, which are
+    torch's, too.
     """
     if isinstance(store, dist.Store):
         return store

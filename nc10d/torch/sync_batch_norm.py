@@ -3,10 +3,10 @@
     model = nc10d.torch.SyncBatchNorm.convert_sync_batchnorm(model)
 
 Contract: outputs, running statistics and gradients equal BatchNorm's on all ranks' batches put
-together, up to rounding. Ranks' batches may differ in size, and be empty; if all are empty,
-running statistics stay unchanged. A forward pass in training makes an all_gather, the backward
-pass an all_reduce; every rank makes both, in the order of the module's layers, which is
-the same on all ranks.
+together, up to rounding. Ranks' batches may differ in size, and be empty; if all are empty, running
+statistics stay unchanged. A forward pass in training makes an all_gather, the backward pass an
+all_reduce; every rank makes both, in the order of the module's layers, which is the same on all
+ranks.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def on_tensors(hook: TensorHook) -> CommHook:
 
     The hook runs in the caller's context variables, grad mode and autocast state.
     """
-    # A backward pass has a separate grad mode, a GPU's autograd thread has no context
-    # variables, and autocast would round a hook's matrix products.
+    # A backward pass has a separate grad mode, a GPU's autograd thread has no context variables,
+    # and autocast would round a hook's matrix products.
     context, restored = copy_context(), _thread_state()
     is_own = getattr(hook, "func", hook).__module__.startswith("nc10d.")
 

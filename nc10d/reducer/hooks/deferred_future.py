@@ -3,8 +3,8 @@
 Contract: such a Future makes progress only inside a wait, for itself or for a Future that `then` or
 `collect_all` derives from it. Uses that would block forever raise a RuntimeError: Work.from_future,
 await, and returning it from another Future's callback. (A pass's end completes a Future of sparse
-rows, so these are allowed there.) On a device the order is the point: the waiting thread
-queues the next step on its current stream, behind the outcome, and does not block.
+rows, so these are allowed there.) On a device the order is the point: the waiting thread queues the
+next step on its current stream, behind the outcome, and does not block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PowerSGD: approximate a gradient by the product of two thin matrices, and send only these.
 
-Contract: as every hook, except that the hook blocks until the first matrix is reduced.
-A callback that launched the second reduction would launch it at a different point on each rank.
+Contract: as every hook, except that the hook blocks until the first matrix is reduced. A callback
+that launched the second reduction would launch it at a different point on each rank.
 
 Let M be a rank's gradient as a matrix, and Q a thin orthonormal matrix, the same on all ranks:
 P = sum of M Q over the ranks, orthonormalised; Q = mean of M^T P; the reduced gradient is P Q^T.

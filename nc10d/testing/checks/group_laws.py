@@ -2,9 +2,9 @@
 
     check_process_group(lambda group: MyGroup(group))
 
-The object has nc10d.ProcessGroup's methods, with ranks in the group. The results are compared
-bit for bit with the reference, sync and async, in a cover of all pairs of call, dtype, reduction,
-size and shape; and messages and barriers meet their requirements.
+The object has nc10d.ProcessGroup's methods, with ranks in the group. The results are compared bit
+for bit with the reference, sync and async, in a cover of all pairs of call, dtype, reduction, size
+and shape; and messages and barriers meet their requirements.
 """
 
 from __future__ import annotations

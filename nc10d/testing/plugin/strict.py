@@ -12,8 +12,8 @@ The debug level DETAIL finds writes to arrays in flight (nc10d.group.race_check)
 | a result that is read before the wait | until then the array holds `poison`: NaN, or 0xAA |
 
 A read cannot be seen, but poison in a failed test's message can; `remarks` then names the calls.
-The Works of all launches are watched. The level is the process's, and is raised while any rank
-in this process is watched.
+The Works of all launches are watched. The level is the process's, and is raised while any rank in
+this process is watched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Many orders of a function's steps: all orders where they are few, else a choice.
 
-Where all orders are too many, half the runs have the fewest deviations from the first
-order, in which ranks take turns (delay bounding: Emmi, Qadeer, Rakamaric, 2011). The other half
-give ranks and messages random priorities, which change at two random steps (PCT: Burckhardt,
-Kothari, Musuvathi, Nagarakatte, 2010; with messages: Ozkan et al., 2018).
+Where all orders are too many, half the runs have the fewest deviations from the first order, in
+which ranks take turns (delay bounding: Emmi, Qadeer, Rakamaric, 2011). The other half give ranks
+and messages random priorities, which change at two random steps (PCT: Burckhardt, Kothari,
+Musuvathi, Nagarakatte, 2010; with messages: Ozkan et al., 2018).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """torch's functions that dump flight records, for nc10d's groups, on torch 2.15 and newer.
 
 torch attaches a recorder to each group of a backend that does not record. On nc10d that recorder
-would repeat the records that nc10d keeps in any case, cost more than a small call, and never see
-an operation's end. So nc10d counts as a backend that records, and the functions that
-take the backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for
-its pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
+would repeat the records that nc10d keeps in any case, cost more than a small call, and never see an
+operation's end. So nc10d counts as a backend that records, and the functions that take the
+backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for its
+pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
 
 With TORCH_FR_DUMP_TEMP_FILE set, a rank also writes its records when a group fails, as torch does.
 """

@@ -1,8 +1,8 @@
 """A whole optimizer's state and a rank's share of that state, as dicts in torch's form.
 
 Contract: pure functions. In a whole state, parameter i is the i-th in all groups; in a rank's
-share, the i-th that the rank owns. So a whole state is that of an optimizer on one
-process, and fits any number of ranks.
+share, the i-th that the rank owns. So a whole state is that of an optimizer on one process, and
+fits any number of ranks.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 Contract: constructor, methods and attributes are those of
 torch.distributed.optim.ZeroRedundancyOptimizer, on an nc10d group. Parameters become what the
-optimizer on a single process makes from the same gradients, bit by bit, since the same
-optimizer runs on a part of the parameters. A saved state is the state on a single process.
+optimizer on a single process makes from the same gradients, bit by bit, since the same optimizer
+runs on a part of the parameters. A saved state is the state on a single process.
 """
 
 from __future__ import annotations

@@ -64,10 +64,10 @@ class PeriodicModelAverager(ModelAverager):
 class HierarchicalModelAverager(ModelAverager):
     """Averages over small groups often, and over large groups seldom.
 
-    `period_group_size_dict` maps periods to group sizes, both growing: with {4: 8, 16: 16},
-    ranks average in runs of 8 every 4 steps, and all 16 ranks every 16 steps. Only the largest
-    group of a step averages. The last size is that of `process_group`. Every rank of the default
-    group makes one at the same point, since that makes groups.
+    `period_group_size_dict` maps periods to group sizes, both growing: with {4: 8, 16: 16}, ranks
+    average in runs of 8 every 4 steps, and all 16 ranks every 16 steps. Only the largest group of a
+    step averages. The last size is that of `process_group`. Every rank of the default group makes
+    one at the same point, since that makes groups.
 
     ValueError for other sizes and periods, and for less than no warm-up steps.
     """
