@@ -28,10 +28,10 @@ Bytes = npt.NDArray[np.uint8]
 Locate = Callable[[Any], Any] | None
 """A function that replaces each received array (map_location), or None."""
 _ALIGN = 64
-"""The chunks of a payload begin at multiples of this many bytes."""
+"""A payload's chunks begin at multiples of this number of bytes."""
 _DTYPES = {dtype.code: dtype for dtype in DType}
 _MOST_WASTED = 64
-"""How many times its own size an array may keep alive; a smaller array is copied."""
+"""An array may keep alive this many times its own size; a smaller array is copied."""
 
 
 def aligned(nbytes: int) -> int:
@@ -50,10 +50,10 @@ def rounded(nbytes: int) -> int:
 
 
 class Payload:
-    """The chunks of a received message, taken in their order.
+    """A received message's chunks, taken in their order.
 
-    They lie in `memory`, but for the chunks in `long`, each with the place in `memory` before which
-    it comes.
+    The chunks lie in `memory`, except those in `long`, which come with the place in `memory`
+    before which each belongs.
     """
 
     def __init__(self, memory: Bytes, long: Iterable[tuple[int, Bytes]] = ()) -> None:
@@ -63,7 +63,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the memory that the chunks share."""
+        """The bytes in the memory that the chunks share."""
         return self._memory.size
 
     def take(self, nbytes: int) -> Bytes:
@@ -89,10 +89,10 @@ class Payload:
 
 
 def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
-    """Return the value of a stream; CodecError if it is malformed.
+    """Return a stream's value; CodecError for a malformed stream.
 
     Arrays are writable and C-contiguous. They are views of the payload, unless they are small
-    compared with it. `locate(array)` is called for each NumPy array, and each value of a type
+    compared with it. `locate(array)` is called for each NumPy array, and each value with a type
     that is registered as an array; its result replaces the array.
     """
     decoder = _Decoder(bytes(header), payload, locate)
@@ -100,7 +100,7 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
         value = decoder.walk()
     except CodecError:
         raise
-    except raised_here(Exception) as error:  # of any type: hashing a key may call the user's code
+    except raised_here(Exception) as error:  # any type: hashing a key may call the user's code
         where = f"byte {decoder.at} of {len(header)}"
         raise CodecError(f"a malformed stream, at {where}: {error}") from error
     decoder.finish()
@@ -133,7 +133,7 @@ class _Decoder:
         self._frames: list[_Frame] = []
 
     def walk(self) -> Any:
-        """Read a value and everything that it contains."""
+        """Read a value and everything inside."""
         frames = self._frames
         while True:
             hashed = bool(frames) and len(frames[-1].items) < frames[-1].hashed
@@ -161,12 +161,12 @@ class _Decoder:
         self._payload.finish()
 
     def _built(self, frame: _Frame) -> Any:
-        """Build the container from its children."""
+        """Build the container from the children."""
         value = _BUILD[frame.tag](frame.items)
         return self._located(value) if _is_array(frame) else value
 
     def _located(self, array: Any) -> Any:
-        """Return the replacement of an array."""
+        """Return an array's replacement."""
         return array if self._locate is None else call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
@@ -197,7 +197,7 @@ class _Decoder:
         return value
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
-        """Read fields of fixed size."""
+        """Read fields with fixed sizes."""
         found = form.unpack_from(self._header, self.at)
         self.at += form.size
         return found
@@ -215,7 +215,7 @@ class _Decoder:
         return self.take(self.unpack(tags.COUNT)[0])
 
     def dtype(self, code: int) -> DType:
-        """Return the element type of a code."""
+        """Return a code's element type."""
         found = _DTYPES.get(code)
         if found is None:
             raise CodecError(f"no element type has the code {code}")
@@ -256,7 +256,7 @@ class _Decoder:
 
 
 def _is_array(frame: _Frame) -> bool:
-    """Return whether a frame is an object of a type registered as an array, such as a tensor."""
+    """Return whether a frame's object has a type registered as an array, such as a tensor."""
     return frame.tag is Tag.OBJECT and codec_named(frame.items[0]).move is not None
 
 
@@ -279,7 +279,7 @@ def _object(items: list[Any]) -> Any:
 
 
 def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function of the user on a received value; CodecError if it fails."""
+    """Call a user's function on a received value; CodecError if the function fails."""
     try:
         return function(argument)
     except CodecError:

@@ -1,4 +1,4 @@
-"""Buckets in memory: the storage of a plan, which a Reducer replaces when it rebuilds buckets."""
+"""Buckets in memory: a plan's storage, which a Reducer replaces when it rebuilds buckets."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _on_device(bucket: Bucket | SparseBucket) -> bool:
 
 
 def _bucket_class(device: str) -> type[Bucket]:
-    """Return the class of dense buckets on a device."""
+    """Return the class for dense buckets on a device."""
     if not device.startswith("cuda"):
         return Bucket
     found: type[Bucket] = import_to_end("nc10d.reducer.buckets.device_bucket").DeviceBucket
@@ -89,7 +89,7 @@ def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Alloca
     if callable(allocate):
         return allocate
     if allocate is None:
-        # A group of the user's own making need not have backends.
+        # A user's own kind of group need not have backends.
         shared = partial(_peer_readable, group) if hasattr(group, "backend") else np.zeros
         allocate = {"cpu": shared}
         if device.startswith("cuda"):
@@ -111,7 +111,7 @@ def _peer_readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Arr
 
 @dataclass(frozen=True, slots=True)
 class StorageMaker:
-    """Makes storages of a Reducer, the `number`th Reducer of its group."""
+    """Makes a Reducer's storages; it is the `number`th Reducer of its group."""
 
     # `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
     # TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
@@ -124,7 +124,7 @@ class StorageMaker:
     number: int
 
     def make(self, plan: ReducePlan) -> Storage:
-        """Return new storage of a plan, filled with zeros."""
+        """Return new storage for a plan, filled with zeros."""
         last = len(plan.buckets) - 1
         buckets = [self._bucket(i, bucket, i == last) for i, bucket in enumerate(plan.buckets)]
         return Storage(plan, buckets, self.settings.names)
@@ -133,7 +133,7 @@ class StorageMaker:
         if plan.sparse:
             return SparseBucket(index, plan, self.parameters, is_last, self.settings.names)
         allocate = _allocator(self.allocate, plan.device, self.group)
-        # Ranks compare the purpose; it is short, since errors show two of them.
+        # Ranks compare the purpose, which is short, since errors show two.
         first = self.settings.names[plan.params[0]][-_NAME:]
         purpose = f"bucket {index} of reducer {self.number} ({first})"
         return _bucket_class(plan.device)(index, plan, self.parameters, is_last, allocate, purpose)

@@ -51,7 +51,7 @@ def _fits(group: Any, async_op: bool, *tensors: Any) -> bool:
 
 
 def default_rank(rank: int) -> int | None:
-    """Return the rank in the default group of a global rank; asked while tracing."""
+    """Return a global rank's number in the default group; asked while tracing."""
     return own_group(None).numbers.get(rank)
 
 
@@ -107,7 +107,7 @@ def all_gather_into_tensor(
 
 
 def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-    """Stand for nc10d.all_gather; only of tensors of one size."""
+    """Stand for nc10d.all_gather; only with tensors of one size."""
     fits = _fits(group, async_op, tensor, *tensor_list)
     if fits and all(x.shape == tensor.shape for x in tensor_list):
         from nc10d.torch.functional import in_place
@@ -209,6 +209,6 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 
 def rewrite_calls() -> None:
-    """Name the substitutes of the calls, where the compiler looks for them."""
+    """Name the calls' substitutes, where the compiler looks for them."""
     for function, substitute in _SUBSTITUTES.items():
         function._torchdynamo_inline = substitute
