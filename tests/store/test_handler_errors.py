@@ -36,7 +36,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 class Interrupted(TimeoutError):
-    """What a user's handler raises."""
+    """The error of a user's handler."""
 
 
 def _in_vain(call: Callable[[], object]) -> None:
