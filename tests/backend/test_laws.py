@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.group.process_group import ProcessGroup
-from nc10d.testing import Ranks, reference, run_ranks
+from nc10d.testing import Ranks, reference
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES, perform
 from nc10d.testing.reference import same_bits
@@ -229,95 +230,80 @@ def test_nan_of_any_rank_wins_in_min_and_max(ranks: At, dtype: DType, count: int
 # Arrays that are only read, and arrays that only operations hold
 
 
-def only_reads(group: ProcessGroup) -> None:
-    size, rank = group.size, group.rank
+@on_ranks(2, 3)
+def test_an_input_may_be_read_only(world: ProcessGroup) -> None:
+    size, rank = world.size, world.rank
     x = np.arange(3.0 * size)
     parts = np.split(x, size)
     for array in (x, *parts):
         array.flags.writeable = False
     mine = parts[rank]
-    group.all_gather_into_tensor(np.zeros_like(x), mine)
-    group.reduce_scatter_tensor(np.zeros_like(mine), x)
-    group.reduce_scatter(np.zeros_like(mine), parts)
-    group.all_to_all([np.zeros_like(mine) for _ in parts], parts)
-    group.gather(mine, [np.zeros_like(mine) for _ in parts] if rank == 0 else None, 0)
-    group.scatter(np.zeros_like(mine), parts if rank == 0 else None, 0)
-    group.broadcast(x if rank == 1 else np.zeros_like(x), 1)
-    group.reduce(np.zeros_like(x) if rank == 1 else x, 1)
+    world.all_gather_into_tensor(np.zeros_like(x), mine)
+    world.reduce_scatter_tensor(np.zeros_like(mine), x)
+    world.reduce_scatter(np.zeros_like(mine), parts)
+    world.all_to_all([np.zeros_like(mine) for _ in parts], parts)
+    world.gather(mine, [np.zeros_like(mine) for _ in parts] if rank == 0 else None, 0)
+    world.scatter(np.zeros_like(mine), parts if rank == 0 else None, 0)
+    world.broadcast(x if rank == 1 else np.zeros_like(x), 1)
+    world.reduce(np.zeros_like(x) if rank == 1 else x, 1)
     if rank == 0:
-        group.send(x, 1)
+        world.send(x, 1)
     elif rank == 1:
-        group.recv(np.zeros_like(x), 0)
+        world.recv(np.zeros_like(x), 0)
     assert x.tolist() == list(range(3 * size))
 
 
-def test_an_input_may_be_read_only(ranks: At) -> None:
-    for size in (2, 3):
-        ranks(size).run(only_reads)
-
-
-def dropped(group: ProcessGroup) -> None:
+@on_ranks(3)
+def test_an_operation_keeps_its_arrays_alive(world: ProcessGroup) -> None:
     """Only the operations hold the arrays; their memory must not be reused meanwhile."""
-    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     got = [np.zeros(5000) for _ in range(20)]
     for number in range(20):
-        group.isend(np.full(5000, float(number)), following, tag=number)
-        group.all_reduce(np.full(5000, float(number)), async_op=True)
+        world.isend(np.full(5000, float(number)), following, tag=number)
+        world.all_reduce(np.full(5000, float(number)), async_op=True)
     gc.collect()
     noise = [np.full(5000, -1.0) for _ in range(40)]
     for number, x in enumerate(got):
-        group.recv(x, previous, tag=number)
+        world.recv(x, previous, tag=number)
         assert (x == number).all(), number
     assert len(noise) == 40
-    group.barrier()
+    world.barrier()
 
 
-def test_an_operation_keeps_its_arrays_alive(ranks: At) -> None:
-    ranks(3).run(dropped)
-
-
-def the_same_objects(group: ProcessGroup) -> None:
+@on_ranks(1, 2, 3)
+def test_a_batch_made_again_sees_its_arrays_as_they_are(world: ProcessGroup) -> None:
     """Change values, memory and size of arrays between calls: each call sees the change."""
     x, y = np.ones(100), np.ones(40)
     for turn in range(6):
         x[...], y[...] = 1, 2
-        with dist.coalescing_manager(group):
-            group.all_reduce(x)
-            group.all_reduce(y)
-        assert (x == group.size).all(), turn
-        assert (y == 2 * group.size).all(), turn
+        with dist.coalescing_manager(world):
+            world.all_reduce(x)
+            world.all_reduce(y)
+        assert (x == world.size).all(), turn
+        assert (y == 2 * world.size).all(), turn
         if turn in (2, 3):
             x.resize(100 * 10**turn, refcheck=False)
         if turn == 4:
             x = x[::-1]
 
 
-def test_a_batch_made_again_sees_its_arrays_as_they_are(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(the_same_objects)
-
-
-def a_kept_batch(group: ProcessGroup) -> None:
+@on_ranks(1, 2, 3)
+def test_a_plan_sees_its_arrays_as_they_are(world: ProcessGroup) -> None:
     """Change the arrays of a kept plan between launches: each launch sees the change."""
     x, y = np.ones(100), np.ones(40)
-    with dist.coalescing_manager(group) as block:
-        group.all_reduce(x)
-        group.all_reduce(y)
+    with dist.coalescing_manager(world) as block:
+        world.all_reduce(x)
+        world.all_reduce(y)
     plan = block.plan()
     for turn in range(8):
         x[...], y[...] = 1, 2
         work = plan.launch(async_op=turn % 2 == 1)
         if work is not None:
             work.wait()
-        assert (x == group.size).all(), turn
-        assert (y == 2 * group.size).all(), turn
+        assert (x == world.size).all(), turn
+        assert (y == 2 * world.size).all(), turn
         if turn in (2, 5):
             x.resize(100 * 10 ** (turn // 2), refcheck=False)
-
-
-def test_a_plan_sees_its_arrays_as_they_are(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(a_kept_batch)
 
 
 # Blocks
@@ -358,39 +344,32 @@ def fails_within(group: ProcessGroup, x: Array, async_ops: bool, pending: list[A
         raise KeyError("mine")
 
 
-def raises_in_a_block(group: ProcessGroup) -> None:
-    x, launches = np.full(4, 1.0), group.seq
+@on_ranks(1, 2, 3)
+def test_an_exception_in_a_block_leaves_the_group_unchanged(world: ProcessGroup) -> None:
+    x, launches = np.full(4, 1.0), world.seq
     for async_ops in (False, True):
         pending: list[Any] = []
         with pytest.raises(KeyError):
-            fails_within(group, x, async_ops, pending)
+            fails_within(world, x, async_ops, pending)
         with pytest.raises(RuntimeError, match="nothing was launched"):
             pending[0].wait()
-    assert group.seq == launches
+    assert world.seq == launches
     assert (x == 1).all()
-    group.all_reduce(x)
-    with dist.coalescing_manager(group):
-        group.all_reduce(x)
-    assert (x == group.size**2).all()
+    world.all_reduce(x)
+    with dist.coalescing_manager(world):
+        world.all_reduce(x)
+    assert (x == world.size**2).all()
 
 
-def test_an_exception_in_a_block_leaves_the_group_unchanged(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(raises_in_a_block)
-
-
-def alone(group: ProcessGroup) -> None:
+@on_ranks(1)
+def test_a_single_rank_is_a_group_too(world: ProcessGroup) -> None:
     x = mixed_values(DType.FLOAT32, 50, 1)
     for op in (O.SUM, O.AVG, O.MIN, O.premul_sum(1.0)):
         y = x.copy()
-        group.all_reduce(y, op)
+        world.all_reduce(y, op)
         assert same_bits(y, x)
     out = np.zeros_like(x)
-    issue(group, O.AllGather(out, x))
+    issue(world, O.AllGather(out, x))
     assert same_bits(out, x)
     with pytest.raises(ValueError, match="another rank"):
-        group.send(x, 0)
-
-
-def test_a_single_rank_is_a_group_too() -> None:
-    run_ranks(alone, 1)
+        world.send(x, 0)

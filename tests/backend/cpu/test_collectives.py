@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,31 +82,3 @@ def test_processes_agree_with_the_oracle(pools: Pools, data: Any, size: int, mod
     calls = data.draw(programs(size))
     ops = [[call.make(rank) for call in calls] for rank in range(size)]
     agree(pools.get("processes", size).run(perform, ops, [mode] * size), calls)
-
-
-def large(group: Any, seed: int, count: int) -> None:
-    rank, size = group.rank, group.size
-    arrays = [np.random.default_rng((seed, r)).integers(-99, 99, count) for r in range(size)]
-    total = np.sum(arrays, axis=0)
-    x = arrays[rank].copy()
-    group.all_reduce(x)
-    assert np.array_equal(x, total)
-    out = np.zeros(count * size, np.int64)
-    group.all_gather_into_tensor(out, arrays[rank])
-    assert np.array_equal(out, np.concatenate(arrays))
-    whole = np.concatenate([arrays[rank]] * size)
-    part = np.zeros(count, np.int64)
-    group.reduce_scatter_tensor(part, whole)
-    assert np.array_equal(part, total)
-    swapped = np.zeros(count * size, np.int64)
-    group.all_to_all_single(swapped, whole)
-    assert np.array_equal(swapped, np.concatenate(arrays))
-    y = arrays[rank].copy()
-    group.broadcast(y, size - 1)
-    assert np.array_equal(y, arrays[-1])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_arrays_larger_than_any_staging_buffer(pools: Pools, size: int) -> None:
-    for seed, count in enumerate((65_537, 300_001)):
-        pools.get("threads", size).run(large, [seed] * size, [count] * size)

@@ -15,7 +15,7 @@ from jobs import Job
 from lettered_hosts import ranks_on
 
 from nc10d.backend.cpu.engine.call_sites import text_at
-from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
+from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError
 
 
 def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:
@@ -106,19 +106,6 @@ def test_the_first_of_many_causes_wins_on_all_hosts() -> None:
 
     with ranks_on("aabbcc") as ranks:
         same_on_all(ranks.run(call), Aborted)
-
-
-def test_a_rank_that_leaves_early_is_named() -> None:
-    def call(group: Any) -> DistError | None:
-        group.barrier()
-        if group.rank == 1:
-            group.backend("cpu").close()
-            return None
-        return caught(group, lambda g: g.all_reduce(np.ones(4)))
-
-    with ranks_on("abc") as ranks:
-        errors = [error for error in ranks.run(call) if error is not None]
-    assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
 
 
 def test_the_error_for_a_departed_ranks_message_names_the_receive() -> None:

@@ -11,7 +11,8 @@ import time
 
 import pytest
 from faulty_network import Faults, FaultyNetwork, faulty_network, why_not_faulty
-from namespaces import Rank, job
+from jobs import Rank
+from namespaces import job
 
 REASON = why_not_faulty()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -48,6 +49,8 @@ except dist.DistError as error:
     hear()
 """
 """Each line "CALLS SECONDS" of the test makes so many rounds of calls, with so long pauses."""
+PATIENCE = 250.0
+"""Seconds for a line of a rank whose packets are lost."""
 FAULTS = [Faults(loss, duplicates=loss, delay=0.005, jitter=0.03) for loss in (0.02, 0.05, 0.1)]
 
 
@@ -56,7 +59,7 @@ def code(timeout: float = 250.0) -> str:
 
 
 def everyone(ranks: list[Rank], word: str) -> None:
-    assert [rank.line() for rank in ranks] == [word] * len(ranks)
+    assert [rank.line(PATIENCE) for rank in ranks] == [word] * len(ranks)
 
 
 def tell(ranks: list[Rank], calls: int, pause: float) -> None:
@@ -138,7 +141,7 @@ def test_a_partition_that_stays_is_told_on_both_sides(fault: object, calls: int)
         fault(net)
         tell(ranks, 1, 0.0)
         # The calls have a timeout of minutes: it does not end them.
-        near, far = {rank.line() for rank in ranks[:2]}, {rank.line() for rank in ranks[2:]}
+        near, far = {rank.line(PATIENCE) for rank in ranks[:2]}, {rank.line() for rank in ranks[2:]}
     (text,) = near
     assert text in {f"PeerLost {rank} - {why}" for rank in (2, 3) for why in TOLD}, text
     (text,) = far
@@ -157,5 +160,5 @@ def test_a_killed_rank_is_told_at_once_where_packets_are_lost() -> None:
         net.faults = FAULTS[-1]
         tell(ranks[:3], 1, 0.0)
         ranks[3].process.kill()
-        (text,) = {rank.line() for rank in ranks[:3]}
+        (text,) = {rank.line(PATIENCE) for rank in ranks[:3]}
     assert text in {f"PeerLost 3 - {why}" for why in (*TOLD[1:], "killed by signal 9")}, text

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from entered_functions import python_frames
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
@@ -374,13 +375,14 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
     assert "rank 1 was interrupted in send" in run_ranks(interrupt, 2, timeout=5.0)[0]
 
 
-def messages_that_end_at_once(group: Any) -> None:
-    peer = 1 - group.rank
+@on_ranks(2)
+def test_a_message_that_ends_at_once_has_a_work_like_any_other(world: Any) -> None:
+    peer = 1 - world.rank
     for turn in range(20):
-        x, y = np.full(4, 10.0 * turn + group.rank), np.zeros(4)
-        sent = group.isend(x, peer)
-        group.barrier()  # so that the message is there
-        received = group.irecv(y, peer)
+        x, y = np.full(4, 10.0 * turn + world.rank), np.zeros(4)
+        sent = world.isend(x, peer)
+        world.barrier()  # so that the message is there
+        received = world.irecv(y, peer)
         assert sent is not None
         assert received is not None
         assert received.result() == peer
@@ -388,10 +390,6 @@ def messages_that_end_at_once(group: Any) -> None:
         assert sent.wait()
         assert sent.is_success()
         assert received.duration is not None
-
-
-def test_a_message_that_ends_at_once_has_a_work_like_any_other() -> None:
-    run_ranks(messages_that_end_at_once, 2)
 
 
 def frames_of_asynchronous_calls(group: Any) -> set[int]:
