@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from nc10d.testing.ranks import Ranks
+
 EMULATORS = Path(__file__).parents[2] / "emulators"
 sys.path.insert(0, str(EMULATORS))
 
@@ -32,13 +34,16 @@ def emulators(**more: str) -> Iterator[None]:
         if os.environ.get("NC10D_REQUIRE_NCCL"):
             pytest.fail("no gcc, or no headers of CUDA and NCCL")
         pytest.skip("no gcc, or no headers of CUDA and NCCL: see `make test-nccl`")
-    wanted = {**libraries.environment(), **more}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**libraries.environment(), **more}.items():
+            patch.setenv(name, value)
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+
+
+@contextmanager
+def emulated_ranks(
+    size: int = 2, backend: str = "cpu:cpu,cuda:nccl", **more: str
+) -> Iterator[Ranks]:
+    """Yield ranks that are processes with the emulators; `more` are environment variables."""
+    with emulators(**more), Ranks(size, "processes", backend, timeout=20.0) as ranks:
+        yield ranks
