@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from driving import IN_PROGRESS, TYPES, Gpu, Nccl, Refused
+from emulated import needs_emulators
 
-from build import WANTED, find_headers
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference
 
@@ -21,9 +21,7 @@ SIZE = 3
 INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, NOT_READY = 4, 5, 6, 600
 Array = np.ndarray[Any, np.dtype[Any]]
 
-pytestmark = pytest.mark.skipif(
-    find_headers() is None and not WANTED, reason="no cuda.h and nccl.h: see `make test-nccl`"
-)
+pytestmark = needs_emulators
 
 
 @pytest.fixture(scope="module")

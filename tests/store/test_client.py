@@ -141,18 +141,13 @@ def test_ipv6_works() -> None:
 
 
 @contextlib.contextmanager
-def frozen_torch_server() -> Iterator[tuple[int, int]]:
+def server_process() -> Iterator[tuple[int, int]]:
     """Yield port and pid of a server in a process that can be stopped."""
-    code = (
-        "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, "
-        "wait_for_workers=False); print(s.port, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    command = [sys.executable, "-m", "nc10d.store", "--host", HOST, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
-            yield int(child.stdout.readline()), child.pid
+            yield int(child.stdout.readline().rsplit(":", 1)[1]), child.pid
         finally:
             child.kill()
 
@@ -164,7 +159,7 @@ def freeze(pid: int) -> None:
 
 
 def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
-    with frozen_torch_server() as (port, pid):
+    with server_process() as (port, pid):
         store = TCPStore(HOST, port, timeout=20)
         store.multi_set(["a", "b"], ["for a", "for b"])
         assert store.add("n", 0) == 0

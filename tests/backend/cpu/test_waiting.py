@@ -551,13 +551,11 @@ def test_a_look_for_a_message_never_fails_the_group_for_another_message(
 
 
 @pytest.mark.parametrize("timeout", [timedelta.max, 1e300, None])
-def test_timeouts_of_centuries_are_no_overflow(two: Ranks, timeout: Any) -> None:
-    def call(group: Any) -> None:
-        group.all_reduce(np.ones(3), async_op=True, timeout=timeout).wait(timeout)
-        group.all_reduce(np.ones(70_001), timeout=timeout)
-        group.barrier(timeout=timeout)
-
-    two.run(call)
+@on_ranks(2)
+def test_timeouts_of_centuries_are_no_overflow(world: Any, timeout: Any) -> None:
+    world.all_reduce(np.ones(3), async_op=True, timeout=timeout).wait(timeout)
+    world.all_reduce(np.ones(70_001), timeout=timeout)
+    world.barrier(timeout=timeout)
 
 
 @pytest.mark.parametrize("reason", ["ü" * 3000, '\n"\\' * 2000, "\udcff" * 10, "", "日本" * 900])

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-EMULATORS = Path(__file__).parents[2] / "emulators"
-sys.path.insert(0, str(EMULATORS))
-
-from build_ucc import INCLUDE, build_ucc  # noqa: E402
+from build_ucc import INCLUDE, build_ucc
 
 
 def emulator() -> Path:

@@ -1,39 +1,32 @@
 """Run ranks as processes that load the emulators of libcuda and libnccl, not the real libraries.
 
-tests/emulators compiles the emulators. A process finds them by its environment, and must not have
-loaded the real libraries before. So ranks use devices, and pytest's process does not.
+A process finds them by its environment, and must not have loaded the real libraries before. So
+ranks use devices, and pytest's process does not.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from build import WANTED, build, find_headers
 from nc10d.testing.ranks import Ranks
 
-EMULATORS = Path(__file__).parents[2] / "emulators"
-sys.path.insert(0, str(EMULATORS))
-
+REASON = "no gcc, or no headers of CUDA and NCCL: see `make test-nccl`"
 needs_emulators = pytest.mark.skipif(
-    not (EMULATORS.joinpath("build.py").exists()), reason="the emulators are not there"
+    (find_headers() is None or not shutil.which("gcc")) and not WANTED, reason=REASON
 )
 
 
 @contextmanager
 def emulators(**more: str) -> Iterator[None]:
     """Make processes started in the `with` block load the emulators."""
-    from build import build
-
     libraries = build()
     if libraries is None:
-        if os.environ.get("NC10D_REQUIRE_NCCL"):
-            pytest.fail("no gcc, or no headers of CUDA and NCCL")
-        pytest.skip("no gcc, or no headers of CUDA and NCCL: see `make test-nccl`")
+        pytest.fail(REASON) if WANTED else pytest.skip(REASON)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**libraries.environment(), **more}.items():
             patch.setenv(name, value)
@@ -42,8 +35,8 @@ def emulators(**more: str) -> Iterator[None]:
 
 @contextmanager
 def emulated_ranks(
-    size: int = 2, backend: str = "cpu:cpu,cuda:nccl", **more: str
+    size: int = 2, backend: str = "cpu:cpu,cuda:nccl", timeout: float = 20.0, **more: str
 ) -> Iterator[Ranks]:
     """Yield ranks that are processes with the emulators; `more` are environment variables."""
-    with emulators(**more), Ranks(size, "processes", backend, timeout=20.0) as ranks:
+    with emulators(**more), Ranks(size, "processes", backend, timeout=timeout) as ranks:
         yield ranks
