@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (1, 2, 3, 4, 5)
 ROUNDED = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.COMPLEX64)
 relaxed = settings(max_examples=40, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size, timeout=20))
-    for each in made.values():
-        each.close()
 
 
 At = Callable[[int], Ranks]
@@ -78,11 +70,13 @@ def all_the_same(answers: list[list[Array]], wanted: Array) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", ROUNDED, ids=lambda d: d.label)
-def test_bits_do_not_depend_on_mode_layout_rank_or_run(ranks: At, dtype: DType, size: int) -> None:
+def test_bits_do_not_depend_on_mode_layout_rank_or_run(
+    ranks_of: At, dtype: DType, size: int
+) -> None:
     for count in (1, 37, 5000, 90_001):
         wanted = reference.all_reduce([normal(dtype, count, r) for r in range(size)])[0]
         for _ in range(2):
-            answers = ranks(size).run(every_way, [dtype] * size, [count] * size)
+            answers = ranks_of(size).run(every_way, [dtype] * size, [count] * size)
             all_the_same(answers, wanted)
 
 
@@ -121,12 +115,12 @@ def reduced_by_parts(group: ProcessGroup, x: Array, op: O.ReduceOp) -> dict[str,
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", [O.SUM, O.AVG, O.MAX, O.premul_sum(0.3)], ids=repr)
 def test_all_reduce_equals_reduce_scatter_and_all_gather(
-    ranks: At, size: int, op: O.ReduceOp
+    ranks_of: At, size: int, op: O.ReduceOp
 ) -> None:
     for count in (size, 60, 6000, 120_000):
         for dtype in (DType.FLOAT32, DType.FLOAT16):
             xs = [normal(dtype, count, 9 + r) for r in range(size)]
-            for found in ranks(size).run(reduced_by_parts, xs, [op] * size):
+            for found in ranks_of(size).run(reduced_by_parts, xs, [op] * size):
                 for name, x in found.items():
                     assert same_bits(x, found["direct"]), (name, count, dtype)
 
@@ -155,8 +149,8 @@ def moved_about(group: ProcessGroup, x: Array) -> None:
 
 @relaxed
 @given(data=st.data(), size=st.sampled_from(SIZES))
-def test_arrays_moved_there_and_back_are_unchanged(ranks: At, data: Any, size: int) -> None:
-    ranks(size).run(moved_about, data.draw(same_shape_per_rank(size)))
+def test_arrays_moved_there_and_back_are_unchanged(ranks_of: At, data: Any, size: int) -> None:
+    ranks_of(size).run(moved_about, data.draw(same_shape_per_rank(size)))
 
 
 def ragged(group: ProcessGroup, counts: list[int]) -> None:
@@ -178,8 +172,8 @@ def ragged(group: ProcessGroup, counts: list[int]) -> None:
 
 @relaxed
 @given(counts=st.lists(st.sampled_from([0, 0, 1, 3, 64, 5000, 40_000]), min_size=1, max_size=5))
-def test_sizes_may_differ_by_rank_and_be_zero(ranks: At, counts: list[int]) -> None:
-    ranks(len(counts)).run(ragged, [counts] * len(counts))
+def test_sizes_may_differ_by_rank_and_be_zero(ranks_of: At, counts: list[int]) -> None:
+    ranks_of(len(counts)).run(ragged, [counts] * len(counts))
 
 
 # The rules for elements
@@ -194,20 +188,22 @@ def each_reduced(group: ProcessGroup, x: Array, ops: list[O.ReduceOp]) -> list[A
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT64, DType.INT32], ids=lambda d: d.label)
-def test_the_average_of_integers_truncates_toward_zero(ranks: At, size: int, dtype: DType) -> None:
+def test_the_average_of_integers_truncates_toward_zero(
+    ranks_of: At, size: int, dtype: DType
+) -> None:
     first = np.arange(-12, 13, dtype=dtype.numpy)
     xs = [first, *[np.zeros_like(first)] * (size - 1)]
-    for (mean,) in ranks(size).run(each_reduced, xs, [[O.AVG]] * size):
+    for (mean,) in ranks_of(size).run(each_reduced, xs, [[O.AVG]] * size):
         assert mean.tolist() == [int(v / size) for v in range(-12, 13)]
 
 
 @pytest.mark.parametrize("dtype", ROUNDED, ids=lambda d: d.label)
-def test_premul_is_scaling_and_then_summing(ranks: At, dtype: DType) -> None:
+def test_premul_is_scaling_and_then_summing(ranks_of: At, dtype: DType) -> None:
     # A power of two scales without rounding, also where the factor is rounded to the dtype.
     xs = [normal(dtype, 500, r) for r in range(3)]
     scaled = [(x * np.asarray(0.25, x.dtype)).astype(x.dtype) for x in xs]
-    premul = ranks(3).run(each_reduced, xs, [[O.premul_sum(0.25)]] * 3)
-    summed = ranks(3).run(each_reduced, scaled, [[O.SUM]] * 3)
+    premul = ranks_of(3).run(each_reduced, xs, [[O.premul_sum(0.25)]] * 3)
+    summed = ranks_of(3).run(each_reduced, scaled, [[O.SUM]] * 3)
     assert all(same_bits(p[0], s[0]) for p, s in zip(premul, summed, strict=True))
 
 
@@ -216,13 +212,13 @@ FLOATS = [d for d in DType if d.family is ElementKind.FLOAT]
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.label)
 @pytest.mark.parametrize("count", [3, 100_003])
-def test_nan_of_any_rank_wins_in_min_and_max(ranks: At, dtype: DType, count: int) -> None:
+def test_nan_of_any_rank_wins_in_min_and_max(ranks_of: At, dtype: DType, count: int) -> None:
     for size in (1, 2, 4):
         for odd in range(size):
             xs = [np.full(count, r - 1, dtype.numpy) for r in range(size)]
             xs[odd][count // 2 :: 7] = np.nan
             places = np.isnan(xs[odd].astype(np.float32))
-            for found in ranks(size).run(each_reduced, xs, [[O.MIN, O.MAX]] * size):
+            for found in ranks_of(size).run(each_reduced, xs, [[O.MIN, O.MAX]] * size):
                 for x in found:
                     assert np.array_equal(np.isnan(x.astype(np.float32)), places)
 
@@ -327,14 +323,14 @@ def each_uses_what_the_one_before_left(group: ProcessGroup, pick: slice) -> None
     assert np.array_equal(other, out)
 
 
-def test_collectives_of_a_block_follow_each_other(ranks: At) -> None:
+def test_collectives_of_a_block_follow_each_other(ranks_of: At) -> None:
     for size in (1, 2, 3, 5):
-        ranks(size).run(each_uses_what_the_one_before_left, [slice(100, 400)] * size)
+        ranks_of(size).run(each_uses_what_the_one_before_left, [slice(100, 400)] * size)
 
 
-def test_slices_of_a_block_follow_each_other_too(ranks: At) -> None:
+def test_slices_of_a_block_follow_each_other_too(ranks_of: At) -> None:
     for pick in (slice(None, None, 2), slice(None, None, -1), slice(500, 3, -7)):
-        ranks(3).run(each_uses_what_the_one_before_left, [pick] * 3)
+        ranks_of(3).run(each_uses_what_the_one_before_left, [pick] * 3)
 
 
 def fails_within(group: ProcessGroup, x: Array, async_ops: bool, pending: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,6 @@ from nc10d.testing import Ranks
 
 Lists = list[list[int]]
 At = Callable[[int], Ranks]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[At]:
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size, timeout=20))
-    for each in made.values():
-        each.close()
 
 
 def total(members: list[int]) -> int:
@@ -68,10 +60,12 @@ def lists_of(size: int) -> st.SearchStrategy[Lists]:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.sampled_from([2, 3, 4, 5]))
-def test_groups_of_any_ranks_compute_among_their_members(ranks: At, data: Any, size: int) -> None:
+def test_groups_of_any_ranks_compute_among_their_members(
+    ranks_of: At, data: Any, size: int
+) -> None:
     lists = data.draw(lists_of(size))
     count = data.draw(st.sampled_from([1, 500, 30_000]))
-    ranks(size).run(in_order, [lists] * size, [count] * size)
+    ranks_of(size).run(in_order, [lists] * size, [count] * size)
 
 
 def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
@@ -93,9 +87,9 @@ def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [4, 9000, 200_000])
-def test_overlapping_groups_progress_in_any_order_of_launch(ranks: At, count: int) -> None:
+def test_overlapping_groups_progress_in_any_order_of_launch(ranks_of: At, count: int) -> None:
     pairs = [list(pair) for pair in itertools.combinations(range(4), 2)]
-    ranks(4).run(crosswise, [[*pairs, [3, 1, 0], [0, 1, 2, 3]]] * 4, [count] * 4)
+    ranks_of(4).run(crosswise, [[*pairs, [3, 1, 0], [0, 1, 2, 3]]] * 4, [count] * 4)
 
 
 @on_ranks(4)
@@ -136,8 +130,8 @@ def nested_splits(world: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_split_can_be_split(ranks: At, size: int) -> None:
-    ranks(size).run(nested_splits)
+def test_a_split_can_be_split(ranks_of: At, size: int) -> None:
+    ranks_of(size).run(nested_splits)
 
 
 @on_ranks(3)

@@ -23,7 +23,6 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from nc10d.testing import Ranks, run_ranks
 
-KINDS = pytest.mark.parametrize("kind", ["threads", "processes"])
 Receive = tuple[int, int, bool]
 """Tag, count of elements, and whether any source will do."""
 
@@ -139,7 +138,6 @@ def prepared_behind_any(group: Any, receive: Callable[[Any, Any], None]) -> None
     assert group.backend("cpu").group.links.inbox(1).channel.get(C_GUARD) == 0
 
 
-@KINDS
 @pytest.mark.parametrize(
     "receive",
     [
@@ -147,8 +145,8 @@ def prepared_behind_any(group: Any, receive: Callable[[Any, Any], None]) -> None
         *(by_block, by_any_source),
     ],
 )
-def test_no_call_overtakes_a_receive_from_any_source(kind: Any, receive: Any) -> None:
-    run_ranks(prepared_behind_any, 2, kind, [receive] * 2)
+def test_no_call_overtakes_a_receive_from_any_source(pair: Any, receive: Any) -> None:
+    pair.run(prepared_behind_any, [receive] * 2)
 
 
 def other_tags_pass(group: Any) -> None:
@@ -171,9 +169,8 @@ def other_tags_pass(group: Any) -> None:
     assert first[0] == 9
 
 
-@KINDS
-def test_a_receive_of_another_tag_is_not_held_up(kind: Any) -> None:
-    run_ranks(other_tags_pass, 2, kind)
+def test_a_receive_of_another_tag_is_not_held_up(pair: Any) -> None:
+    pair.run(other_tags_pass)
 
 
 @on_ranks(2)
@@ -213,9 +210,8 @@ def probes(group: Any) -> None:
     assert z[0] == 3
 
 
-@KINDS
-def test_a_probe_shows_no_message_that_a_pending_receive_takes(kind: Any) -> None:
-    run_ranks(probes, 2, kind)
+def test_a_probe_shows_no_message_that_a_pending_receive_takes(pair: Any) -> None:
+    pair.run(probes)
 
 
 def in_a_batch(group: Any) -> None:
@@ -234,9 +230,8 @@ def in_a_batch(group: Any) -> None:
     assert (a[0], b[0]) == (1, 2)
 
 
-@KINDS
-def test_the_receives_of_a_batch_keep_their_order(kind: Any) -> None:
-    run_ranks(in_a_batch, 2, kind)
+def test_the_receives_of_a_batch_keep_their_order(pair: Any) -> None:
+    pair.run(in_a_batch)
 
 
 def into_one_array(group: Any, any_source: bool) -> None:
@@ -255,11 +250,9 @@ def into_one_array(group: Any, any_source: bool) -> None:
     assert x[0] == 9
 
 
-@KINDS
 @pytest.mark.parametrize("any_source", [False, True])
-def test_a_block_passes_messages_that_it_does_not_receive(kind: Any, any_source: bool) -> None:
-    with Ranks(2, kind, timeout=20.0) as ranks:
-        ranks.run(into_one_array, [any_source] * 2)
+def test_a_block_passes_messages_that_it_does_not_receive(pair: Any, any_source: bool) -> None:
+    pair.run(into_one_array, [any_source] * 2)
 
 
 def beside_a_block(group: Any) -> list[bool]:
@@ -357,9 +350,8 @@ def threads_in_reverse(group: Any) -> None:
     assert all(in_order)
 
 
-@KINDS
-def test_threads_keep_the_order_of_their_own_receives(kind: Any) -> None:
-    run_ranks(threads_in_reverse, 2, kind)
+def test_threads_keep_the_order_of_their_own_receives(pair: Any) -> None:
+    pair.run(threads_in_reverse)
 
 
 @on_ranks(2)

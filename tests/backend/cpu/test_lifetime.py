@@ -400,34 +400,6 @@ def test_many_groups_cost_little_memory_and_no_descriptor(count: int) -> None:
             assert left <= 2 * MIB
 
 
-def coming_and_going(group: Any, rounds: int) -> int:
-    """Make, use and destroy groups, so that ranks use each other's memory again."""
-    arena = group.backend("cpu").group.context.arena
-    most = 0
-    for number in range(rounds):
-        one = dist.new_group()
-        x = np.full(3000, number)
-        one.all_reduce(x)
-        assert (x == 2 * number).all()
-        peer = 1 - group.rank
-        work = one.isend(x, peer)
-        got = np.zeros_like(x)
-        one.recv(got, peer)
-        assert (got == 2 * number).all()
-        work.wait()
-        dist.destroy_process_group(one)
-        most = max(most, arena.used())
-    return most
-
-
-def test_groups_that_come_and_go_do_not_pile_up() -> None:
-    with Ranks(2) as ranks:
-        few = ranks.run(coming_and_going, [5] * 2)
-        many = ranks.run(coming_and_going, [200] * 2)
-    # A rank may be one group ahead of the other, and then takes fresh memory once more.
-    assert max(many) <= 2 * max(few)
-
-
 def dropped(group: Any, gate: threading.Barrier) -> None:
     if group.rank == 1:
         gate.wait()

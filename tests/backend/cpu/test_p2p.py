@@ -132,10 +132,9 @@ def all_before_any(group: Any, sends_first: bool) -> None:
         assert np.array_equal(ys, xs + (0.5 - group.rank))
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("sends_first", [True, False])
-def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_first: bool) -> None:
-    run_ranks(all_before_any, 2, kind, [sends_first] * 2)
+def test_no_number_of_messages_is_too_large_to_be_launched(pair: Any, sends_first: bool) -> None:
+    pair.run(all_before_any, [sends_first] * 2)
 
 
 @on_ranks(3, kind="processes")
@@ -199,9 +198,8 @@ def any_source_beside_a_rank(group: Any) -> None:
     assert all(named)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(kind: Any) -> None:
-    run_ranks(any_source_beside_a_rank, 2, kind)
+def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(pair: Any) -> None:
+    pair.run(any_source_beside_a_rank)
 
 
 @on_ranks(2)

@@ -117,29 +117,6 @@ def test_two_roots_of_one_broadcast_of_8_bytes_are_an_error_of_that_call_on_ever
         assert len(set(ranks.run(two_roots))) == 1
 
 
-def in_a_cycle(group: Any) -> DistError:
-    """Rank 1 waits for root 0, which waits for a message that rank 1 would send afterwards."""
-    x = small(group.rank)
-    try:
-        if group.rank == 0:
-            group.recv(x, 1)
-        group.broadcast(x, 0)
-        if group.rank == 1:
-            group.send(x, 0)
-        group.barrier()
-    except DistError as error:
-        return error
-    raise AssertionError("there was no cycle")
-
-
-def test_a_rank_that_waits_for_a_root_that_waits_for_it_gets_an_error() -> None:
-    with Ranks(2, kind="processes", timeout=40.0) as ranks:
-        errors = ranks.run(in_a_cycle)
-    assert len({str(error) for error in errors}) == 1
-    assert isinstance(errors[0], CollectiveMismatch), errors[0]
-    assert "wait for each other in a circle" in str(errors[0])
-
-
 def without(program: Program, kind: StepKind) -> Program:
     """The program without its waits of a kind."""
     steps = tuple(IDLE if step.kind is kind else step for step in program.steps)
