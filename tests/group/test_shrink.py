@@ -15,7 +15,7 @@ import pytest
 from control_groups import ControlGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import Job
+from jobs import Job, all_say
 from on_ranks import on_ranks
 
 import nc10d as dist
@@ -299,12 +299,10 @@ def test_shrinking_needs_neither_the_store_nor_its_host(names: str) -> None:
         port = int(server.stdout.readline().split(":")[-1])
         code = STORELESS.replace("NAMES", repr(names)).replace("PORT", str(port))
         with Job(code, 4) as ranks:
-            for rank in ranks:
-                assert rank.line() == "ready"
+            all_say(ranks, "ready")
             server.kill()
             ranks[0].kill(signal.SIGKILL)
-            for rank in ranks[1:]:
-                assert rank.line() == "lost 0"
+            all_say(ranks[1:], "lost 0")
             for rank in ranks[1:]:
                 rank.tell("go on")
             for rank in ranks[1:]:

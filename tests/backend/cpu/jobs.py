@@ -135,6 +135,11 @@ class Rank:
         return len(words) > 2 and not int(words[2], 16) & PRIVATE_FUTEX
 
 
+def all_say(ranks: Sequence[Rank], word: str, timeout: float = 60.0) -> None:
+    """Require that the next line of each rank is this."""
+    assert [rank.line(timeout) for rank in ranks] == [word] * len(ranks)
+
+
 class Job:
     """`size` ranks that run the same code."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from failing_calls import CALLS, caught, stand_aside
-from jobs import Job
+from jobs import Job, all_say
 from lettered_hosts import ranks_on
 
 from nc10d.backend.cpu.engine.call_sites import text_at
@@ -152,8 +152,7 @@ def job(names: str, count: int = 1 << 16, timeout: float = 60.0) -> Job:
 )
 def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) -> None:
     with job(names, count) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         start = time.monotonic()
         ranks[-1].kill()
         messages = {rank.line() for rank in ranks[:-1]}
@@ -167,8 +166,7 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) ->
 def test_a_stopped_rank_is_only_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_PEER_TIMEOUT", "3")
     with job("ab", count=1 << 20) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         ranks[1].kill(signal.SIGSTOP)
         with pytest.raises(queue.Empty):  # longer than a vanished host would last
             ranks[0].line(5.0)

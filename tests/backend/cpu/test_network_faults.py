@@ -11,7 +11,7 @@ import time
 
 import pytest
 from faulty_network import Faults, FaultyNetwork, faulty_network, why_not_faulty
-from jobs import Rank
+from jobs import Rank, all_say
 from namespaces import job
 
 REASON = why_not_faulty()
@@ -58,10 +58,6 @@ def code(timeout: float = 250.0) -> str:
     return CALLS.format(timeout=timeout)
 
 
-def everyone(ranks: list[Rank], word: str) -> None:
-    assert [rank.line(PATIENCE) for rank in ranks] == [word] * len(ranks)
-
-
 def tell(ranks: list[Rank], calls: int, pause: float) -> None:
     for rank in ranks:
         rank.tell(f"{calls} {pause}")
@@ -74,16 +70,16 @@ def lasts(seconds: float) -> None:
 
 def test_results_are_right_at_ten_percent_loss() -> None:
     with faulty_network(2) as net, job(net, code(), [0, 1]) as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready", PATIENCE)
         net.faults = Faults(loss=0.1, duplicates=0.1, delay=0.001, jitter=0.003)
         tell(ranks, 2, 0.0)
-        everyone(ranks, "right")
+        all_say(ranks, "right", PATIENCE)
 
 
 def faulty_job(seconds: float) -> None:
     """Form a group of four at 10 % loss; let it be busy, and idle, at each kind of faults."""
     with faulty_network(2, FAULTS[-1]) as net, job(net, code(), [0, 0, 1, 1]) as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready", PATIENCE)
         end = time.monotonic() + seconds
         for left in range(len(FAULTS), 0, -1):
             net.faults = FAULTS[-left]
@@ -91,7 +87,7 @@ def faulty_job(seconds: float) -> None:
             while time.monotonic() < until:
                 for calls, pause in ((10, 0.0), (2, 4.0)):
                     tell(ranks, calls, pause)
-                    everyone(ranks, "right")
+                    all_say(ranks, "right", PATIENCE)
 
 
 @pytest.mark.slow
@@ -109,15 +105,15 @@ def test_an_hour_of_loss_has_no_false_death() -> None:
 @pytest.mark.parametrize("calls", [0, 1000])
 def test_a_partition_of_five_seconds_is_lived_through(calls: int) -> None:
     with faulty_network(2) as net, job(net, code(), [0, 0, 1, 1]) as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready", PATIENCE)
         tell(ranks, calls, 0.005)
         lasts(0.5)
         net.cut(1)
         lasts(5.0)
         net.heal()
-        everyone(ranks, "right")
+        all_say(ranks, "right", PATIENCE)
         tell(ranks, 1, 0.0)
-        everyone(ranks, "right")
+        all_say(ranks, "right", PATIENCE)
 
 
 def cut(net: FaultyNetwork) -> None:
@@ -134,10 +130,10 @@ def deafen(net: FaultyNetwork) -> None:
 def test_a_partition_that_stays_is_told_on_both_sides(fault: object, calls: int) -> None:
     assert callable(fault)
     with faulty_network(2) as net, job(net, code(), [0, 0, 1, 1], NC10D_PEER_TIMEOUT="3") as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready", PATIENCE)
         tell(ranks, calls, 0.005)
         if calls == 1:
-            everyone(ranks, "right")
+            all_say(ranks, "right", PATIENCE)
         fault(net)
         tell(ranks, 1, 0.0)
         # The calls have a timeout of minutes: it does not end them.
@@ -156,7 +152,7 @@ TOLD = SILENT, "Connection reset by peer", "its connection was closed"
 def test_a_killed_rank_is_told_at_once_where_packets_are_lost() -> None:
     variables = {"NC10D_PEER_TIMEOUT": "200"}  # silence tells nothing meanwhile
     with faulty_network(2) as net, job(net, code(), [0, 0, 1, 1], **variables) as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready", PATIENCE)
         net.faults = FAULTS[-1]
         tell(ranks[:3], 1, 0.0)
         ranks[3].process.kill()

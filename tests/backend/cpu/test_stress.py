@@ -239,7 +239,7 @@ def world() -> Iterator[Ranks]:
             yield ranks
 
 
-@pytest.mark.parametrize("root", [0, VICTIM])
+@pytest.mark.parametrize("root", [0, pytest.param(VICTIM, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_removing_any_single_wait_makes_results_wrong(world: Ranks, name: str, root: int) -> None:
     def tried(index: int | None, seeds: int) -> list[tuple[str | None, Sequence[int]]]:

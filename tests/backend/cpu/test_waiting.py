@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from at_once import at_once
 from clocks import soon
-from jobs import Job, Rank
+from jobs import Job, Rank, all_say
 from on_ranks import on_ranks
 
 import nc10d as dist
@@ -147,8 +147,7 @@ def pair(jobs: list[Job]) -> Iterator[list[Rank]]:
 def begin(pair: list[Rank], name: str, delay: float) -> None:
     for rank in pair:
         rank.tell(f"{name} {delay}")
-    for rank in pair:
-        assert rank.line() == "ready"
+    all_say(pair, "ready")
 
 
 def peer_says(pair: list[Rank]) -> str:
@@ -282,8 +281,7 @@ except dist.PeerLost as error:
 def test_survivors_asleep_and_spinning_learn_of_a_death() -> None:
     def attempt() -> float:
         with Job(LOST, 4) as ranks:
-            for rank in ranks:
-                assert rank.line() == "ready"
+            all_say(ranks, "ready")
             assert ranks[0].asleep("shared futex")
             killed = last = time.monotonic()
             ranks[1].kill()
@@ -353,8 +351,7 @@ except dist.DistError as error:
 
 def test_a_signal_handler_may_abort_and_destroy_the_group_that_its_thread_waits_in() -> None:
     with Job(HANDLED) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         assert ranks[0].asleep("shared futex")
         ranks[0].kill(signal.SIGTERM)
         assert "terminated" in ranks[0].line(10.0)
