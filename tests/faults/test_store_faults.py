@@ -284,10 +284,14 @@ def interrupted(call: Callable[[], object], after: float = 0.05) -> float:
         signal.pthread_kill(me, signal.SIGINT)
 
     timer = threading.Timer(after, send)
-    timer.start()
+
+    def call_meanwhile() -> None:
+        timer.start()
+        call()
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            call()
+            call_meanwhile()
         return time.monotonic() - sent
     finally:
         timer.join()
