@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from nc10d.testing.ranks import Ranks
 
 # A shared machine may be slow at anything, so Hypothesis must not check the time.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +35,25 @@ os.environ.setdefault("NC10D_KERNEL_COPY_FROM", f"{4 << 20},{1 << 20}")
 # A shell's background job ignores Ctrl-C, and its children inherit that; tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def ranks_of() -> Iterator[Callable[..., Ranks]]:
+    """Return ranks by size and kind, which the tests of a module share."""
+    from nc10d.testing.ranks import Ranks
+
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(
+            lambda size, kind="threads": stack.enter_context(Ranks(size, kind, timeout=20.0))
+        )
+
+
+@pytest.fixture(params=["threads", "processes"])
+def pair(ranks_of: Callable[..., Ranks], request: pytest.FixtureRequest) -> Ranks:
+    """Two ranks with a new group; a module starts each kind once."""
+    ranks = ranks_of(2, request.param)
+    ranks.renew()
+    return ranks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

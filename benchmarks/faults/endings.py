@@ -87,13 +87,13 @@ def forked(library: C10dLibrary, count: int) -> Result:
 def _fork(library: C10dLibrary, number: int, ranks: ForkedRanks, rank: int) -> Report:
     library.join(number, rank, ranks.size, LIMIT)
     library.call(0, 1)
-    child = _in_child(library) if rank == 0 else ""
+    child = end_of_child(library) if rank == 0 else ""
     library.call(0, 1)
     library.leave()
     return {"child": child}
 
 
-def _in_child(library: C10dLibrary) -> str:
+def end_of_child(library: C10dLibrary) -> str:
     """Return the error of a call in a forked child; "silence" if it reports none."""
     read, write = os.pipe()
     child = os.fork()

@@ -179,7 +179,7 @@ def mutated(library: C10dLibrary, count: int) -> Result:
         return Result((), "its parser can't be called by itself")
     chance, each = random.Random(count), count // 4
     taken = _requests(each, chance) + _handshakes(each, chance) + _lines(each, chance)
-    taken += _sealed(each, chance)
+    taken += forged_frames(each, chance)
     if taken:
         raise DistError(f"{taken} messages that are none were taken in")
     return Result((), f"{count} frames: no crash, nothing accepted")
@@ -237,7 +237,7 @@ def _lines(count: int, chance: random.Random) -> int:
     return taken
 
 
-def _sealed(count: int, chance: random.Random) -> int:
+def forged_frames(count: int, chance: random.Random) -> int:
     """Feed the opener of sealed frames; return how often it accepted a forged frame."""
     from nc10d.auth.handshake import BadSeal, Opener, Sealer
 

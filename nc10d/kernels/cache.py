@@ -71,7 +71,7 @@ def compiled(signature: Any, gil: bool = False) -> Callable[[Callable[..., Any]]
 
     def decorate(function: Any) -> Any:
         dispatcher = numba.njit(nogil=not gil)(function)
-        dispatcher._cache = _OneFile(function, str(signature))
+        dispatcher._cache = CodeFile(function, str(signature))
         _compile(dispatcher._cache, lambda: dispatcher.compile(signature))
         dispatcher.disable_compile()
         return dispatcher
@@ -93,7 +93,7 @@ def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], An
     def decorate(function: Any) -> Any:
         types = sigutils.normalize_signature(signature)
         callback: Any = CFunc(function, types, locals={}, options={"nopython": True})
-        callback._cache = _OneFile(function, str(signature))
+        callback._cache = CodeFile(function, str(signature))
         _compile(callback._cache, callback.compile)
         return callback
 
@@ -186,7 +186,7 @@ def every(module: str) -> Iterator[tuple[str, Callable[[], EntryPoint]]]:
             yield name, lambda name=name: find(name[1:])  # type: ignore[misc]
 
 
-def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
+def _compile(cache: CodeFile, run: Callable[[], object]) -> None:
     """Run a compilation; only one thread here and one process on this machine does at a time."""
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
@@ -197,7 +197,7 @@ def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
         _load_or_compile(cache, run)
 
 
-def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
+def _load_or_compile(cache: CodeFile, run: Callable[[], object]) -> None:
     if cache.path.exists():  # loading needs no lock: files are replaced whole
         run()
         return
@@ -225,7 +225,7 @@ def _announce(folder: Path) -> None:
         )
 
 
-class _OneFile:
+class CodeFile:
     """Numba's cache interface for a function with a single overload."""
 
     def __init__(self, function: FunctionType, signature: Signature) -> None:

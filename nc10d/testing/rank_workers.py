@@ -285,7 +285,7 @@ def serve(
             if task is STOP:
                 break
             if task == RENEW:
-                world.destroy_process_group()
+                _leave()
                 if not _try_to_join(join, report):
                     return
                 continue
@@ -300,6 +300,11 @@ def serve(
         except BaseException as error:  # noqa: BLE001
             _abort_groups(error)
             report(failed(error))
+    _leave()
+
+
+def _leave() -> None:
+    """Leave all groups; a task may have destroyed the default group."""
     if world.current_world().default is not None:
         world.destroy_process_group()
 

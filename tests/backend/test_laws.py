@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d import ops as O
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.group.process_group import ProcessGroup
-from nc10d.testing import Ranks, reference, run_ranks
+from nc10d.testing import Ranks, reference
 from nc10d.testing.layouts import LAYOUTS, lay
 from nc10d.testing.modes import MODES, perform
 from nc10d.testing.reference import same_bits
@@ -25,14 +26,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SIZES = (1, 2, 3, 4, 5)
 ROUNDED = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.COMPLEX64)
 relaxed = settings(max_examples=40, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size, timeout=20))
-    for each in made.values():
-        each.close()
 
 
 At = Callable[[int], Ranks]
@@ -77,11 +70,13 @@ def all_the_same(answers: list[list[Array]], wanted: Array) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", ROUNDED, ids=lambda d: d.label)
-def test_bits_do_not_depend_on_mode_layout_rank_or_run(ranks: At, dtype: DType, size: int) -> None:
+def test_bits_do_not_depend_on_mode_layout_rank_or_run(
+    ranks_of: At, dtype: DType, size: int
+) -> None:
     for count in (1, 37, 5000, 90_001):
         wanted = reference.all_reduce([normal(dtype, count, r) for r in range(size)])[0]
         for _ in range(2):
-            answers = ranks(size).run(every_way, [dtype] * size, [count] * size)
+            answers = ranks_of(size).run(every_way, [dtype] * size, [count] * size)
             all_the_same(answers, wanted)
 
 
@@ -120,12 +115,12 @@ def reduced_by_parts(group: ProcessGroup, x: Array, op: O.ReduceOp) -> dict[str,
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", [O.SUM, O.AVG, O.MAX, O.premul_sum(0.3)], ids=repr)
 def test_all_reduce_equals_reduce_scatter_and_all_gather(
-    ranks: At, size: int, op: O.ReduceOp
+    ranks_of: At, size: int, op: O.ReduceOp
 ) -> None:
     for count in (size, 60, 6000, 120_000):
         for dtype in (DType.FLOAT32, DType.FLOAT16):
             xs = [normal(dtype, count, 9 + r) for r in range(size)]
-            for found in ranks(size).run(reduced_by_parts, xs, [op] * size):
+            for found in ranks_of(size).run(reduced_by_parts, xs, [op] * size):
                 for name, x in found.items():
                     assert same_bits(x, found["direct"]), (name, count, dtype)
 
@@ -154,8 +149,8 @@ def moved_about(group: ProcessGroup, x: Array) -> None:
 
 @relaxed
 @given(data=st.data(), size=st.sampled_from(SIZES))
-def test_arrays_moved_there_and_back_are_unchanged(ranks: At, data: Any, size: int) -> None:
-    ranks(size).run(moved_about, data.draw(same_shape_per_rank(size)))
+def test_arrays_moved_there_and_back_are_unchanged(ranks_of: At, data: Any, size: int) -> None:
+    ranks_of(size).run(moved_about, data.draw(same_shape_per_rank(size)))
 
 
 def ragged(group: ProcessGroup, counts: list[int]) -> None:
@@ -177,8 +172,8 @@ def ragged(group: ProcessGroup, counts: list[int]) -> None:
 
 @relaxed
 @given(counts=st.lists(st.sampled_from([0, 0, 1, 3, 64, 5000, 40_000]), min_size=1, max_size=5))
-def test_sizes_may_differ_by_rank_and_be_zero(ranks: At, counts: list[int]) -> None:
-    ranks(len(counts)).run(ragged, [counts] * len(counts))
+def test_sizes_may_differ_by_rank_and_be_zero(ranks_of: At, counts: list[int]) -> None:
+    ranks_of(len(counts)).run(ragged, [counts] * len(counts))
 
 
 # The rules for elements
@@ -193,20 +188,22 @@ def each_reduced(group: ProcessGroup, x: Array, ops: list[O.ReduceOp]) -> list[A
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT64, DType.INT32], ids=lambda d: d.label)
-def test_the_average_of_integers_truncates_toward_zero(ranks: At, size: int, dtype: DType) -> None:
+def test_the_average_of_integers_truncates_toward_zero(
+    ranks_of: At, size: int, dtype: DType
+) -> None:
     first = np.arange(-12, 13, dtype=dtype.numpy)
     xs = [first, *[np.zeros_like(first)] * (size - 1)]
-    for (mean,) in ranks(size).run(each_reduced, xs, [[O.AVG]] * size):
+    for (mean,) in ranks_of(size).run(each_reduced, xs, [[O.AVG]] * size):
         assert mean.tolist() == [int(v / size) for v in range(-12, 13)]
 
 
 @pytest.mark.parametrize("dtype", ROUNDED, ids=lambda d: d.label)
-def test_premul_is_scaling_and_then_summing(ranks: At, dtype: DType) -> None:
+def test_premul_is_scaling_and_then_summing(ranks_of: At, dtype: DType) -> None:
     # A power of two scales without rounding, also where the factor is rounded to the dtype.
     xs = [normal(dtype, 500, r) for r in range(3)]
     scaled = [(x * np.asarray(0.25, x.dtype)).astype(x.dtype) for x in xs]
-    premul = ranks(3).run(each_reduced, xs, [[O.premul_sum(0.25)]] * 3)
-    summed = ranks(3).run(each_reduced, scaled, [[O.SUM]] * 3)
+    premul = ranks_of(3).run(each_reduced, xs, [[O.premul_sum(0.25)]] * 3)
+    summed = ranks_of(3).run(each_reduced, scaled, [[O.SUM]] * 3)
     assert all(same_bits(p[0], s[0]) for p, s in zip(premul, summed, strict=True))
 
 
@@ -215,13 +212,13 @@ FLOATS = [d for d in DType if d.family is ElementKind.FLOAT]
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.label)
 @pytest.mark.parametrize("count", [3, 100_003])
-def test_nan_of_any_rank_wins_in_min_and_max(ranks: At, dtype: DType, count: int) -> None:
+def test_nan_of_any_rank_wins_in_min_and_max(ranks_of: At, dtype: DType, count: int) -> None:
     for size in (1, 2, 4):
         for odd in range(size):
             xs = [np.full(count, r - 1, dtype.numpy) for r in range(size)]
             xs[odd][count // 2 :: 7] = np.nan
             places = np.isnan(xs[odd].astype(np.float32))
-            for found in ranks(size).run(each_reduced, xs, [[O.MIN, O.MAX]] * size):
+            for found in ranks_of(size).run(each_reduced, xs, [[O.MIN, O.MAX]] * size):
                 for x in found:
                     assert np.array_equal(np.isnan(x.astype(np.float32)), places)
 
@@ -229,95 +226,80 @@ def test_nan_of_any_rank_wins_in_min_and_max(ranks: At, dtype: DType, count: int
 # Arrays that are only read, and arrays that only operations hold
 
 
-def only_reads(group: ProcessGroup) -> None:
-    size, rank = group.size, group.rank
+@on_ranks(2, 3)
+def test_an_input_may_be_read_only(world: ProcessGroup) -> None:
+    size, rank = world.size, world.rank
     x = np.arange(3.0 * size)
     parts = np.split(x, size)
     for array in (x, *parts):
         array.flags.writeable = False
     mine = parts[rank]
-    group.all_gather_into_tensor(np.zeros_like(x), mine)
-    group.reduce_scatter_tensor(np.zeros_like(mine), x)
-    group.reduce_scatter(np.zeros_like(mine), parts)
-    group.all_to_all([np.zeros_like(mine) for _ in parts], parts)
-    group.gather(mine, [np.zeros_like(mine) for _ in parts] if rank == 0 else None, 0)
-    group.scatter(np.zeros_like(mine), parts if rank == 0 else None, 0)
-    group.broadcast(x if rank == 1 else np.zeros_like(x), 1)
-    group.reduce(np.zeros_like(x) if rank == 1 else x, 1)
+    world.all_gather_into_tensor(np.zeros_like(x), mine)
+    world.reduce_scatter_tensor(np.zeros_like(mine), x)
+    world.reduce_scatter(np.zeros_like(mine), parts)
+    world.all_to_all([np.zeros_like(mine) for _ in parts], parts)
+    world.gather(mine, [np.zeros_like(mine) for _ in parts] if rank == 0 else None, 0)
+    world.scatter(np.zeros_like(mine), parts if rank == 0 else None, 0)
+    world.broadcast(x if rank == 1 else np.zeros_like(x), 1)
+    world.reduce(np.zeros_like(x) if rank == 1 else x, 1)
     if rank == 0:
-        group.send(x, 1)
+        world.send(x, 1)
     elif rank == 1:
-        group.recv(np.zeros_like(x), 0)
+        world.recv(np.zeros_like(x), 0)
     assert x.tolist() == list(range(3 * size))
 
 
-def test_an_input_may_be_read_only(ranks: At) -> None:
-    for size in (2, 3):
-        ranks(size).run(only_reads)
-
-
-def dropped(group: ProcessGroup) -> None:
+@on_ranks(3)
+def test_an_operation_keeps_its_arrays_alive(world: ProcessGroup) -> None:
     """Only the operations hold the arrays; their memory must not be reused meanwhile."""
-    following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     got = [np.zeros(5000) for _ in range(20)]
     for number in range(20):
-        group.isend(np.full(5000, float(number)), following, tag=number)
-        group.all_reduce(np.full(5000, float(number)), async_op=True)
+        world.isend(np.full(5000, float(number)), following, tag=number)
+        world.all_reduce(np.full(5000, float(number)), async_op=True)
     gc.collect()
     noise = [np.full(5000, -1.0) for _ in range(40)]
     for number, x in enumerate(got):
-        group.recv(x, previous, tag=number)
+        world.recv(x, previous, tag=number)
         assert (x == number).all(), number
     assert len(noise) == 40
-    group.barrier()
+    world.barrier()
 
 
-def test_an_operation_keeps_its_arrays_alive(ranks: At) -> None:
-    ranks(3).run(dropped)
-
-
-def the_same_objects(group: ProcessGroup) -> None:
+@on_ranks(1, 2, 3)
+def test_a_batch_made_again_sees_its_arrays_as_they_are(world: ProcessGroup) -> None:
     """Change values, memory and size of arrays between calls: each call sees the change."""
     x, y = np.ones(100), np.ones(40)
     for turn in range(6):
         x[...], y[...] = 1, 2
-        with dist.coalescing_manager(group):
-            group.all_reduce(x)
-            group.all_reduce(y)
-        assert (x == group.size).all(), turn
-        assert (y == 2 * group.size).all(), turn
+        with dist.coalescing_manager(world):
+            world.all_reduce(x)
+            world.all_reduce(y)
+        assert (x == world.size).all(), turn
+        assert (y == 2 * world.size).all(), turn
         if turn in (2, 3):
             x.resize(100 * 10**turn, refcheck=False)
         if turn == 4:
             x = x[::-1]
 
 
-def test_a_batch_made_again_sees_its_arrays_as_they_are(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(the_same_objects)
-
-
-def a_kept_batch(group: ProcessGroup) -> None:
+@on_ranks(1, 2, 3)
+def test_a_plan_sees_its_arrays_as_they_are(world: ProcessGroup) -> None:
     """Change the arrays of a kept plan between launches: each launch sees the change."""
     x, y = np.ones(100), np.ones(40)
-    with dist.coalescing_manager(group) as block:
-        group.all_reduce(x)
-        group.all_reduce(y)
+    with dist.coalescing_manager(world) as block:
+        world.all_reduce(x)
+        world.all_reduce(y)
     plan = block.plan()
     for turn in range(8):
         x[...], y[...] = 1, 2
         work = plan.launch(async_op=turn % 2 == 1)
         if work is not None:
             work.wait()
-        assert (x == group.size).all(), turn
-        assert (y == 2 * group.size).all(), turn
+        assert (x == world.size).all(), turn
+        assert (y == 2 * world.size).all(), turn
         if turn in (2, 5):
             x.resize(100 * 10 ** (turn // 2), refcheck=False)
-
-
-def test_a_plan_sees_its_arrays_as_they_are(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(a_kept_batch)
 
 
 # Blocks
@@ -341,14 +323,14 @@ def each_uses_what_the_one_before_left(group: ProcessGroup, pick: slice) -> None
     assert np.array_equal(other, out)
 
 
-def test_collectives_of_a_block_follow_each_other(ranks: At) -> None:
+def test_collectives_of_a_block_follow_each_other(ranks_of: At) -> None:
     for size in (1, 2, 3, 5):
-        ranks(size).run(each_uses_what_the_one_before_left, [slice(100, 400)] * size)
+        ranks_of(size).run(each_uses_what_the_one_before_left, [slice(100, 400)] * size)
 
 
-def test_slices_of_a_block_follow_each_other_too(ranks: At) -> None:
+def test_slices_of_a_block_follow_each_other_too(ranks_of: At) -> None:
     for pick in (slice(None, None, 2), slice(None, None, -1), slice(500, 3, -7)):
-        ranks(3).run(each_uses_what_the_one_before_left, [pick] * 3)
+        ranks_of(3).run(each_uses_what_the_one_before_left, [pick] * 3)
 
 
 def fails_within(group: ProcessGroup, x: Array, async_ops: bool, pending: list[Any]) -> None:
@@ -358,39 +340,32 @@ def fails_within(group: ProcessGroup, x: Array, async_ops: bool, pending: list[A
         raise KeyError("mine")
 
 
-def raises_in_a_block(group: ProcessGroup) -> None:
-    x, launches = np.full(4, 1.0), group.seq
+@on_ranks(1, 2, 3)
+def test_an_exception_in_a_block_leaves_the_group_unchanged(world: ProcessGroup) -> None:
+    x, launches = np.full(4, 1.0), world.seq
     for async_ops in (False, True):
         pending: list[Any] = []
         with pytest.raises(KeyError):
-            fails_within(group, x, async_ops, pending)
+            fails_within(world, x, async_ops, pending)
         with pytest.raises(RuntimeError, match="nothing was launched"):
             pending[0].wait()
-    assert group.seq == launches
+    assert world.seq == launches
     assert (x == 1).all()
-    group.all_reduce(x)
-    with dist.coalescing_manager(group):
-        group.all_reduce(x)
-    assert (x == group.size**2).all()
+    world.all_reduce(x)
+    with dist.coalescing_manager(world):
+        world.all_reduce(x)
+    assert (x == world.size**2).all()
 
 
-def test_an_exception_in_a_block_leaves_the_group_unchanged(ranks: At) -> None:
-    for size in (1, 2, 3):
-        ranks(size).run(raises_in_a_block)
-
-
-def alone(group: ProcessGroup) -> None:
+@on_ranks(1)
+def test_a_single_rank_is_a_group_too(world: ProcessGroup) -> None:
     x = mixed_values(DType.FLOAT32, 50, 1)
     for op in (O.SUM, O.AVG, O.MIN, O.premul_sum(1.0)):
         y = x.copy()
-        group.all_reduce(y, op)
+        world.all_reduce(y, op)
         assert same_bits(y, x)
     out = np.zeros_like(x)
-    issue(group, O.AllGather(out, x))
+    issue(world, O.AllGather(out, x))
     assert same_bits(out, x)
     with pytest.raises(ValueError, match="another rank"):
-        group.send(x, 0)
-
-
-def test_a_single_rank_is_a_group_too() -> None:
-    run_ranks(alone, 1)
+        world.send(x, 0)

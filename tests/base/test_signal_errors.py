@@ -399,7 +399,7 @@ def test_a_work_that_has_ended_is_told_after_an_error_at_any_point() -> None:
     while reached:
         future, called = Future[int](), list[object]()
         for _ in range(3):
-            future._attach(called.append)
+            future.add_done_callback(called.append)
         other = Waiting(lambda f=future: f._finished, future.wait) if point % 2 else None
         reached = raise_at(point, Alarm(f"at point {point}"), partial(future.set_result, 3))
         if not future.done():

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -130,13 +131,22 @@ def test_frames_that_nc10d_calls_stay() -> None:
     assert "in text_of" in text
 
 
+def installed() -> SimpleNamespace:
+    """Return the hooks that nc10d installs in a program that has none; pytest has its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", sys.__excepthook__)
+        patch.setattr(threading, "excepthook", threading.__excepthook__)
+        uncaught.install()
+        return SimpleNamespace(excepthook=sys.excepthook, of_threads=threading.excepthook)
+
+
 @pytest.mark.parametrize("level", DebugLevel)
 def test_detail_keeps_all_frames(level: DebugLevel, capsys: pytest.CaptureFixture[str]) -> None:
     error = raised_by(a_wrong_call)
     before = get_debug_level()
     set_debug_level(level)
     try:
-        uncaught._print(type(error), error, error.__traceback__)
+        installed().excepthook(type(error), error, error.__traceback__)
     finally:
         set_debug_level(before)
     assert (OWN in capsys.readouterr().err) == (level is DebugLevel.DETAIL)
@@ -146,9 +156,6 @@ def test_a_hook_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", print)
     uncaught.install()
     assert sys.excepthook is print
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    uncaught.install()
-    assert sys.excepthook is uncaught._print
 
 
 WAITING = """
@@ -179,11 +186,10 @@ def test_a_daemon_thread_that_waits_as_the_program_ends_prints_nothing(tmp_path:
 
 
 def test_other_errors_of_threads_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    uncaught.install()
     for daemon in (True, False):
         thread = threading.Thread(target=a_wrong_call, daemon=daemon)
-        with pytest.MonkeyPatch.context() as patch:  # pytest has a hook of its own
-            patch.setattr(threading, "excepthook", uncaught._print_of_thread)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", installed().of_threads)
             thread.start()
             thread.join()
         assert "there is no default process group" in capsys.readouterr().err

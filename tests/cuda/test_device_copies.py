@@ -5,26 +5,24 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated import emulated_ranks, needs_emulators
 
-from build import build
+from build import WANTED
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver, event_done, event_pool
 from nc10d.cuda.streams import LEGACY
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
 HERE = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
-pytestmark = pytest.mark.skipif(
-    not ((HERE and build()) or WANTED), reason="no emulator or cuda.bindings: see .ci/run"
-)
+needs_bindings = pytest.mark.skipif(not (HERE or WANTED), reason="no cuda.bindings: see .ci/run")
+pytestmark = [needs_emulators, needs_bindings]
 COUNT = 1000
 
 
@@ -129,13 +127,8 @@ LAWS = [
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Ranks]:
-    found = build()
-    assert found is not None, "no gcc, or no headers of CUDA and NCCL"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, where in {**found.environment(), "NC10D_EMULATED_GPUS": "2"}.items():
-            patch.setenv(name, where)
-        with Ranks(1, "processes", "fake", timeout=30.0) as ranks:
-            yield ranks
+    with emulated_ranks(1, "fake", NC10D_EMULATED_GPUS="2") as ranks:
+        yield ranks
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated import emulated_ranks, needs_emulators
 
 import nc10d as dist
-from build import build
-from nc10d.testing import Ranks
 
-HERE = build() is not None
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
-pytestmark = pytest.mark.skipif(not (HERE or WANTED), reason="no emulator: see .ci/run")
+pytestmark = needs_emulators
 
 
 def located(group: Any) -> None:
@@ -31,10 +27,6 @@ def located(group: Any) -> None:
         dist.all_gather_object(places, sent, map_location=f"cuda:{cuda.device_count()}")
 
 
-def test_arrays_arrive_on_the_device_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = build()
-    assert found is not None
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    with Ranks(2, "processes", "cpu", timeout=90) as two:
+def test_arrays_arrive_on_the_device_that_is_named() -> None:
+    with emulated_ranks(2, "cpu", 90.0) as two:
         two.run(located)

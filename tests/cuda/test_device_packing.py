@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated import emulated_ranks, needs_emulators
 
-from build import build
+from build import WANTED, build
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels import gpu_pack
-from nc10d.testing import Ranks
 
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
 HERE = importlib.util.find_spec("numba_cuda") and importlib.util.find_spec("cuda.bindings")
-pytestmark = pytest.mark.skipif(
-    not ((HERE and build()) or WANTED), reason="no emulator or CUDA compiler: see .ci/run"
-)
+needs_compiler = pytest.mark.skipif(not (HERE or WANTED), reason="no CUDA compiler: see .ci/run")
+pytestmark = [needs_emulators, needs_compiler]
 TWIN = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.POINTER(ctypes.c_void_p))
 CASTS = [(DType.FLOAT32, DType.BFLOAT16), (DType.BFLOAT16, DType.FLOAT32), (DType.FLOAT32,) * 2]
 _alive: list[Any] = []
@@ -130,15 +127,8 @@ def mistakes(cuda: Any, packer: Any) -> None:
 
 
 @pytest.mark.parametrize("driver", ["", "7.5"])
-def test_arrays_are_packed_and_unpacked_by_one_launch_each(
-    monkeypatch: pytest.MonkeyPatch, driver: str
-) -> None:
+def test_arrays_are_packed_and_unpacked_by_one_launch_each(driver: str) -> None:
     """Also with a driver that is too old for the compiler's PTX."""
-    found = build()
-    if driver:
-        monkeypatch.setenv("NC10D_EMULATED_PTX", driver)
-    assert found is not None
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    with Ranks(1, "processes", "fake", timeout=90) as ranks:
+    old = {"NC10D_EMULATED_PTX": driver} if driver else {}
+    with emulated_ranks(1, "fake", 90.0, **old) as ranks:
         ranks.run(packed_and_back)

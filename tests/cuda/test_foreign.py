@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
-import pytest
+from emulated import emulated_ranks, needs_emulators
 
-from build import build
-from nc10d.testing import Ranks
-
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
-pytestmark = pytest.mark.skipif(not (build() or WANTED), reason="no emulator: see .ci/run")
+pytestmark = needs_emulators
 SHAPES: list[tuple[int, ...]] = [(3,), (0,), (), (2, 3), (1, 4), (4, 1), (2, 0, 3)]
 
 
@@ -60,10 +55,6 @@ def _fields(buffer: Any) -> tuple[Any, ...]:
     return tuple(fields.values())
 
 
-def test_numba_and_the_interface_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = build()
-    assert found is not None
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    with Ranks(1, "processes", "fake", timeout=90) as ranks:
+def test_numba_and_the_interface_agree() -> None:
+    with emulated_ranks(1, "fake", 90.0) as ranks:
         ranks.run(numba_and_interface_agree)

@@ -161,11 +161,11 @@ class Mute(Still):
 
 def test_a_forked_childs_end_is_reported_and_its_number_is_never_killed() -> None:
     before = {*threading.enumerate()}
-    assert endings._in_child(Still()) == "nothing"
-    assert endings._in_child(Dying()) == "signal 15"
+    assert endings.end_of_child(Still()) == "nothing"
+    assert endings.end_of_child(Dying()) == "signal 15"
     assert {*threading.enumerate()} <= before
 
 
 def test_a_forked_child_without_a_report_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "_SILENT", 0.1)
-    assert endings._in_child(Mute()) == "silence"
+    assert endings.end_of_child(Mute()) == "silence"

@@ -26,6 +26,6 @@ def test_a_port_that_stays_open_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_frame_that_is_accepted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nc10d.auth.handshake.compare_digest", lambda *digests: True)
-    assert floods._sealed(100, random.Random(1)) > 0
+    assert floods.forged_frames(100, random.Random(1)) > 0
     with pytest.raises(DistError, match="messages that are none"):
         floods.mutated(Nc10d(), 400)

@@ -25,12 +25,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 INTS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 TYPES = {label: code for code, label in enumerate([*INTS, *FLOATS])}
-OPS = {"SUM": 0, "PRODUCT": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
 _ids = itertools.count()  # numbers the ids of this process, so that each has a key of its own
 IN_PROGRESS = 7
-SCALAR_ON_HOST = 1
 
 
 class Refused(Exception):
@@ -170,13 +168,6 @@ class Nccl:
         made, ranks = ctypes.c_uint64(), np.array(without, np.int32)
         where = ctypes.byref(made)
         self("ncclCommShrink", comm, ranks.ctypes.data, ranks.size, where, None, int(abort))
-        return made.value
-
-    def scaled_sum(self, factor: Array, code: int, comm: int) -> int:
-        """Return the reduction that multiplies by `factor`, an array of one element."""
-        made = ctypes.c_int()
-        where = ctypes.byref(made), factor.ctypes.data
-        self("ncclRedOpCreatePreMulSum", *where, code, SCALAR_ON_HOST, comm)
         return made.value
 
     def number(self, name: str, comm: int) -> int:

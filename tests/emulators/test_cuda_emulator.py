@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from driving import NON_BLOCKING, Gpu
+from emulated import needs_emulators
 
-from build import WANTED, build, find_headers
+from build import build
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks
 
@@ -23,9 +24,7 @@ UNSUPPORTED, INVALIDATED, UNJOINED, CAPTURED = 900, 901, 904, 907
 GLOBAL, RELAXED, GEQ = 0, 2, 0
 Array = np.ndarray[Any, np.dtype[Any]]
 
-pytestmark = pytest.mark.skipif(
-    find_headers() is None and not WANTED, reason="no cuda.h and nccl.h: see `make test-nccl`"
-)
+pytestmark = needs_emulators
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""The libnccl emulator, between processes: results equal the reference, and errors equal NCCL's."""
+"""The libnccl emulator, between processes: results equal the reference, and errors equal NCCL's.
+
+Reductions of every type are checked through the backend, in backend/nccl/test_nccl_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import IN_PROGRESS, OPS, TYPES, Gpu, Nccl, Refused
+from driving import IN_PROGRESS, TYPES, Gpu, Nccl, Refused
+from emulated import needs_emulators
 
-from build import WANTED, find_headers
-from nc10d import ops as O
-from nc10d.arrays.dtypes import DType, allows
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops.reductions import kind_named
 from nc10d.testing import Ranks, reference
-from nc10d.testing.strategies import mixed_values
 
 SIZE = 3
 INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, NOT_READY = 4, 5, 6, 600
 Array = np.ndarray[Any, np.dtype[Any]]
 
-pytestmark = pytest.mark.skipif(
-    find_headers() is None and not WANTED, reason="no cuda.h and nccl.h: see `make test-nccl`"
-)
+pytestmark = needs_emulators
 
 
 @pytest.fixture(scope="module")
@@ -62,61 +59,6 @@ def world(group: ProcessGroup) -> World:
     if not _mine:
         _mine.append(World(group))
     return _mine[0]
-
-
-def values(dtype: DType, rank: int, chunk: int = 0, count: int = 37) -> Array:
-    return mixed_values(dtype, (count,), 100 * rank + chunk)
-
-
-def each(dtype: DType) -> list[list[Array]]:
-    return [[values(dtype, r, c) for c in range(SIZE)] for r in range(SIZE)]
-
-
-# Reductions of every dtype
-
-
-def reductions(group: ProcessGroup, label: str) -> dict[str, list[Array]]:
-    """Run three reducing calls with each operation of the dtype."""
-    here, dtype, code = world(group), DType[label], TYPES[DType[label].label]
-    rows, results = each(dtype)[group.rank], {}
-    for name in OPS:
-        if allows(dtype, O.ReduceOp(kind_named(name))):
-            results[name] = three_calls(here, rows, code, OPS[name])
-    factor = np.array([3], dtype.numpy)
-    made = here.nccl.scaled_sum(factor, code, here.comm)
-    results["PREMUL_SUM"] = three_calls(here, rows, code, made)
-    here.nccl("ncclRedOpDestroy", made, here.comm)
-    return results
-
-
-def three_calls(here: World, rows: list[Array], code: int, op: int) -> list[Array]:
-    x, flat = rows[0], np.concatenate(rows)
-    whole, root, apart = here.gpu.put(x), here.gpu.put(x), here.gpu.put(flat)
-    here.call("ncclAllReduce", whole, whole, x.size, code, op)
-    here.call("ncclReduce", root, root, x.size, code, op, 1)
-    here.call("ncclReduceScatter", apart, apart, x.size, code, op)
-    here.wait()
-    return [here.gpu.get(at, x) for at in (whole, root, apart)]
-
-
-NUMBERS = [d.name for d in DType if d.label in TYPES]
-
-
-@pytest.mark.parametrize("label", NUMBERS)
-def test_every_reduction_of_every_type_is_the_reference(ranks: Ranks, label: str) -> None:
-    rows = each(DType[label])
-    first = [row[0] for row in rows]
-    answers = ranks.run(reductions, [label] * SIZE)
-    for name in answers[0]:
-        op = O.premul_sum(3.0) if name == "PREMUL_SUM" else O.ReduceOp(kind_named(name))
-        wanted = zip(
-            reference.all_reduce(first, op),
-            reference.reduce(first, 1, op),
-            reference.reduce_scatter(rows, op),
-            strict=True,
-        )
-        for rank, right in enumerate(wanted):
-            assert all(map(reference.same_bits, answers[rank][name], right)), (name, rank)
 
 
 # Copying collectives
@@ -163,30 +105,6 @@ def test_every_copying_collective_is_the_reference(ranks: Ranks, count: int) -> 
 
 
 # Messages
-
-
-def every_rank_sends_first(group: ProcessGroup, count: int) -> list[Array]:
-    """Send two messages to each rank, including this rank, before any receive."""
-    here, x = world(group), np.zeros(count)
-    here.nccl("ncclGroupStart")
-    coming = []
-    for number in range(2):
-        for peer in range(SIZE):
-            letter = np.full(count, 100.0 * number + 10 * group.rank + peer)
-            coming.append(here.gpu.put(x))
-            here.call("ncclSend", here.gpu.put(letter), count, TYPES["float64"], peer)
-            here.call("ncclRecv", coming[-1], count, TYPES["float64"], peer)
-    here.nccl("ncclGroupEnd")
-    here.wait()
-    return [here.gpu.get(at, x) for at in coming]
-
-
-@pytest.mark.parametrize("count", [3, 50_000])  # the second exceeds a ring buffer
-def test_messages_of_a_group_go_side_by_side_and_in_order(ranks: Ranks, count: int) -> None:
-    for rank, got in enumerate(ranks.run(every_rank_sends_first, [count] * SIZE)):
-        wanted = [100.0 * n + 10 * src + rank for n in range(2) for src in range(SIZE)]
-        assert [x[-1] for x in got] == wanted
-        assert all((x == x[0]).all() for x in got)
 
 
 def a_send_alone(group: ProcessGroup) -> bool:

@@ -121,18 +121,3 @@ def test_calls_that_differ_are_reported_at_once_with_both_lines(name: str, odd: 
         assert late < PATIENCE
         assert len(re.findall(LINE, str(error))) == 2, error
         assert error.seq is not None
-
-
-def untouched(group: Any, mine: int) -> tuple[str, Any]:
-    group.barrier()
-    x = np.full(mine, float(group.rank))
-    with pytest.raises(CollectiveMismatch) as caught:
-        group.all_reduce(x)
-    return str(caught.value), x
-
-
-@pytest.mark.parametrize("counts", [[4, 5], [LARGE, LARGE + 1], [4, LARGE]])
-def test_arrays_of_calls_that_differ_are_untouched(counts: list[int]) -> None:
-    with Ranks(2) as ranks:
-        for rank, (_, x) in enumerate(ranks.run(untouched, counts)):
-            assert (x == rank).all()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import Job
+from jobs import Job, all_say
 from lettered_hosts import ranks_on
 
 import nc10d as dist
@@ -78,8 +78,7 @@ else:
 def test_the_other_ranks_get_an_error_when_the_ranks_program_ends(how: str, code: int) -> None:
     """Ranks of its host and of another host learn of it; it ends as without a group."""
     with Job(EXITS.replace("HOW", how), 3) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         ranks[1].tell("go")
         assert ranks[1].ended() == code
         for rank in (ranks[0], ranks[2]):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from clocks import soon
+from ports import free_port
 
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import FileStore, HashStore, Store, TCPStore
@@ -104,18 +105,6 @@ def client(port: int, limit: float = 20) -> Iterator[TCPStore]:
 # ---- absent --------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def test_an_absent_store_is_a_timeout_that_names_it() -> None:
-    port = free_port()
-    making = partial(TCPStore, HOST, port, timeout=LIMIT)
-    assert soon(SOON, lambda: times_out(making, f"{HOST}:{port}"))
-
-
 def test_a_master_without_its_clients_names_their_number() -> None:
     limit = 2.0  # its server has to start within it
     making = partial(TCPStore, HOST, 0, 3, is_master=True, timeout=limit)
@@ -155,13 +144,6 @@ def answering(part: bytes) -> Iterator[int]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join(20)
-
-
-def test_a_mute_listener_is_a_timeout_that_names_it() -> None:
-    with socket.create_server((HOST, 0)) as mute:
-        port = mute.getsockname()[1]
-        making = partial(TCPStore, HOST, port, timeout=LIMIT)
-        assert soon(SOON, lambda: times_out(making, f"{HOST}:{port}"))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -302,10 +284,14 @@ def interrupted(call: Callable[[], object], after: float = 0.05) -> float:
         signal.pthread_kill(me, signal.SIGINT)
 
     timer = threading.Timer(after, send)
-    timer.start()
+
+    def call_meanwhile() -> None:
+        timer.start()
+        call()
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            call()
+            call_meanwhile()
         return time.monotonic() - sent
     finally:
         timer.join()

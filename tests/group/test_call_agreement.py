@@ -73,12 +73,6 @@ def test_ranks_that_make_other_groups_all_learn_which(
         assert f"called {call}" in texts[0], (first, texts[0])
 
 
-@settings(max_examples=10, deadline=None)
-@given(lists=st.lists(members, max_size=4))
-def test_ranks_that_make_the_same_groups_use_them(lists: Lists) -> None:
-    assert run_ranks(make, SIZE, "threads", [lists] * SIZE) == [""] * SIZE
-
-
 def members_alone(world: ProcessGroup, local: bool) -> float | str:
     try:
         if world.rank < 2:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import Job
+from jobs import Job, all_say
 
 import nc10d as dist
 from nc10d.backend.cpu.native.offsets import LOG_SLOTS
@@ -209,8 +209,7 @@ say("over", before == [signal.SIGUSR2])
 
 def test_on_a_signal_a_waiting_rank_reports_its_peer(tmp_path: Path) -> None:
     with Job(SIGNALLED.format(folder=str(tmp_path)), 2) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         assert ranks[0].asleep("shared futex")
         ranks[0].kill(signal.SIGUSR2)
         path = tmp_path / "world-rank0.json"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.group.process_group import ProcessGroup
@@ -17,14 +18,6 @@ from nc10d.testing import Ranks
 
 Lists = list[list[int]]
 At = Callable[[int], Ranks]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[At]:
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size, timeout=20))
-    for each in made.values():
-        each.close()
 
 
 def total(members: list[int]) -> int:
@@ -67,10 +60,12 @@ def lists_of(size: int) -> st.SearchStrategy[Lists]:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.sampled_from([2, 3, 4, 5]))
-def test_groups_of_any_ranks_compute_among_their_members(ranks: At, data: Any, size: int) -> None:
+def test_groups_of_any_ranks_compute_among_their_members(
+    ranks_of: At, data: Any, size: int
+) -> None:
     lists = data.draw(lists_of(size))
     count = data.draw(st.sampled_from([1, 500, 30_000]))
-    ranks(size).run(in_order, [lists] * size, [count] * size)
+    ranks_of(size).run(in_order, [lists] * size, [count] * size)
 
 
 def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
@@ -92,12 +87,13 @@ def crosswise(world: ProcessGroup, lists: Lists, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [4, 9000, 200_000])
-def test_overlapping_groups_progress_in_any_order_of_launch(ranks: At, count: int) -> None:
+def test_overlapping_groups_progress_in_any_order_of_launch(ranks_of: At, count: int) -> None:
     pairs = [list(pair) for pair in itertools.combinations(range(4), 2)]
-    ranks(4).run(crosswise, [[*pairs, [3, 1, 0], [0, 1, 2, 3]]] * 4, [count] * 4)
+    ranks_of(4).run(crosswise, [[*pairs, [3, 1, 0], [0, 1, 2, 3]]] * 4, [count] * 4)
 
 
-def grid(world: ProcessGroup) -> None:
+@on_ranks(4)
+def test_rows_and_columns_of_a_grid_make_the_whole(world: ProcessGroup) -> None:
     """Use rows, then columns, of a 2 x 2 grid: together they contain all ranks."""
     x = np.arange(1000) + world.rank
     rows, all_rows = dist.new_subgroups(2)
@@ -112,10 +108,6 @@ def grid(world: ProcessGroup) -> None:
     assert work is not None
     work.wait()
     assert np.array_equal(x, whole)
-
-
-def test_rows_and_columns_of_a_grid_make_the_whole(ranks: At) -> None:
-    ranks(4).run(grid)
 
 
 def nested_splits(world: ProcessGroup) -> None:
@@ -138,11 +130,12 @@ def nested_splits(world: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_a_split_can_be_split(ranks: At, size: int) -> None:
-    ranks(size).run(nested_splits)
+def test_a_split_can_be_split(ranks_of: At, size: int) -> None:
+    ranks_of(size).run(nested_splits)
 
 
-def some_do_not_belong(world: ProcessGroup) -> None:
+@on_ranks(3)
+def test_a_rank_in_no_group_goes_on(world: ProcessGroup) -> None:
     group = dist.split_group(world, [[0, 2]])
     assert (group is None) == (world.rank == 1)
     other = dist.new_group([1], use_local_synchronization=True)
@@ -158,11 +151,8 @@ def some_do_not_belong(world: ProcessGroup) -> None:
         assert (x == 1).all()
 
 
-def test_a_rank_in_no_group_goes_on(ranks: At) -> None:
-    ranks(3).run(some_do_not_belong)
-
-
-def blocks_on_two_groups(world: ProcessGroup) -> None:
+@on_ranks(2)
+def test_blocks_of_two_groups_may_nest(world: ProcessGroup) -> None:
     """Nest the blocks of two groups; a call goes to the block of its own group."""
     pair = dist.new_group([0, 1])
     assert isinstance(pair, ProcessGroup)
@@ -179,11 +169,8 @@ def blocks_on_two_groups(world: ProcessGroup) -> None:
     pair.close()
 
 
-def test_blocks_of_two_groups_may_nest(ranks: At) -> None:
-    ranks(2).run(blocks_on_two_groups)
-
-
-def messages_in_two_groups(world: ProcessGroup) -> None:
+@on_ranks(3)
+def test_groups_do_not_mix_their_messages(world: ProcessGroup) -> None:
     """Send messages with the same tags and ranks in two groups; they must not mix."""
     turned = dist.new_group([2, 1, 0], sort_ranks=False)
     assert isinstance(turned, ProcessGroup)
@@ -198,11 +185,8 @@ def messages_in_two_groups(world: ProcessGroup) -> None:
     turned.barrier()
 
 
-def test_groups_do_not_mix_their_messages(ranks: At) -> None:
-    ranks(3).run(messages_in_two_groups)
-
-
-def many_groups(world: ProcessGroup) -> None:
+@on_ranks(3)
+def test_many_groups_compute_at_once(world: ProcessGroup) -> None:
     made = [dist.new_group() for _ in range(60)]
     works = []
     for number, group in enumerate(made):
@@ -215,7 +199,3 @@ def many_groups(world: ProcessGroup) -> None:
         assert (x == number * world.size).all()
     for group in made:
         dist.destroy_process_group(group)
-
-
-def test_many_groups_compute_at_once(ranks: At) -> None:
-    ranks(3).run(many_groups)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d import DebugLevel
@@ -251,10 +252,13 @@ class Flight(Work):
         super().__init__(ops)
         self.land = land
 
+    def end(self) -> None:
+        self._finish()
+
     def _block(self, deadline: Any) -> None:
         if self._state == 0:
             self.land(self.ops)
-            self._finish()
+            self.end()
 
 
 def fly(*ops: Op, land: Callable[[Any], object] = lambda _: None) -> tuple[Any, Flight]:
@@ -279,9 +283,9 @@ def test_a_view_and_its_base_come_back_in_whatever_order(view_first: bool) -> No
         sent = [view, base] if view_first else [base, view]
         works, flights = zip(*(fly(Send(x, 1)) for x in sent), strict=True)
         assert not base.flags.writeable
-        flights[ends_first]._finish()
-        assert works[ends_first]._state
-        flights[1 - ends_first]._finish()
+        flights[ends_first].end()
+        assert works[ends_first].is_completed()
+        flights[1 - ends_first].end()
         assert base.flags.writeable
         assert view.flags.writeable
         for work in works:
@@ -296,7 +300,7 @@ def test_arrays_that_numpy_would_keep_read_only_are_watched_by_checksums() -> No
     x = np.asarray(Bare())
     work, flight = fly(Send(x, 1))
     x[0] = 7
-    flight._finish()
+    flight.end()
     with pytest.raises(ValueError, match="send: an array of 2 float64 was written to"):
         work.wait()
 
@@ -324,7 +328,7 @@ def test_columns_of_the_same_array_do_not_wait_for_each_other() -> None:
     both, _ = fly(Recv(x[:, 1], 1), Send(x[:, 2], 1), land=lambda ops: ops[0].x.fill(2))
     both.wait()
     flight.ops[0].x.fill(1)
-    flight._finish()
+    flight.end()
     received.wait()
     assert x.tolist() == [[1, 2, 0, 0]] * 4
 
@@ -333,7 +337,7 @@ def test_a_broadcasts_root_may_be_read_only() -> None:
     x = np.arange(3.0)
     x.flags.writeable = False
     work, flight = fly(Broadcast(x, 0))
-    flight._finish()
+    flight.end()
     assert work.wait()
     assert not x.flags.writeable
 
@@ -343,7 +347,7 @@ def test_making_an_array_read_only_in_flight_is_an_error() -> None:
     view = base[:2]
     work, flight = fly(Recv(view, 1))
     base.flags.writeable = False
-    flight._finish()
+    flight.end()
     with pytest.raises(ValueError, match="read-only"):
         work.wait()
 
@@ -351,12 +355,12 @@ def test_making_an_array_read_only_in_flight_is_an_error() -> None:
 def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
     inside, go = threading.Event(), threading.Event()
 
-    class Slow(Work):
+    class Slow(Flight):
         def _block(self, deadline: Any) -> None:
             inside.set()
             assert go.wait(30)
 
-    flight = Slow()
+    flight = Slow([], never)
     work = race_checked([Send(np.ones(2), 1)], lambda _: flight)
     assert work is not None
     waiter = threading.Thread(target=work.wait)
@@ -370,7 +374,7 @@ def test_a_callback_may_wait_for_a_thread_that_waits() -> None:
     work.add_done_callback(meet)
     waiter.start()
     assert inside.wait(30)
-    flight._finish()
+    flight.end()
     waiter.join(30)
     assert met == [True]
 
@@ -382,7 +386,7 @@ def test_a_launching_thread_runs_no_callbacks() -> None:
     wait_for_conflicts([Send(x, 1)])
     assert work._state
     assert not threads
-    maker = threading.Thread(target=flight._finish)
+    maker = threading.Thread(target=flight.end)
     maker.start()
     maker.join()
     assert threads == [maker.ident]
@@ -431,17 +435,14 @@ def test_a_view_made_of_an_array_in_flight_can_be_used_at_once(async_op: bool) -
     assert run_ranks(writes_to_a_new_view, 2, "threads", [async_op] * 2) == [[2.0]] * 2
 
 
-def writes_to_a_read_only_array(group: Any) -> None:
+@on_ranks(2)
+def test_an_array_that_the_program_made_read_only_stays_so(world: Any) -> None:
     x = np.ones(10)
     x.flags.writeable = False
-    group.all_reduce(np.ones(10), async_op=True).wait()
-    work = group.isend(x, 1 - group.rank)
+    world.all_reduce(np.ones(10), async_op=True).wait()
+    work = world.isend(x, 1 - world.rank)
     with pytest.raises(ValueError, match="read-only"):
-        group.broadcast(x, 1 - group.rank, async_op=True)
-    group.recv(np.ones(10), 1 - group.rank)
+        world.broadcast(x, 1 - world.rank, async_op=True)
+    world.recv(np.ones(10), 1 - world.rank)
     work.wait()
     assert not x.flags.writeable
-
-
-def test_an_array_that_the_program_made_read_only_stays_so() -> None:
-    run_ranks(writes_to_a_read_only_array, 2, "threads")

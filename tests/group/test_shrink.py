@@ -15,7 +15,8 @@ import pytest
 from control_groups import ControlGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import Job
+from jobs import Job, all_say
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.config import BackendConfig
@@ -116,20 +117,17 @@ def test_a_live_rank_that_is_left_out_gets_an_error() -> None:
     assert run_ranks(excluding, 3, "threads", [threading.Event()] * 3) == [3.0, None, 3.0]
 
 
-def refused(group: Any) -> None:
+@on_ranks(2)
+def test_mistakes_are_refused_and_the_group_goes_on(world: Any) -> None:
     with pytest.raises(ValueError, match="can't exclude itself"):
-        dist.shrink_group([group.rank])
+        dist.shrink_group([world.rank])
     with pytest.raises(ValueError, match="has no rank 7"):
         dist.shrink_group([7])
     with pytest.raises(TypeError, match="must be an integer"):
         dist.shrink_group(["x"])  # type: ignore[list-item]
     with dist.coalescing_manager(), pytest.raises(ValueError, match="coalescing block"):
         dist.shrink_group()
-    group.barrier()
-
-
-def test_mistakes_are_refused_and_the_group_goes_on() -> None:
-    run_ranks(refused, 2)
+    world.barrier()
 
 
 def test_a_backend_that_can_not_shrink_raises() -> None:
@@ -301,12 +299,10 @@ def test_shrinking_needs_neither_the_store_nor_its_host(names: str) -> None:
         port = int(server.stdout.readline().split(":")[-1])
         code = STORELESS.replace("NAMES", repr(names)).replace("PORT", str(port))
         with Job(code, 4) as ranks:
-            for rank in ranks:
-                assert rank.line() == "ready"
+            all_say(ranks, "ready")
             server.kill()
             ranks[0].kill(signal.SIGKILL)
-            for rank in ranks[1:]:
-                assert rank.line() == "lost 0"
+            all_say(ranks[1:], "lost 0")
             for rank in ranks[1:]:
                 rank.tell("go on")
             for rank in ranks[1:]:

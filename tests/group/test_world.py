@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from clocks import takes
+from ports import free_port
 
 import nc10d as dist
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo, host_id, version
@@ -41,9 +42,7 @@ def engine() -> None:
 
 def method() -> str:
     """Return an address for a new store."""
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return f"tcp://{HOST}:{sock.getsockname()[1]}"
+    return f"tcp://{HOST}:{free_port()}"
 
 
 @pytest.fixture
@@ -106,10 +105,12 @@ def test_a_rank_that_dies_after_the_rendezvous_is_named(others: Callable[..., No
     ends_on_time(RendezvousError, "rank 1 came, and did not get ready", arrange, 0, 2)
 
 
-def keys_of_a_world(store: Store, rank: int, size: int) -> PrefixStore:
+def keys_of_a_world(
+    store: Store, rank: int, size: int, kind: type[PrefixStore] = PrefixStore
+) -> PrefixStore:
     """Meet the other ranks in the store; return the keys of their world."""
     meetings = prefix_store("meeting/world", store)
-    return PrefixStore(f"world/{meet(meetings, rank, size, Deadline.after(9), 9)}", store)
+    return kind(f"world/{meet(meetings, rank, size, Deadline.after(9), 9)}", store)
 
 
 def silent_card(store: Store, rank: int, size: int = 2) -> socket.socket:
@@ -145,10 +146,7 @@ def test_a_rank_that_stops_during_the_bootstrap_of_its_host_is_named(
 
 
 class Late(PrefixStore):
-    """The keys `keys`, whose values come late."""
-
-    def __init__(self, keys: PrefixStore) -> None:
-        super().__init__(keys._prefix[:-1], keys.underlying_store)
+    """Keys whose lists of values come late."""
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         threading.Event().wait(LATE)
@@ -159,9 +157,9 @@ def test_a_silent_local_peer_gets_no_more_time_because_another_was_late(
     others: Callable[..., None],
 ) -> None:
     def come_late(store: Store) -> None:
-        keys = keys_of_a_world(store, 2, 3)
+        keys = keys_of_a_world(store, 2, 3, Late)
         with pytest.raises(RendezvousError):
-            Context(Late(keys), 2, 3, Deadline.after(LIMIT))
+            Context(keys, 2, 3, Deadline.after(LIMIT))
 
     with contextlib.ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""What stands in a store is checked: hostile values end in a DistError or change nothing."""
+"""Values in a store are checked: hostile values end in a DistError or change nothing."""
 
 from __future__ import annotations
 

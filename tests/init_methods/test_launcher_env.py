@@ -15,20 +15,52 @@ from nc10d.errors import RendezvousError
 from nc10d.init_methods.launcher_env import RankPlace, find_place, first_node, launcher_ancestor
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+# `mpirun -n 2` of MPICH 5.0 (Hydra), the second process.
+HYDRA = {
+    "HYDI_CONTROL_FD": "7",
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "1",
+    "PMI_FD": "11",
+    "PMI_HOSTNAME": "vm",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "0",
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "PMIX_NAMESPACE": "prterun-host-17@1",
 }
+# `srun -n 2` of Slurm 22.05 on a node (the second task), without useless variables.
 SRUN = {
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "8",
+    "SLURM_CPUS_ON_NODE": "2",
+    "SLURM_GTIDS": "0,1",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "vm",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NNODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_NODELIST": "vm",
+    "SLURM_NPROCS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
     "SLURM_STEP_ID": "0",
-    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_NODELIST": "vm",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_TASKS_PER_NODE": "2",
+}
+# The same variables as they would be on two nodes; made up, not recorded.
+SRUN_TWO_NODES = SRUN | {
+    "SLURM_JOB_NODELIST": "tux[007-008]",
+    "SLURM_JOB_NUM_NODES": "2",
     "SLURM_NNODES": "2",
-    "SLURM_STEP_NODELIST": "tux[003-004]",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "tux[007-008]",
+    "SLURM_STEP_NUM_NODES": "2",
 }
 
 
@@ -68,19 +100,27 @@ def test_a_variable_that_makes_no_sense_is_named(bad: dict[str, str]):
 @pytest.mark.parametrize(
     ("environment", "rank", "size", "host"),
     [
-        (HYDRA, 2, 3, "127.0.0.1"),
+        (HYDRA, 1, 2, "127.0.0.1"),
         (OPEN_MPI, 0, 2, "127.0.0.1"),
-        (SRUN, 5, 8, "tux003"),
-        ({**SRUN, "SLURM_NNODES": "1"}, 5, 8, "127.0.0.1"),
+        (SRUN, 1, 2, "127.0.0.1"),
+        (SRUN_TWO_NODES, 1, 2, "tux007"),
     ],
 )
 def test_other_launchers_ranks_agree_on_a_place(environment, rank, size, host):
     found = place(environment)
-    assert (found.rank, found.size, found.host) == (rank, size, host)
+    assert (found.rank, found.size, found.host, found.served) == (rank, size, host, False)
     assert 10000 <= found.port < 30000
     assert found.job
     number = next(name for name in environment if name.endswith(("_RANK", "_PROCID")))
-    assert place({**environment, number: "1"}).port == found.port
+    assert place({**environment, number: "0"}).port == found.port
+    address = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    assert place(environment | address) == RankPlace(rank, size, "h", 29500)
+
+
+def test_two_jobs_on_one_host_derive_places_of_their_own():
+    first, second = (find_place(HYDRA, None, None, lambda j=job: j) for job in "ab")
+    assert first.job != second.job
+    assert first.port != second.port
 
 
 def test_ranks_on_several_hosts_need_an_address_where_none_is_shared():

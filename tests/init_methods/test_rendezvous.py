@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import ports
 import pytest
 
 import nc10d as dist
 from nc10d.errors import RendezvousError
-from nc10d.init_methods.launcher_env import find_place
 from nc10d.init_methods.methods import rendezvous
 from nc10d.store import HashStore, Store, TCPStore
 
@@ -34,10 +33,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        found: int = sock.getsockname()[1]
-        return found
+    return ports.free_port()
 
 
 @contextlib.contextmanager
@@ -156,67 +152,6 @@ def test_an_incomplete_method_is_a_value_error(method: str) -> None:
     rank = None if method == "tcp://h:1" else 0
     with pytest.raises(ValueError):
         rendezvous(method, rank, 1, 5)
-
-
-# ---- the environment of a launcher ---------------------------------------------------------------
-
-FULL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
-NAMELESS: dict[str, Callable[[int], dict[str, str]]] = {
-    "Hydra": lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
-    "Open MPI": lambda rank: {
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": "3",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
-        "PMIX_NAMESPACE": "prterun-h-7@1",
-    },
-    "srun": lambda rank: {
-        "SLURM_PROCID": str(rank),
-        "SLURM_NTASKS": "3",
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-    },
-}
-
-
-@pytest.mark.parametrize("missing", FULL)
-def test_a_missing_variable_is_named(missing: str) -> None:
-    environment = {name: value for name, value in FULL.items() if name != missing}
-    with pytest.raises(RendezvousError, match=f"{missing} is not set.*export"):
-        find_place(environment, None, None, lambda: "parent")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "x"), ("MASTER_PORT", "70000"), ("RANK", "3")]
-)
-def test_a_wrong_variable_is_named(name: str, value: str) -> None:
-    with pytest.raises(RendezvousError, match=rf"(?i){name.split('_')[-1]}.*{value}"):
-        find_place({**FULL, name: value}, None, None, lambda: "parent")
-
-
-@pytest.mark.parametrize("launcher", NAMELESS)
-def test_ranks_without_an_address_derive_the_same_place(launcher: str) -> None:
-    places = [find_place(NAMELESS[launcher](r), None, None, lambda: "pid 9") for r in range(3)]
-    assert [(place.rank, place.size) for place in places] == [(0, 3), (1, 3), (2, 3)]
-    assert len({(place.host, place.port, place.job) for place in places}) == 1
-    assert 10000 <= places[0].port < 30000
-
-
-def test_two_jobs_on_one_host_derive_places_of_their_own() -> None:
-    first, second = (find_place(NAMELESS["Hydra"](0), None, None, lambda j=job: j) for job in "ab")
-    assert first.job != second.job
-    assert first.port != second.port
-
-
-@pytest.mark.parametrize("launcher", NAMELESS)
-def test_a_given_address_replaces_a_derived_address(launcher: str) -> None:
-    address = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
-    place = find_place({**NAMELESS[launcher](1), **address}, None, None, lambda: "pid")
-    assert (place.host, place.port, place.job) == ("h", 29500, "")
-
-
-def test_torchruns_variables_precede_the_outer_launchers() -> None:
-    place = find_place({**NAMELESS["srun"](0), **FULL}, None, None, lambda: "pid")
-    assert (place.rank, place.size, place.host) == (1, 3, "h")
 
 
 def test_a_rank_outside_the_world_is_refused_before_connecting() -> None:

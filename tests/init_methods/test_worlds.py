@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -23,11 +22,12 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from ports import free_port
 
 import nc10d as dist
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
-from nc10d.store import FileStore, HashStore, TCPStore
+from nc10d.store import HashStore, TCPStore
 
 WORKERS = 3
 LONG, SHORT = 60.0, 0.4
@@ -65,13 +65,6 @@ def pool() -> Iterator[list[Worker]]:
     finally:
         for worker in workers:
             worker.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def is_free(port: int) -> bool:
@@ -197,15 +190,3 @@ def test_the_port_is_free_when_the_host_has_left_and_others_have_not() -> None:
         assert not is_free(port)
         store.close()
         assert is_free(port)
-
-
-def test_a_file_of_killed_users_is_begun_anew_whatever_the_next_jobs_size(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    child = os.fork()
-    if child == 0:
-        store = FileStore(path, 2)
-        store.set("k", "old")
-        os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
-    with contextlib.closing(FileStore(path, 3)) as store:
-        assert not store.check(["k"])

@@ -77,9 +77,9 @@ TOGETHER = """
 import sys
 from nc10d.backend.cpu.native import entry_points
 from nc10d.kernels import cache
-save = cache._OneFile.save_overload
+save = cache.CodeFile.save_overload
 made = []
-cache._OneFile.save_overload = lambda file, *rest: (made.append(file.name), save(file, *rest))
+cache.CodeFile.save_overload = lambda file, *rest: (made.append(file.name), save(file, *rest))
 print("ready", flush=True)
 sys.stdin.read()
 entry_points.prepare()

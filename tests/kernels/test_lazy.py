@@ -43,7 +43,7 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache._OneFile, "load_overload", interrupt)
+        patch.setattr(cache.CodeFile, "load_overload", interrupt)
         with pytest.raises(KeyboardInterrupt):
             _ = HERE.one_more
     assert HERE.one_more(4) == 5
@@ -54,7 +54,7 @@ def test_an_interrupted_compilation_is_done_by_the_next_use(
 def test_a_handlers_error_comes_out_at_once_and_the_function_is_loaded_to_its_end(
     kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, go_on, done = cache._OneFile.load_overload, threading.Event(), threading.Event()
+    load, go_on, done = cache.CodeFile.load_overload, threading.Event(), threading.Event()
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise kind("of the user")
@@ -71,7 +71,7 @@ def test_a_handlers_error_comes_out_at_once_and_the_function_is_loaded_to_its_en
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(cache._OneFile, "load_overload", interrupted)
+            patch.setattr(cache.CodeFile, "load_overload", interrupted)
             with pytest.raises(kind, match="of the user"):
                 _ = HERE.two_more
             assert not done.is_set()
@@ -136,7 +136,7 @@ def test_functions_that_another_process_compiles_are_made_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_folder", lambda _: tmp_path)
-    lock = cache._OneFile(_three, "int64(int64)").path.with_suffix(".lock")
+    lock = cache.CodeFile(_three, "int64(int64)").path.with_suffix(".lock")
     made: list[str] = []
     got_on = threading.Event()
 

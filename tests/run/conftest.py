@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import ports
 import pytest
 
 LAUNCHER = [sys.executable, "-m", "nc10d.run"]
@@ -40,9 +40,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def free_port() -> int:
     """A port of this machine that is free at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    return ports.free_port()
 
 
 @pytest.fixture

@@ -164,18 +164,6 @@ def test_a_failed_job_is_restarted_with_a_new_count(launch: Launch, script: Scri
     assert badly.stdout.splitlines() == ["[rank 0] life 0", "[rank 0] life 1"]
 
 
-def test_stdout_and_stderr_stay_apart(launch: Launch, script: Script) -> None:
-    path = script("import sys; print('out'); print('err', file=sys.stderr)")
-    done = launch("--nproc-per-node", "2", path)
-    assert sorted(done.stdout.splitlines()) == ["[rank 0] out", "[rank 1] out"]
-    assert sorted(done.stderr.splitlines()) == ["[rank 0] err", "[rank 1] err"]
-
-
-def test_lines_stay_whole_without_prefix_too(launch: Launch, script: Script) -> None:
-    done = launch("--nproc-per-node", "4", "--no-prefix", script("print(1, 2, 3, 4, 5)"))
-    assert done.stdout == "1 2 3 4 5\n" * 4
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_without_prefix_no_byte_is_changed(launch: Launch, script: Script, ranks: int) -> None:
     line = "y" * 300_000

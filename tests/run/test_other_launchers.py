@@ -131,22 +131,6 @@ def test_a_script_runs_unchanged_under_srun(tmp_path: Path, script: Script) -> N
         assert rank_lines(["srun", "-n", "3", sys.executable, path], environment) == EXPECTED
 
 
-def test_two_nodes_on_one_machine_are_one_job(
-    environment: dict[str, str], script: Script, free_port: int
-) -> None:
-    common = ["--no-prefix", "--nnodes", "2", "--nproc-per-node", "2"]
-    words = [*common, "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
-    launcher = [sys.executable, "-m", "nc10d.run", *words]
-    path = script(SUM)
-    with subprocess.Popen(
-        [*launcher, "--node-rank", "1", path], env=environment, stdout=subprocess.PIPE, text=True
-    ) as second:
-        first = rank_lines([*launcher, "--node-rank", "0", path], environment)
-        assert second.stdout is not None
-        lines = sorted([*first, *second.stdout.read().splitlines()])
-    assert lines == [f"rank {rank} of 4: 10.0 10.0" for rank in range(4)]
-
-
 def test_torchs_own_collectives_run_under_nc10ds_launcher(
     environment: dict[str, str], script: Script
 ) -> None:

@@ -13,18 +13,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from clocks import soon, takes
+from ports import free_port
 
-from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
+from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store import TCPStore
 from nc10d.store import wire as m
-from nc10d.store.connection import StoreConnection
 
 torch_dist = pytest.importorskip("torch.distributed")
 HOST = "127.0.0.1"
@@ -38,71 +37,7 @@ def store() -> Iterator[TCPStore]:
     made.close()
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 # ---- with torch ----------------------------------------------------------------------------------
-
-
-def torch_client(port: int) -> torch_dist.TCPStore:
-    return torch_dist.TCPStore(HOST, port, is_master=False, timeout=TWENTY)
-
-
-def test_torch_and_nc10d_see_each_others_values(store: TCPStore) -> None:
-    theirs = torch_client(store.port)
-    theirs.set("k", "from torch")
-    assert store.get("k") == b"from torch"
-    store.set("k", "from us")
-    assert store.get("k") == theirs.get("k") == b"from us"
-    assert (store.add("n", 1), theirs.add("n", 2)) == (1, 3)
-    theirs.queue_push("q", "1")
-    assert store.queue_pop("q") == b"1"
-    assert sorted(theirs.list_keys()) == sorted(store.list_keys()) == ["k", "n"]
-
-
-def test_every_call_works_on_torchs_server() -> None:
-    master = torch_dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    with contextlib.closing(TCPStore(HOST, master.port, timeout=20)) as store:
-        store.multi_set(["a", "ü"], ["1", b"\xff"])
-        assert store.multi_get(["ü", "a"]) == [b"\xff", b"1"]
-        store.append("a", "2")
-        assert store.get("a") == b"12"
-        assert store.add("a", -2) == 10
-        assert store.compare_set("c", "x", "y") == b"x"
-        assert store.compare_set("c", "", "y") == b"y"
-        assert (store.check(["a", "c"]), store.check(["a", "d"])) == (True, False)
-        assert sorted(store.list_keys()) == ["a", "c", "ü"]
-        assert (store.delete_key("a"), store.delete_key("a")) == (True, False)
-        store.queue_push("q", "1")
-        assert (store.queue_len("q"), store.queue_pop("q")) == (1, b"1")
-        with pytest.raises(QueueEmptyError):
-            store.queue_pop("q", block=False)
-        store.barrier("b", 1)
-        assert store.get("b") == b"1"
-        store.set_timeout(0.1)
-        for call in (store.get, store.queue_pop, lambda key: store.barrier(key, 2)):
-            with pytest.raises(StoreTimeout, match="never"):
-                call("never")
-            assert store.get("c") == b"y"
-        with ThreadPoolExecutor(1) as pool:
-            store.set_timeout(20)
-            twin = store.clone()
-            waiting = pool.submit(twin.get, "late")
-            store.set("late", "v")
-            assert waiting.result(20) == b"v"
-            twin.close()
-
-
-def test_a_barrier_of_torch_and_us_opens(store: TCPStore) -> None:
-    theirs = torch_client(store.port)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(theirs.barrier, "b", 2, TWENTY)
-        store.barrier("b", 2)
-        waiting.result(10)
 
 
 def test_workers_of_both_kinds_are_counted() -> None:
@@ -139,17 +74,12 @@ def test_a_world_size_of_0_is_a_value_error() -> None:
         TCPStore(HOST, 0, 0, is_master=True)
 
 
-def test_the_master_reports_how_many_clients_connected() -> None:
-    with pytest.raises(StoreTimeout, match=r"Timed out after 3 seconds .*1/2 clients joined"):
-        TCPStore(HOST, 0, 2, is_master=True, timeout=3)
-
-
 def test_the_master_need_not_wait() -> None:
     TCPStore(HOST, 0, 2, is_master=True, timeout=5, wait_for_workers=False).close()
 
 
 def test_a_port_in_use_is_an_error_at_once(store: TCPStore) -> None:
-    with pytest.raises(StoreError, match=rf"{HOST}:{store.port}.*in use"):
+    with pytest.raises(StoreError, match=rf"{HOST}:{store.port}: .*use \(EADDRINUSE\); .*or 0"):
         TCPStore(HOST, store.port, is_master=True, timeout=20)
 
 
@@ -158,23 +88,21 @@ def test_tenants_share_a_port() -> None:
     second = TCPStore(HOST, first.port, is_master=True, multi_tenant=True, timeout=20)
     first.set("k", "v")
     first.close()
+    third = TCPStore(HOST, second.port, is_master=True, multi_tenant=True, timeout=20)
+    third.close()
     assert second.get("k") == b"v"
     second.close()
 
 
-def test_a_listening_socket_can_be_handed_over() -> None:
-    listener = socket.create_server((HOST, 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(HOST, port, is_master=True, timeout=20, master_listen_fd=listener.detach())
-    assert store.port == port
-    store.close()
-
-
-def test_a_bound_socket_that_does_not_listen_can_be_handed_over() -> None:
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_bound_socket_can_be_handed_over_whether_it_listens_or_not(listens: bool) -> None:
     bound = socket.socket()
     bound.bind((HOST, 0))
+    if listens:
+        bound.listen()
     port = bound.getsockname()[1]
     store = TCPStore(HOST, port, is_master=True, timeout=20, master_listen_fd=bound.detach())
+    assert store.port == port
     store.set("k", "v")
     assert store.get("k") == b"v"
     store.close()
@@ -201,16 +129,6 @@ def test_a_server_that_is_not_up_yet_is_waited_for() -> None:
         master.close()
 
 
-def test_no_server_is_a_timeout_that_names_the_address() -> None:
-    port = free_port()
-
-    def in_vain() -> None:
-        with pytest.raises(StoreTimeout, match=f"{HOST}:{port}"):
-            TCPStore(HOST, port, timeout=0.3)
-
-    assert takes(in_vain, 0.3, 0.45)
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_ipv6_works() -> None:
     store = TCPStore("::1", is_master=True, timeout=20)
@@ -223,18 +141,13 @@ def test_ipv6_works() -> None:
 
 
 @contextlib.contextmanager
-def frozen_torch_server() -> Iterator[tuple[int, int]]:
+def server_process() -> Iterator[tuple[int, int]]:
     """Yield port and pid of a server in a process that can be stopped."""
-    code = (
-        "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, "
-        "wait_for_workers=False); print(s.port, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    command = [sys.executable, "-m", "nc10d.store", "--host", HOST, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
-            yield int(child.stdout.readline()), child.pid
+            yield int(child.stdout.readline().rsplit(":", 1)[1]), child.pid
         finally:
             child.kill()
 
@@ -245,35 +158,8 @@ def freeze(pid: int) -> None:
     os.waitpid(pid, os.WUNTRACED)
 
 
-def test_a_frozen_server_is_a_timeout_on_time_and_a_dead_one_an_error_at_once() -> None:
-    with frozen_torch_server() as (port, pid):
-        store = TCPStore(HOST, port, timeout=20)
-        store.set("k", "v")
-        freeze(pid)
-        store.set_timeout(0.3)
-        for call in (lambda: store.get("k"), lambda: store.add("n", 1)):
-
-            def in_vain(call: Callable[[], object] = call) -> None:
-                with pytest.raises(StoreTimeout, match=f"{HOST}:{port}.*'[kn]'"):
-                    call()
-
-            assert takes(in_vain, 0.3, 0.45)
-        os.kill(pid, signal.SIGCONT)
-        store.set_timeout(20)
-        assert store.get("k") == b"v"
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(store.get, "never")
-            with pytest.raises(TimeoutError):
-                waiting.result(0.1)
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(StoreError, match="never") as caught:
-                waiting.result(15)  # well before its timeout of 20 s
-            assert not isinstance(caught.value, StoreTimeout)
-        store.close()
-
-
 def test_a_late_answer_is_never_taken_for_the_next_calls() -> None:
-    with frozen_torch_server() as (port, pid):
+    with server_process() as (port, pid):
         store = TCPStore(HOST, port, timeout=20)
         store.multi_set(["a", "b"], ["for a", "for b"])
         assert store.add("n", 0) == 0
@@ -344,16 +230,6 @@ def test_an_answer_that_stops_short_is_not_taken_for_the_end_of_the_wait() -> No
         serving.result(10)
 
 
-def test_a_listener_that_is_no_store_is_not_waited_for_beyond_the_timeout() -> None:
-    with socket.create_server((HOST, 0)) as mute:
-
-        def in_vain() -> None:
-            with pytest.raises(StoreTimeout):
-                TCPStore(HOST, mute.getsockname()[1], timeout=0.3)
-
-        assert takes(in_vain, 0.3, 0.45)
-
-
 def test_a_closed_store_reports_it_and_closes_again(store: TCPStore) -> None:
     store.close()
     store.close()
@@ -371,6 +247,7 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
     def repeat_call(store: TCPStore) -> None:
         try:
             while True:
+                store.set("came", "")
                 store.get("absent") if call == "get" else store.add("n", 1)
         except BaseException as error:  # noqa: BLE001  (checked below)
             errors.append(error)
@@ -380,11 +257,11 @@ def test_closing_a_store_ends_another_threads_call_as_a_store_error(call: str) -
             client = TCPStore("127.0.0.1", store.port, timeout=30)
             thread = threading.Thread(target=repeat_call, args=(client,))
             thread.start()
-            while not client._session._holder:
-                pass
+            store.wait(["came"], 30)
             client.close()
             thread.join(30)
-            assert client._session._connection is None
+            assert not thread.is_alive()
+            store.delete_key("came")
     assert [type(error) for error in errors] == [StoreError] * 5, errors
     assert all("closed on this rank" in str(error) for error in errors)
 
@@ -400,22 +277,6 @@ def test_the_thread_in_a_call_closes_the_descriptor() -> None:
             assert link.sock.fileno() >= 0
         store.close()
         assert link.sock.fileno() == -1
-
-
-def test_ctrl_c_ends_a_wait_at_once_and_the_store_goes_on(store: TCPStore) -> None:
-    store.set("k", "v")
-    for call in (lambda: store.get("never"), lambda: store.wait(["never"])):
-
-        def interrupted(call: Callable[[], object] = call) -> None:
-            me = threading.get_ident()
-            timer = threading.Timer(0.1, signal.pthread_kill, (me, signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
-                call()
-            timer.join()
-            assert store.get("k") == b"v"
-
-        assert takes(interrupted, 0.1, 0.5)
 
 
 @pytest.mark.parametrize("period", [0.01, 0.001])
@@ -436,52 +297,6 @@ def test_signals_do_not_delay_a_timeout(store: TCPStore, period: float) -> None:
         mercy.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-class InterruptedLock:
-    """A lock whose first acquire is interrupted by Ctrl-C just after it was taken."""
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-        self.release = lock.release
-        self.acquire = self._first
-
-    def _first(self, *how: Any) -> None:
-        self.acquire = self._lock.acquire
-        assert self._lock.acquire(*how)
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("name", ["set", "add"])
-def test_ctrl_c_as_a_call_begins_releases_the_lock(store: TCPStore, name: str) -> None:
-    caller: Any = store._session
-    caller._lock = InterruptedLock(caller._lock)
-    with pytest.raises(KeyboardInterrupt):
-        store.set("k", "v") if name == "set" else store.add("n", 1)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(store.set, "k", "w").result(10)
-    assert store.get("k") == b"w"
-    caller._lock.acquire = caller._lock._first
-    with pytest.raises(KeyboardInterrupt):
-        store.set("k", "v") if name == "set" else store.add("n", 1)
-    store.close()
-    assert caller._connection is None
-
-
-def test_ctrl_c_while_a_wait_is_cancelled_drops_the_connection(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    link = store._session._connection
-    assert link is not None
-    monkeypatch.setattr(StoreConnection, "cancel_wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.wait(["never"], 0.05)
-    store.set("k", "v")
-    assert store.get("k") == b"v"
-    assert link.sock.fileno() == -1
 
 
 def test_a_call_amid_a_call_of_the_same_thread_is_refused_at_once(store: TCPStore) -> None:

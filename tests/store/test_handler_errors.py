@@ -36,7 +36,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 class Interrupted(TimeoutError):
-    """What a user's handler raises."""
+    """The error of a user's handler."""
 
 
 def _in_vain(call: Callable[[], object]) -> None:
@@ -62,10 +62,11 @@ def in_another_thread(call: Callable[[], object], timeout: float = LONG) -> thre
     return thread
 
 
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["hash", "file", "tcp"])
 @pytest.mark.parametrize("name", CALLS)
 def test_others_go_on_after_an_error_at_any_point_of_a_call(
-    kind: str, name: str, tmp_path: Path
+    kind: str, name: str, stride: int, tmp_path: Path
 ) -> None:
     with store_of(kind, tmp_path) as store:
         store.set("old", "1")
@@ -82,7 +83,7 @@ def test_others_go_on_after_an_error_at_any_point_of_a_call(
             thread.join(LONG / 2)
             assert not thread.is_alive(), f"the store is locked after an error at point {point}"
             assert store.check([f"new {point}"])
-            point += 1
+            point += stride
         assert point > 10
 
 

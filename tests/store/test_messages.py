@@ -81,13 +81,6 @@ def test_any_split_gives_the_requests_that_were_sent(requests, cuts):
     assert len(parser.held) == 0
 
 
-@given(st.lists(REQUESTS, min_size=1, max_size=4))
-def test_single_bytes_give_the_requests_that_were_sent(requests):
-    data = HELLO + b"".join(map(encode, requests))
-    found = feed_split(m.Parser(), data, list(range(len(data))))
-    assert found == ([(m.VALIDATE,), *requests], False)
-
-
 @given(
     st.lists(REQUESTS, max_size=4),
     st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=4),

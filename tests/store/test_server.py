@@ -10,13 +10,14 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
+from at_once import at_once
+from ports import wait_refused
 
-from nc10d.errors import StoreError
 from nc10d.store import server
 from nc10d.store import wire as m
 from nc10d.store.hosting import Hosting, host_server, listen
@@ -64,19 +65,6 @@ def is_closed(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionResetError:
         return True
-
-
-def wait_refused(port: int) -> None:
-    """Return once no server listens on `port`; fail after 30 s."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            # The server closes its listener at its end; a connection in its queue is reset.
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-                is_closed(sock)
-        except OSError:
-            return
-    raise AssertionError(f"{port} is still served")
 
 
 def torch_store(port: int, seconds: float = 20):
@@ -139,18 +127,7 @@ def test_torchs_barrier_opens(port):
     stores = [torch_store(port) for _ in range(3)]
     if not hasattr(stores[0], "barrier"):
         pytest.skip("torch's Python class has no barrier")
-    threads = [threading.Thread(target=store.barrier, args=("b", 3)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_hundred_mebibytes_go_there_and_back(port):
-    store, value = torch_store(port), os.urandom(1 << 20) * 100
-    store.set("big", value)
-    assert store.get("big") == value
+    at_once(*(partial(store.barrier, "b", 3) for store in stores))
 
 
 BAD = {
@@ -170,15 +147,6 @@ def test_a_bad_frame_closes_its_connection_alone(port, what):
         bad.sendall(BAD[what])
         assert is_closed(bad)
         assert ask(good, m.with_u32(m.PING, 7), 4) == struct.pack("<I", 7)
-
-
-def test_the_servers_limits_are_options():
-    limits = m.Limits(key=4, value=100, total=500, items=2)
-    with serving(limits=limits) as hosting, connect(hosting.port) as sock:
-        sock.sendall(m.with_values(m.SET, b"/1", bytes(100)))
-        assert ask(sock, m.simple(m.GETNUMKEYS), 8) == m.I64.pack(1)
-        sock.sendall(m.with_values(m.SET, b"/2", bytes(100)))
-        assert is_closed(sock)
 
 
 def test_bytes_may_arrive_singly(port):
@@ -246,33 +214,6 @@ def test_a_waiter_that_disconnects_disturbs_no_client(port):
             waiter.sendall(m.with_keys(m.WAIT, [b"/k"]))
         writer.sendall(m.with_values(m.SET, b"/k", b"v") + m.with_key(m.GET, b"/k"))
         assert take(writer, 9) == m.string(b"v")
-
-
-def test_a_thousand_clients_connect_within_a_second(port):
-    begin = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(connect(port)) for _ in range(1000)]
-        for nonce, sock in enumerate(socks):
-            sock.sendall(m.with_u32(m.PING, nonce))
-        for nonce, sock in enumerate(socks):
-            assert take(sock, 4) == struct.pack("<I", nonce)
-    # The aim is 1 s on an idle machine; this limit only detects quadratic work and waits.
-    assert time.monotonic() - begin < 5
-
-
-def test_a_taken_port_is_an_error_at_once(port):
-    with pytest.raises(StoreError, match="in use"):
-        host_server("127.0.0.1", port, "process", m.Limits())
-
-
-def test_the_server_serves_a_socket_that_listens_already():
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    hosting = host_server("", 0, "process", m.Limits(), listen_fd=listener.detach())
-    with connect(port) as sock:
-        assert ask(sock, m.with_u32(m.PING, 5), 4) == struct.pack("<I", 5)
-    assert hosting.port == port
-    hosting.release()
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])

@@ -145,14 +145,6 @@ def test_a_wait_ends_with_the_last_of_its_keys_and_not_before(order, keys):
         over = over or bool(woken)
 
 
-def test_a_push_wakes_one_waiter_in_order_of_arrival():
-    table = Table()
-    for waiter in ("first", "second"):
-        assert table.apply((m.WAIT, [b"/q"]), waiter) == []
-    for waiter in ("first", "second"):
-        assert table.apply((m.QUEUE_PUSH, b"/q", b"v"), "me") == [(waiter, m.STOP_WAITING)]
-
-
 def test_a_push_wakes_all_clients_of_nc10d_and_the_first_other_that_is_ready():
     table = Table()
     for client in ("own", "own too"):
@@ -194,14 +186,6 @@ def test_a_value_under_a_queues_key_does_not_end_a_take():
     assert table.apply((m.SET, b"/q", b"a value"), "me") == []
     replies = table.apply((m.QUEUE_PUSH, b"/q", b"1"), "me")
     assert joined(replies, "taker") == m.STOP_WAITING + m.string(b"1")
-
-
-def test_requests_behind_a_wait_are_answered_after_it():
-    table = Table()
-    table.apply((m.WAIT, [b"/k"]), "waiter")
-    assert table.apply((m.GET, b"/k"), "waiter") == []
-    replies = table.apply((m.SET, b"/k", b"v"), "writer")
-    assert joined(replies, "waiter") == m.STOP_WAITING + m.string(b"v")
 
 
 def test_held_requests_may_wait_again_and_wake_others():
@@ -256,9 +240,6 @@ def test_a_disconnected_client_leaves_no_state(wait):
     table.apply(wait, "gone")
     table.forget("gone")
     table.forget("never seen")
-    assert not table._waits
-    assert not table._waiters
-    assert not table._barriers
     assert table.apply((m.SET, b"/k", b"1"), "writer") == []
 
 

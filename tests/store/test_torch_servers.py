@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nc10d.errors import StoreTimeout
 from nc10d.store import TCPStore
+from nc10d.testing import check_store
 
 
 @pytest.fixture(params=["libuv", "legacy"])
@@ -25,6 +24,20 @@ def torch_server(request: pytest.FixtureRequest) -> Iterator[tuple[object, TCPSt
         yield theirs, ours
 
 
+class WithoutQueues(TCPStore):
+    """A client of torch's older server, which closes the connection at a call of a queue."""
+
+    def queue_push(self, key: str, value: object) -> None:
+        """Leave out the laws of queues."""
+        raise NotImplementedError
+
+
+def test_nc10ds_client_obeys_the_laws_of_stores_on_torchs_server(torch_server):
+    theirs, _ = torch_server
+    client, laws = (TCPStore, 14) if theirs.libuvBackend else (WithoutQueues, 13)
+    assert check_store(lambda: client("127.0.0.1", theirs.port, timeout=20)) == laws
+
+
 def test_nc10ds_client_and_torchs_see_the_same_values_on_torchs_server(torch_server):
     theirs, ours = torch_server
     theirs.set("k", "from torch")
@@ -33,38 +46,5 @@ def test_nc10ds_client_and_torchs_see_the_same_values_on_torchs_server(torch_ser
     assert ours.get("k") == theirs.get("k") == b"from us"
     assert ours.add("n", 2) == 2
     assert theirs.add("n", 3) == 5
-    ours.multi_set(["a", "b"], ["1", "2"])
-    assert ours.multi_get(["a", "b"]) == theirs.multi_get(["a", "b"]) == [b"1", b"2"]
-    ours.append("a", "+")
-    assert ours.get("a") == theirs.get("a") == b"1+"
-    assert ours.compare_set("a", "1+", "3") == b"3"
-    assert ours.check(["a", "b"])
-    assert not ours.check(["absent"])
+    assert sorted(ours.list_keys()) == ["k", "n"]
     assert ours.num_keys() == theirs.num_keys()
-    assert sorted(ours.list_keys()) == ["a", "b", "k", "n"]
-    assert ours.delete_key("a")
-    assert not ours.delete_key("a")
-    ours.barrier("b1", 1)
-
-
-def test_nc10ds_client_waits_and_times_out_on_torchs_server(torch_server):
-    theirs, ours = torch_server
-    with pytest.raises(StoreTimeout, match="absent"):
-        ours.wait(["absent"], 0.1)
-    twin = ours.clone()
-    with ThreadPoolExecutor(1) as pool, contextlib.closing(twin):
-        waiting = pool.submit(twin.get, "late")
-        theirs.set("late", "now")
-        assert waiting.result(20) == b"now"
-
-
-def test_queues_work_on_torchs_server():
-    dist = pytest.importorskip("torch.distributed")
-    theirs = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    with contextlib.closing(TCPStore("127.0.0.1", theirs.port, timeout=20)) as ours:
-        theirs.queue_push("q", "1")
-        assert theirs.queue_len("q") == 1
-        ours.queue_push("q", "2")
-        assert ours.queue_len("q") == 2
-        assert ours.queue_pop("q") == b"1"
-        assert theirs.queue_pop("q") == b"2"

@@ -80,7 +80,7 @@ class NcclBackend(Backend):
             self._others.messages,
             None if options.grow_from is None else _parent_of(options.grow_from),
         )
-        self._device_group: DeviceGroup | None = None
+        self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._records = NcclRecords(setup.rank, setup.size)
 
@@ -114,18 +114,18 @@ class NcclBackend(Backend):
     @property
     def started(self) -> DeviceGroup:
         """The group on its device: the current device, if none yet."""
-        return self._device_group or self._on_device(current_device())
+        return self.device_group or self._on_device(current_device())
 
     @property
     def device(self) -> int:
         """The number of the group's device; of the current device, if none yet."""
-        return current_device() if self._device_group is None else self._device_group.device
+        return current_device() if self.device_group is None else self.device_group.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
         """Queue `ops` on the device; see Backend."""
         # Without `async_op` the current stream waits for them. The host does not, except for a
         # barrier, and for the ranks to meet.
-        device_group = self._device_group or self._on_device(_device_of(ops))
+        device_group = self.device_group or self._on_device(_device_of(ops))
         op = ops[0] if len(ops) == 1 else None
         if isinstance(op, Recv) and (op.peer is None or device_group.senders.advance(op.tag)):
             return self._receive_in_order(device_group, op, timeout, async_op)
@@ -155,8 +155,8 @@ class NcclBackend(Backend):
         return None
 
     def _launch_receive(self, op: Recv, timeout: float) -> NcclWork:
-        assert self._device_group is not None
-        return self._device_group.launch((op,), timeout, join=False)
+        assert self.device_group is not None
+        return self.device_group.launch((op,), timeout, join=False)
 
     def _wait_unless_interrupted(self, work: Work) -> None:
         try:
@@ -170,15 +170,15 @@ class NcclBackend(Backend):
         """Return the group on its device, which is the first `device` that was given."""
         self._failure.check()
         with self._binding:
-            if self._device_group is None:
+            if self.device_group is None:
                 self._failure.connect()
-                self._device_group = DeviceGroup(self._group, device)
+                self.device_group = DeviceGroup(self._group, device)
                 if self._failure.error is not None:  # the failure came after the check
-                    self._device_group.failed = True
-                self._records.board = self._device_group.board
-                self._records.sweep = partial(self._device_group.pending.sweep, wait=False)
+                    self.device_group.failed = True
+                self._records.board = self.device_group.board
+                self._records.sweep = partial(self.device_group.pending.sweep, wait=False)
                 watchdog.watch(self)
-            return self._device_group
+            return self.device_group
 
     @property
     def call_records(self) -> NcclRecords:
@@ -204,13 +204,13 @@ class NcclBackend(Backend):
 
     def _refuse_launches(self) -> None:
         """Refuse all launches from now on."""
-        if self._device_group is not None:
-            self._device_group.failed = True
+        if self.device_group is not None:
+            self.device_group.failed = True
 
     def _end(self, error: DistError) -> None:
         """Abort communicators, then end Works, whose arrays nothing touches after the abort."""
         # If NCCL never returns from the abort, the Works stay pending, and keep their arrays.
-        device_group = self._device_group
+        device_group = self.device_group
         if device_group is not None:
             device_group.pending.freeze()
             device_group.comm_streams.abort()
@@ -220,7 +220,7 @@ class NcclBackend(Backend):
 
     def tick(self) -> float | None:
         """Check for ended works and for failures, on the watchdog's thread; see Watched."""
-        device_group = self._device_group
+        device_group = self.device_group
         if device_group is None or self._failure.error is not None:
             return None
         try:
@@ -259,7 +259,7 @@ class NcclBackend(Backend):
         """
         name = self._group.name
         gone = GroupClosed(f"group {name!r} has been closed", group=name)
-        device_group = self._device_group
+        device_group = self.device_group
         if device_group is None:
             self._failure.close(gone, lambda: None)
             return

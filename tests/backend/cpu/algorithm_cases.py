@@ -1,23 +1,28 @@
-"""Collectives as (programs of all ranks, their arrays, the expected contents of each array)."""
+"""Collectives as (programs of all ranks, their arrays, the expected contents of each array).
+
+`play` runs them in a simulated world.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.call_info import CallInfo
-from nc10d.backend.cpu.algorithms import choose
+from nc10d.backend.cpu.algorithms import choose, message
 from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import Program, Step, user
+from nc10d.backend.cpu.program.program import Program, Step, StepKind, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
+from simulation.race_simulator.simulator import CELLS
 
 Array = npt.NDArray[np.int64]
 
@@ -206,3 +211,66 @@ MAKERS: dict[str, Callable[[list[GroupShape], int, int], Case]] = {
     "uneven_exchange": uneven_exchange,
     "gather": gather,
 }
+
+
+def messages(counts: list[int], *direct: int) -> list[Case]:
+    """Messages over a link from rank 0 to 1; those of `direct` bytes are read from their array."""
+    cases = []
+    for number, count in enumerate(counts):
+        sent = np.arange(count) + 1000 * number
+        ends = {"send": message.send, "recv": message.recv}
+        programs = [
+            program(name, end(1024, 8 * count, *direct, cells=CELLS), 1)
+            for name, end in ends.items()
+        ]
+        arrays = [[sent.copy()], [np.full(count, -1)]]
+        cases.append(Case("message", programs, arrays, [[sent], [sent]]))
+    return cases
+
+
+WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.MEET_ALL}
+IDLE = Step(StepKind.WAIT, tick=-(10**9))
+"""A wait that does not wait, and does not compare fingerprints."""
+
+
+def without(program: Program, index: int) -> Program:
+    """Return the program with one of its steps idle."""
+    steps = list(program.steps)
+    steps[index] = IDLE
+    return replace(program, steps=tuple(steps))
+
+
+class World(Protocol):
+    """A simulated world: ranks of a host, or of several."""
+
+    def submit(self, rank: int, program: Program, users: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Queue a program on a rank."""
+
+    def run(self, choose: Callable[[int], int] | None = None) -> None:
+        """Run all programs."""
+
+
+def submit(world: World, case: Case) -> None:
+    """Queue a case on all ranks."""
+    for rank, planned in enumerate(case.programs):
+        world.submit(rank, planned, [array.view(np.uint8) for array in case.arrays[rank]])
+
+
+def play(world: World, cases: list[Case], choose: Callable[[int], int] | None) -> None:
+    """Run cases back to back and compare every array with its expected contents."""
+    for case in cases:
+        submit(world, case)
+    world.run(choose)
+    for case in cases:
+        for got, want in zip(case.arrays, case.expected, strict=True):
+            for x, expected in zip(got, want, strict=True):
+                np.testing.assert_array_equal(x, expected, err_msg=case.name)
+
+
+def caught(play: Callable[[], object]) -> bool:
+    """Return whether a run meets a race, a deadlock, a disagreement, or a wrong element."""
+    try:
+        play()
+    except AssertionError:
+        return True
+    return False

@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to packets: probabilities, and seconds.
+    """The fate of packets: probabilities, and seconds.
 
     A packet takes `delay` and up to `jitter` more, so that packets closer than that overtake each
     other.

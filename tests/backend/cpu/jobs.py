@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from nc10d.store import TCPStore
 
@@ -21,10 +22,11 @@ import nc10d as dist
 from nc10d.store import TCPStore
 
 rank, size, port = map(int, sys.argv[1:4])
+server, serves = (*sys.argv[4:], "127.0.0.1")[0], rank == 0 and len(sys.argv) > 4
 
 
 def join(timeout=30.0):
-    store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    store = TCPStore(server, port, size, is_master=serves, wait_for_workers=False)
     dist.init_process_group("cpu", store=store, rank=rank, world_size=size, timeout=timeout)
     return dist.GroupMember.WORLD
 
@@ -43,17 +45,23 @@ PRIVATE_FUTEX = 128  # FUTEX_PRIVATE_FLAG of linux/futex.h
 
 
 class Rank:
-    """A process: its output is read line by line, and its input is written line by line."""
+    """A process: its output is read line by line, and its input is written line by line.
 
-    def __init__(self, code: str, rank: int, size: int, port: int, cwd: str | None) -> None:
-        arguments = [sys.executable, "-c", PRELUDE + code, str(rank), str(size), str(port)]
+    With a `server`, rank 0 serves the store at that address.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        place: tuple[int, int, int],
+        *server: str,
+        inside: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        words = [sys.executable, "-c", PRELUDE + code, *map(str, place), *server]
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
+            [*inside, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, **options
         )
         self.pid = self.process.pid
         self.said: list[str] = []
@@ -98,6 +106,16 @@ class Rank:
             reader.join(5.0)
         return code
 
+    def close(self) -> None:
+        """Kill the process if it is left, and close its pipes."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.ended()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
     def asleep(self, name: str = "futex", timeout: float = 60.0) -> bool:
         """Wait until its main thread sleeps in a system call of that name (see wchan).
 
@@ -117,13 +135,18 @@ class Rank:
         return len(words) > 2 and not int(words[2], 16) & PRIVATE_FUTEX
 
 
+def all_say(ranks: Sequence[Rank], word: str, timeout: float = 60.0) -> None:
+    """Require that the next line of each rank is this."""
+    assert [rank.line(timeout) for rank in ranks] == [word] * len(ranks)
+
+
 class Job:
     """`size` ranks that run the same code."""
 
     def __init__(self, code: str, size: int = 2, cwd: str | None = None) -> None:
         self._store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
         port = self._store.port
-        self.ranks = [Rank(code, rank, size, port, cwd) for rank in range(size)]
+        self.ranks = [Rank(code, (rank, size, port), cwd=cwd) for rank in range(size)]
 
     def __enter__(self) -> list[Rank]:
         return self.ranks
@@ -150,11 +173,5 @@ class Job:
     def close(self) -> None:
         """Kill the processes that are left, and close their pipes."""
         for rank in self.ranks:
-            if rank.process.poll() is None:
-                rank.process.kill()
-            rank.ended()
-            for pipe in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
-                with contextlib.suppress(BrokenPipeError):
-                    if pipe is not None:
-                        pipe.close()
+            rank.close()
         self._store.close()

@@ -18,14 +18,14 @@ def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
 
     def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
         program = request.build()
-        if programs._shape.rank == 1:
+        if programs.shape.rank == 1:
             steps: list[Step] = []
             for step in program.steps:
                 if step.kind.name == kind:
                     steps.append(Step(StepKind.APPLY, dst=staging(1), src=staging(1), kernel=REST))
                 steps.append(step)
             program = replace(program, steps=tuple(steps))
-        return link(program, programs._shape.size, at.C_TABLES, address_of)
+        return link(program, programs.shape.size, at.C_TABLES, address_of)
 
     return linked
 

@@ -7,12 +7,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.cpu.native.offsets import C_GUARD
@@ -20,7 +23,6 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from nc10d.testing import Ranks, run_ranks
 
-KINDS = pytest.mark.parametrize("kind", ["threads", "processes"])
 Receive = tuple[int, int, bool]
 """Tag, count of elements, and whether any source will do."""
 
@@ -136,7 +138,6 @@ def prepared_behind_any(group: Any, receive: Callable[[Any, Any], None]) -> None
     assert group.backend("cpu").group.links.inbox(1).channel.get(C_GUARD) == 0
 
 
-@KINDS
 @pytest.mark.parametrize(
     "receive",
     [
@@ -144,8 +145,8 @@ def prepared_behind_any(group: Any, receive: Callable[[Any, Any], None]) -> None
         *(by_block, by_any_source),
     ],
 )
-def test_no_call_overtakes_a_receive_from_any_source(kind: Any, receive: Any) -> None:
-    run_ranks(prepared_behind_any, 2, kind, [receive] * 2)
+def test_no_call_overtakes_a_receive_from_any_source(pair: Any, receive: Any) -> None:
+    pair.run(prepared_behind_any, [receive] * 2)
 
 
 def other_tags_pass(group: Any) -> None:
@@ -168,24 +169,20 @@ def other_tags_pass(group: Any) -> None:
     assert first[0] == 9
 
 
-@KINDS
-def test_a_receive_of_another_tag_is_not_held_up(kind: Any) -> None:
-    run_ranks(other_tags_pass, 2, kind)
+def test_a_receive_of_another_tag_is_not_held_up(pair: Any) -> None:
+    pair.run(other_tags_pass)
 
 
-def dropped(group: Any) -> None:
-    if group.rank:
-        numbers(group, 1, 3)
+@on_ranks(2)
+def test_a_receive_whose_work_is_dropped_takes_its_message(world: Any) -> None:
+    if world.rank:
+        numbers(world, 1, 3)
         return
     first, second, x = empty(), empty(), empty()
-    group.irecv(first, None)
-    group.irecv(second, 1)
-    group.recv(x, 1)
+    world.irecv(first, None)
+    world.irecv(second, 1)
+    world.recv(x, 1)
     assert (first[0], second[0], x[0]) == (1, 2, 3)
-
-
-def test_a_receive_whose_work_is_dropped_takes_its_message() -> None:
-    run_ranks(dropped, 2)
 
 
 def probes(group: Any) -> None:
@@ -213,9 +210,8 @@ def probes(group: Any) -> None:
     assert z[0] == 3
 
 
-@KINDS
-def test_a_probe_shows_no_message_that_a_pending_receive_takes(kind: Any) -> None:
-    run_ranks(probes, 2, kind)
+def test_a_probe_shows_no_message_that_a_pending_receive_takes(pair: Any) -> None:
+    pair.run(probes)
 
 
 def in_a_batch(group: Any) -> None:
@@ -234,9 +230,8 @@ def in_a_batch(group: Any) -> None:
     assert (a[0], b[0]) == (1, 2)
 
 
-@KINDS
-def test_the_receives_of_a_batch_keep_their_order(kind: Any) -> None:
-    run_ranks(in_a_batch, 2, kind)
+def test_the_receives_of_a_batch_keep_their_order(pair: Any) -> None:
+    pair.run(in_a_batch)
 
 
 def into_one_array(group: Any, any_source: bool) -> None:
@@ -255,11 +250,9 @@ def into_one_array(group: Any, any_source: bool) -> None:
     assert x[0] == 9
 
 
-@KINDS
 @pytest.mark.parametrize("any_source", [False, True])
-def test_a_block_passes_messages_that_it_does_not_receive(kind: Any, any_source: bool) -> None:
-    with Ranks(2, kind, timeout=20.0) as ranks:
-        ranks.run(into_one_array, [any_source] * 2)
+def test_a_block_passes_messages_that_it_does_not_receive(pair: Any, any_source: bool) -> None:
+    pair.run(into_one_array, [any_source] * 2)
 
 
 def beside_a_block(group: Any) -> list[bool]:
@@ -317,22 +310,19 @@ def test_a_thread_behind_a_block_that_waits_waits_for_its_gate() -> None:
 # -- which thread advances a queue ------------------------------------------------------------
 
 
-def called_back(group: Any) -> None:
-    if group.rank:
-        group.barrier()
-        numbers(group, 1, 2)
+@on_ranks(2)
+def test_a_callback_is_called_behind_a_receive_that_nobody_waits_for(world: Any) -> None:
+    if world.rank:
+        world.barrier()
+        numbers(world, 1, 2)
         return
     x, y, ended = empty(), empty(), threading.Event()
-    first, second = group.irecv(x, None), group.irecv(y, 1)
+    first, second = world.irecv(x, None), world.irecv(y, 1)
     second.add_done_callback(lambda _: ended.set())
-    group.barrier()
+    world.barrier()
     assert ended.wait(20.0)
     assert (x[0], y[0]) == (1, 2)
     assert first.is_completed()
-
-
-def test_a_callback_is_called_behind_a_receive_that_nobody_waits_for() -> None:
-    run_ranks(called_back, 2)
 
 
 THREADS, ROUNDS = 4, 50
@@ -355,39 +345,31 @@ def threads_in_reverse(group: Any) -> None:
             in_order.append(x[0] < y[0])
 
     in_order: list[bool] = []
-    threads = [threading.Thread(target=body, args=(turn,)) for turn in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(body, turn) for turn in range(THREADS)))
     assert sorted(seen) == list(range(2 * THREADS * ROUNDS))
     assert all(in_order)
 
 
-@KINDS
-def test_threads_keep_the_order_of_their_own_receives(kind: Any) -> None:
-    run_ranks(threads_in_reverse, 2, kind)
+def test_threads_keep_the_order_of_their_own_receives(pair: Any) -> None:
+    pair.run(threads_in_reverse)
 
 
-def given_up_for_now(group: Any) -> None:
-    if group.rank:
-        group.barrier()
-        numbers(group, 1, 2)
+@on_ranks(2)
+def test_a_wait_that_ends_early_leaves_its_receive_in_its_place(world: Any) -> None:
+    if world.rank:
+        world.barrier()
+        numbers(world, 1, 2)
         return
     x, y = empty(), empty()
-    first, second = group.irecv(x, None), group.irecv(y, 1)
+    first, second = world.irecv(x, None), world.irecv(y, 1)
     for work in (second, first):
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             work.wait(0.01)
         assert not work.is_completed()
-    group.barrier()
+    world.barrier()
     second.wait()
     assert (x[0], y[0]) == (1, 2)
     assert [work.result() for work in (first, second)] == [1, 1]
-
-
-def test_a_wait_that_ends_early_leaves_its_receive_in_its_place() -> None:
-    run_ranks(given_up_for_now, 2)
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -427,47 +409,39 @@ def await_the_end_of(group: Any, rank: int) -> None:
         os.sched_yield()
 
 
-def behind_one_that_is_left(group: Any) -> None:
+@on_ranks(3)
+def test_a_receive_behind_another_fails_once_its_rank_has_left(world: Any) -> None:
     """Rank 1 leaves after a message for the first receive; the second can't end any more."""
     x = empty()
-    if group.rank == 1:
-        numbers(group, 1, 1, tag=5)
-        numbers(group, 2, 2)
+    if world.rank == 1:
+        numbers(world, 1, 1, tag=5)
+        numbers(world, 2, 2)
         dist.destroy_process_group()
-    elif group.rank == 2:  # until the end, it may send to the first receive
+    elif world.rank == 2:  # until the end, it may send to the first receive
         with pytest.raises(PeerLost, match="rank 1 has left"):
-            group.recv(x, 0)
+            world.recv(x, 0)
     else:
-        work = group.irecv(x, None)
-        await_the_end_of(group, 1)
+        work = world.irecv(x, None)
+        await_the_end_of(world, 1)
         with pytest.raises(PeerLost, match="rank 1 has left"):
-            group.irecv(empty(), 1).wait()
+            world.irecv(empty(), 1).wait()
         assert work.is_completed()
         assert x[0] == 2
 
 
-def test_a_receive_behind_another_fails_once_its_rank_has_left() -> None:
-    with Ranks(3) as ranks:
-        ranks.run(behind_one_that_is_left)
-
-
-def left_behind(group: Any) -> None:
-    if group.rank:
-        numbers(group, 1, 2, tag=5)
-        numbers(group, 3, 3)
+@on_ranks(2)
+def test_a_message_behind_unexpected_ones_comes_though_its_sender_has_left(world: Any) -> None:
+    if world.rank:
+        numbers(world, 1, 2, tag=5)
+        numbers(world, 3, 3)
         dist.destroy_process_group()
         return
-    await_the_end_of(group, 1)
+    await_the_end_of(world, 1)
     x = empty()
-    group.recv(x, None)
+    world.recv(x, None)
     assert x[0] == 3
     with pytest.raises(PeerLost, match="has left"):
-        group.recv(x, None)
-
-
-def test_a_message_behind_unexpected_ones_comes_though_its_sender_has_left() -> None:
-    with Ranks(2) as ranks:
-        ranks.run(left_behind)
+        world.recv(x, None)
 
 
 class Tracked(np.ndarray[Any, Any]):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d import ops
@@ -61,17 +62,15 @@ def test_a_call_that_ends_at_once_leaves_nothing_in_flight() -> None:
     assert run_ranks(left, 1) == [0]
 
 
-def test_an_array_that_does_not_fit_goes_the_long_way_and_is_checked() -> None:
-    def wrong(group: Any) -> None:
-        x = np.ones(3)
-        for _ in range(3):
-            group.all_reduce(x, async_op=True).wait()
-        x.flags.writeable = False
-        with pytest.raises((TypeError, ValueError)):
-            group.all_reduce(x, async_op=True)
-        group.all_reduce(np.ones(3), async_op=True).wait()
-
-    run_ranks(wrong, 1)
+@on_ranks(1)
+def test_an_array_that_does_not_fit_goes_the_long_way_and_is_checked(world: Any) -> None:
+    x = np.ones(3)
+    for _ in range(3):
+        world.all_reduce(x, async_op=True).wait()
+    x.flags.writeable = False
+    with pytest.raises((TypeError, ValueError)):
+        world.all_reduce(x, async_op=True)
+    world.all_reduce(np.ones(3), async_op=True).wait()
 
 
 def test_callbacks_of_calls_in_flight_run_once_and_not_in_the_thread_that_waits() -> None:
@@ -210,17 +209,15 @@ def test_the_unexpected_queue_is_held_only_after_the_receives_that_are_being_pos
     assert run_ranks(held, 2)[0] == ["posted", "posting 0"]
 
 
-def test_works_name_the_operations_of_the_caller() -> None:
-    def named(group: Any) -> None:
-        x = np.ones(3)
-        for _ in range(2):
-            work = group.all_reduce(x, ops.MAX, async_op=True)
-            (op,) = work.ops
-            assert (type(op), op.op) == (ops.AllReduce, ops.MAX)
-            assert op.x is x
-            assert "all_reduce" in repr(work)
-
-    run_ranks(named, 1)
+@on_ranks(1)
+def test_works_name_the_operations_of_the_caller(world: Any) -> None:
+    x = np.ones(3)
+    for _ in range(2):
+        work = world.all_reduce(x, ops.MAX, async_op=True)
+        (op,) = work.ops
+        assert (type(op), op.op) == (ops.AllReduce, ops.MAX)
+        assert op.x is x
+        assert "all_reduce" in repr(work)
 
 
 def two_at_once(group: Any, both_begun: threading.Event) -> list[tuple[int, int]]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nc10d as dist
-from nc10d.testing.ranks import Kind, Ranks
+from nc10d.testing.ranks import Ranks
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import CollectiveCall, issue, outputs, programs, worlds
 
 MODES = ("sync", "async", "coalesced", "alternating")
+At = Callable[..., Ranks]
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -45,69 +44,17 @@ def agree(got: list[list[list[Any]]], calls: list[CollectiveCall]) -> None:
                 assert same_bits(mine, right), (call.kind.__name__, call.op, rank, mine, right)
 
 
-class Pools:
-    """Ranks kept alive between examples, by kind and world size."""
-
-    def __init__(self) -> None:
-        self._ranks: dict[tuple[Kind, int], Ranks] = {}
-
-    def get(self, kind: Kind, size: int) -> Ranks:
-        key = (kind, size)
-        if key not in self._ranks:
-            self._ranks[key] = Ranks(size, kind)
-        return self._ranks[key]
-
-    def close(self) -> None:
-        for ranks in self._ranks.values():
-            ranks.close()
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    found = Pools()
-    yield found
-    found.close()
-
-
 @relaxed
 @given(data=st.data(), size=worlds(5), mode=st.sampled_from(MODES))
-def test_threads_agree_with_the_oracle(pools: Pools, data: Any, size: int, mode: str) -> None:
+def test_threads_agree_with_the_oracle(ranks_of: At, data: Any, size: int, mode: str) -> None:
     calls = data.draw(programs(size))
     ops = [[call.make(rank) for call in calls] for rank in range(size)]
-    agree(pools.get("threads", size).run(perform, ops, [mode] * size), calls)
+    agree(ranks_of(size).run(perform, ops, [mode] * size), calls)
 
 
 @settings(relaxed, max_examples=40)
 @given(data=st.data(), size=st.sampled_from([2, 3]), mode=st.sampled_from(MODES))
-def test_processes_agree_with_the_oracle(pools: Pools, data: Any, size: int, mode: str) -> None:
+def test_processes_agree_with_the_oracle(ranks_of: At, data: Any, size: int, mode: str) -> None:
     calls = data.draw(programs(size))
     ops = [[call.make(rank) for call in calls] for rank in range(size)]
-    agree(pools.get("processes", size).run(perform, ops, [mode] * size), calls)
-
-
-def large(group: Any, seed: int, count: int) -> None:
-    rank, size = group.rank, group.size
-    arrays = [np.random.default_rng((seed, r)).integers(-99, 99, count) for r in range(size)]
-    total = np.sum(arrays, axis=0)
-    x = arrays[rank].copy()
-    group.all_reduce(x)
-    assert np.array_equal(x, total)
-    out = np.zeros(count * size, np.int64)
-    group.all_gather_into_tensor(out, arrays[rank])
-    assert np.array_equal(out, np.concatenate(arrays))
-    whole = np.concatenate([arrays[rank]] * size)
-    part = np.zeros(count, np.int64)
-    group.reduce_scatter_tensor(part, whole)
-    assert np.array_equal(part, total)
-    swapped = np.zeros(count * size, np.int64)
-    group.all_to_all_single(swapped, whole)
-    assert np.array_equal(swapped, np.concatenate(arrays))
-    y = arrays[rank].copy()
-    group.broadcast(y, size - 1)
-    assert np.array_equal(y, arrays[-1])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_arrays_larger_than_any_staging_buffer(pools: Pools, size: int) -> None:
-    for seed, count in enumerate((65_537, 300_001)):
-        pools.get("threads", size).run(large, [seed] * size, [count] * size)
+    agree(ranks_of(size, "processes").run(perform, ops, [mode] * size), calls)

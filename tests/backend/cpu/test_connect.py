@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -68,21 +67,6 @@ def wrong_secret(wire: socket.socket) -> None:
 
 def idle(wire: socket.socket) -> None:
     pass
-
-
-@pytest.mark.parametrize("stranger", [silent, garbage, wrong_secret, idle])
-def test_strangers_are_turned_away_and_the_ranks_still_connect(
-    stranger: Callable[[socket.socket], None],
-) -> None:
-    store = HashStore()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(join, store, 0, 2)
-        with socket.create_connection(endpoint(store, 0)) as wire:
-            stranger(wire)
-            second = pool.submit(join, store, 1, 2)
-            made = [first.result(), second.result()]
-    exchange(made)
-    close(*made)
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])

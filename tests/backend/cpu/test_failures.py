@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failing_calls import CALLS, caught, stand_aside
+from failing_calls import caught, stand_aside
 
 import nc10d as dist
 from nc10d.backend.cpu.engine.channel import Submission, deadline_ns
@@ -151,39 +149,6 @@ def test_a_timeout_of_a_message_names_the_message(late: str) -> None:
     assert len({str(error) for error in errors}) == 1, "one root cause everywhere"
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("other", [name for name in CALLS if name != "all_reduce"])
-def test_calls_that_disagree_are_an_error_on_every_rank(other: str, size: int) -> None:
-    def call(group: Any) -> None:
-        CALLS[other if group.rank == size - 1 else "all_reduce"](group)
-
-    errors = every_rank(call, size, timeout=20.0)
-    assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
-    assert len({str(error) for error in errors}) == 1
-    assert "all_reduce(dtype=float64, count=4, op=SUM)" in str(errors[0])
-
-
-@pytest.mark.parametrize("rooted", ["broadcast", "reduce"])
-def test_leaves_of_rooted_calls_notice_a_disagreement_too(rooted: str) -> None:
-    def call(group: Any) -> None:
-        CALLS["all_reduce" if group.rank == 2 else rooted](group)
-
-    errors = every_rank(call, 3, timeout=20.0)
-    assert all(isinstance(error, CollectiveMismatch) for error in errors), errors
-
-
-def test_two_broadcasting_roots_disagree_and_keep_their_arrays() -> None:
-    def call(group: Any) -> tuple[DistError, Any]:
-        x = np.full(3, group.rank)
-        return caught(group, lambda g: g.broadcast(x, g.rank)), x
-
-    for rank, (error, x) in enumerate(run_ranks(call, 2)):
-        assert isinstance(error, CollectiveMismatch)
-        assert "root=0" in str(error)
-        assert "root=1" in str(error)
-        assert (x == rank).all(), "nobody's array may be touched"
-
-
 def test_uneven_sizes_that_do_not_fit_are_an_error_on_every_rank() -> None:
     def call(group: Any) -> None:
         mine = [np.ones(2 if rank == group.rank else 3) for rank in range(2)]
@@ -196,18 +161,6 @@ def test_uneven_sizes_that_do_not_fit_are_an_error_on_every_rank() -> None:
     assert "all_to_all" in str(errors[0])
     assert "sends 24 bytes" in str(errors[0])
     assert "awaits 16" in str(errors[0])
-
-
-def test_an_abort_ends_every_wait_with_its_reason() -> None:
-    def call(group: Any) -> DistError:
-        if group.rank == 0:
-            group.abort("the loss is NaN")
-            return caught(group, lambda g: g.barrier())
-        return caught(group, lambda g: g.all_reduce(np.ones(3)))
-
-    for error in run_ranks(call, 3):
-        assert isinstance(error, Aborted)
-        assert "the loss is NaN" in str(error)
 
 
 def start(group: Any, kind: str, x: Any) -> dist.Work:
@@ -329,21 +282,6 @@ def test_works_in_flight_fail_when_their_group_is_closed() -> None:
     assert isinstance(left, (PeerLost, GroupClosed)), left
 
 
-def test_a_rank_that_waits_for_a_departed_rank_names_the_departed_rank() -> None:
-    def call(group: Any) -> Any:
-        group.barrier()
-        if group.rank == 2:
-            dist.destroy_process_group()
-            return None
-        return caught(group, lambda g: g.barrier())
-
-    with Ranks(3) as ranks:
-        for error in ranks.run(call)[:2]:
-            assert isinstance(error, PeerLost), error
-            assert error.rank == 2
-            assert "has left" in str(error)
-
-
 def receive(group: Any, x: Any) -> None:
     group.recv(x, None)
 
@@ -399,75 +337,6 @@ def test_messages_that_a_rank_sent_before_it_left_arrive(count: int) -> None:
 
     with Ranks(2) as ranks:
         assert ranks.run(call)[0] is None
-
-
-def busy(group: Any) -> Any:
-    """Reduce for ever; return the error and when it came."""
-    x = np.ones(2000)
-    try:
-        while True:
-            group.all_reduce(x)
-            x[:] = 1
-    except DistError as error:
-        return error, time.monotonic()
-
-
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named_by_every_survivor(victim: int) -> None:
-    with Ranks(4, "processes") as ranks:
-        ranks.run(nothing)
-        processes = ranks.processes()
-        for worker in ranks._workers:
-            worker.submit((busy, ()))
-        outcome = ranks._workers[victim].result(0.3)
-        assert outcome is None, outcome
-        killed = time.monotonic()
-        os.kill(processes[victim].pid or 0, signal.SIGKILL)
-        for rank, worker in enumerate(ranks._workers):
-            if rank == victim:
-                continue
-            outcome = worker.result(10.0)
-            assert outcome is not None, f"rank {rank} hangs"
-            error, when = outcome[1]
-            assert isinstance(error, PeerLost), error
-            assert error.rank == victim
-            assert error.pid == processes[victim].pid
-            assert "signal 9" in str(error)
-            assert when - killed < 20.0  # and not after the group's 30 seconds
-
-
-def nothing(group: Any) -> None:
-    group.barrier()
-
-
-def interrupted(group: Any) -> str:
-    if group.rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            group.all_reduce(np.ones(3))
-        except KeyboardInterrupt:
-            return "KeyboardInterrupt"
-    else:
-        return type(caught(group, lambda g: g.all_reduce(np.ones(4)))).__name__ + str(
-            caught(group, lambda g: g.barrier())
-        )
-    return "nothing"
-
-
-def late_partner(group: Any) -> str:
-    if group.rank == 0:
-        return interrupted(group)
-    backend = group.backend("cpu")
-    while backend.failure() is None:
-        pass
-    return str(caught(group, lambda g: g.barrier()))
-
-
-def test_ctrl_c_ends_a_blocking_call_and_its_peers_get_an_error() -> None:
-    with Ranks(2, "processes") as ranks:
-        first, second = ranks.run(late_partner)
-    assert first == "KeyboardInterrupt"
-    assert "interrupted in all_reduce" in second
 
 
 def aborted_later(group: Any) -> list[str]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from failing_calls import CALLS, caught, stand_aside
-from jobs import Job
+from jobs import Job, all_say
 from lettered_hosts import ranks_on
 
 from nc10d.backend.cpu.engine.call_sites import text_at
-from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError, PeerLost
+from nc10d.errors import Aborted, CollectiveMismatch, CollectiveTimeout, DistError
 
 
 def same_on_all(errors: list[DistError], kind: type[DistError]) -> DistError:
@@ -108,19 +108,6 @@ def test_the_first_of_many_causes_wins_on_all_hosts() -> None:
         same_on_all(ranks.run(call), Aborted)
 
 
-def test_a_rank_that_leaves_early_is_named() -> None:
-    def call(group: Any) -> DistError | None:
-        group.barrier()
-        if group.rank == 1:
-            group.backend("cpu").close()
-            return None
-        return caught(group, lambda g: g.all_reduce(np.ones(4)))
-
-    with ranks_on("abc") as ranks:
-        errors = [error for error in ranks.run(call) if error is not None]
-    assert "rank 1 has left group" in str(same_on_all(errors, PeerLost))
-
-
 def test_the_error_for_a_departed_ranks_message_names_the_receive() -> None:
     def call(group: Any) -> BaseException | None:
         group.barrier()
@@ -165,8 +152,7 @@ def job(names: str, count: int = 1 << 16, timeout: float = 60.0) -> Job:
 )
 def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) -> None:
     with job(names, count) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         start = time.monotonic()
         ranks[-1].kill()
         messages = {rank.line() for rank in ranks[:-1]}
@@ -180,8 +166,7 @@ def test_a_killed_rank_is_named_on_every_host_at_once(names: str, count: int) ->
 def test_a_stopped_rank_is_only_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NC10D_PEER_TIMEOUT", "3")
     with job("ab", count=1 << 20) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         ranks[1].kill(signal.SIGSTOP)
         with pytest.raises(queue.Empty):  # longer than a vanished host would last
             ranks[0].line(5.0)

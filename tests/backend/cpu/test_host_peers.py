@@ -169,7 +169,7 @@ def ends_at_once(info: RankInfo, open_links: contextlib.ExitStack) -> None:
 def wrong_secret(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(info))
     with open(os.devnull) as file:
-        hello = host_peers._HELLO.pack(1, b"f" * 32)
+        hello = host_peers.HELLO.pack(1, b"f" * 32)
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
@@ -180,14 +180,14 @@ def garbage(info: RankInfo, open_links: contextlib.ExitStack) -> None:
 
 def no_descriptors(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     link = open_links.enter_context(call(info))
-    link.sendall(host_peers._HELLO.pack(1, host_peers._proof(info.secret, info)))
+    link.sendall(host_peers.HELLO.pack(1, host_peers.proof_of(info.secret, info)))
 
 
 def reads_the_store(info: RankInfo, open_links: contextlib.ExitStack) -> None:
     """Knows everything but the job's token."""
     link = open_links.enter_context(call(info))
     with open(os.devnull) as file:
-        hello = host_peers._HELLO.pack(1, hmac.digest(b"", info.secret.encode(), "sha256"))
+        hello = host_peers.HELLO.pack(1, hmac.digest(b"", info.secret.encode(), "sha256"))
         socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
 
@@ -222,11 +222,11 @@ def test_silent_strangers_delay_nobody_however_many_there_are() -> None:
     assert soon(1.5, attempt)
 
 
-@pytest.mark.parametrize("places", [1, host_peers._BACKLOG])
+@pytest.mark.parametrize("places", [1, host_peers.BACKLOG])
 def test_strangers_who_come_first_take_no_ranks_place(
     monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
-    monkeypatch.setattr(host_peers, "_BACKLOG", places)
+    monkeypatch.setattr(host_peers, "BACKLOG", places)
     store = HashStore()
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as open_links:
         first = pool.submit(join, store, 0, 2)
@@ -371,7 +371,7 @@ def test_another_process_in_a_ranks_place_is_refused() -> None:
             link, _ = listener.accept()
             with link, open(os.devnull) as file:
                 link.recv(100)
-                hello = host_peers._HELLO.pack(0, b"f" * 32)
+                hello = host_peers.HELLO.pack(0, b"f" * 32)
                 socket.send_fds(link, [hello], [file.fileno(), file.fileno()])
 
         impostor = threading.Thread(target=answer)

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from algorithm_cases import MAKERS, Case, layouts, program
+from algorithm_cases import MAKERS, WAITS, Case, caught, layouts, program, without
+from algorithm_cases import play as play_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.backend.cpu.algorithms import choose, hosts_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology, grouped
 from nc10d.backend.cpu.algorithms.reduction import Reduction
-from nc10d.backend.cpu.program.program import Program, Step, StepKind
+from nc10d.backend.cpu.program.program import Program, StepKind
 from nc10d.ops import SUM
 from simulation.race_simulator.hosts import Cluster
 from simulation.race_simulator.simulator import Disagreement
@@ -31,23 +32,13 @@ def play(
     slot: int,
     seed: int | None,
     unreadable: Collection[int] = (),
-) -> Cluster:
+) -> None:
     """Run cases back to back and compare every array with its expected contents.
 
     Local peers can't read the arrays of `unreadable` ranks.
     """
     cluster = Cluster(hosts, slot, room=slot // 4, unreadable=unreadable)
-    for case in cases:
-        for rank in range(hosts.size):
-            users = [a.view(np.uint8) for a in case.arrays[rank]]
-            cluster.submit(rank, case.programs[rank], users)
-    rng = random.Random(seed)
-    cluster.run(None if seed is None else rng.randrange)
-    for case in cases:
-        for got, want in zip(case.arrays, case.expected, strict=True):
-            for x, expected in zip(got, want, strict=True):
-                np.testing.assert_array_equal(x, expected, err_msg=case.name)
-    return cluster
+    play_in(cluster, cases, None if seed is None else random.Random(seed).randrange)
 
 
 def world(hosts: Topology, slot: int = SLOT, small: int = SMALL) -> list[GroupShape]:
@@ -169,24 +160,6 @@ def test_programs_mix_back_to_back_in_any_interleaving(
     play(hosts, cases, SLOT, seed)
 
 
-WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.MEET_ALL}
-IDLE = Step(StepKind.WAIT, tick=-(10**9))
-
-
-def without(program: Program, index: int) -> Program:
-    steps = list(program.steps)
-    steps[index] = IDLE
-    return Program(program.call, tuple(steps), program.users)
-
-
-def caught(hosts: Topology, cases: list[Case], seed: int) -> bool:
-    try:
-        play(hosts, cases, SLOT, seed)
-    except AssertionError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize("name", ["all_reduce", "fused", "broadcast", "all_gather", "barrier"])
 def test_removing_any_wait_inside_a_host_is_caught(name: str) -> None:
     hosts = grouped("0011")
@@ -203,8 +176,8 @@ def test_removing_any_wait_inside_a_host_is_caught(name: str) -> None:
         program = MAKERS[name](world(hosts, 1024, 256), 90, 1).programs[victim]
         waits = [i for i, step in enumerate(program.steps) if step.kind in WAITS]
         for index in waits:
-            found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
-            assert found, (victim, index, program.steps[index])
+            runs = (functools.partial(play, hosts, mix(victim, index), SLOT, n) for n in range(40))
+            assert any(map(caught, runs)), (victim, index, program.steps[index])
 
 
 @pytest.mark.parametrize("shape", ["0011", "000111"])
@@ -224,8 +197,9 @@ def test_removing_any_wait_of_ranks_that_read_in_place_is_caught(name: str, shap
         for index, step in enumerate(steps[:way]):
             met = step.kind is StepKind.WAIT and step.tick == 2  # the test below is about that wait
             if step.kind in WAITS and step.kind is not StepKind.FREE and not met:
-                found = any(caught(hosts, mix(victim, index), seed) for seed in range(40))
-                assert found, (victim, index, step)
+                cases = functools.partial(mix, victim, index)
+                runs = (functools.partial(play, hosts, cases(), SLOT, n) for n in range(40))
+                assert any(map(caught, runs)), (victim, index, step)
 
 
 @pytest.mark.parametrize("name", LARGE)

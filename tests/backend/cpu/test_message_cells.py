@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from entered_functions import python_frames
+from on_ranks import on_ranks
 
 from nc10d.backend.cpu.native.offsets import CELL_DATA_BYTES, CELLS
 from nc10d.testing.ranks import Ranks
@@ -72,23 +73,20 @@ def test_messages_are_received_in_any_order_of_their_tags(two: Any) -> None:
         two.run(sent_first, [tags] * 2, [sizes] * 2, [ordered(chance, tags)] * 2)
 
 
-def ahead(group: Any) -> None:
+@on_ranks(2)
+def test_a_sender_is_as_many_messages_ahead_as_a_link_has_cells(world: Any) -> None:
     """Rank 0 sends before rank 1 receives anything, and the barrier proves it."""
     x = np.zeros(CELL_DATA_BYTES, np.uint8)
     for _ in range(3):
-        if group.rank == 0:
+        if world.rank == 0:
             for number in range(CELLS):
                 x[:] = number
-                group.send(x, 1)
-        group.barrier()
-        if group.rank == 1:
+                world.send(x, 1)
+        world.barrier()
+        if world.rank == 1:
             for number in range(CELLS):
-                group.recv(x, 0)
+                world.recv(x, 0)
                 assert set(x.tolist()) == {number}
-
-
-def test_a_sender_is_as_many_messages_ahead_as_a_link_has_cells(two: Any) -> None:
-    two.run(ahead)
 
 
 def backwards(group: Any) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from clocks import soon
+from jobs import all_say
 from namespaces import job
 
 from nc10d.testing.hosts.namespaces import Network, network, why_not
@@ -31,21 +32,6 @@ assert (x == size * (size + 1) / 2).all()
 say("right")
 hear()
 """
-MESSAGES = """
-group = join()
-x = np.full(300_000, rank + 1.0)
-y = np.zeros_like(x)
-sent = group.isend(x, (rank + 1) % size)
-group.recv(y, (rank - 1) % size)
-sent.wait()
-group.recv(y, None) if rank == 0 else group.send(x, 0) if rank == 1 else None
-say("right" if rank or (y == 2.0).all() else y)
-hear()
-"""
-
-
-def everyone(ranks: list, word: str) -> None:
-    assert [rank.line() for rank in ranks] == [word] * len(ranks)
 
 
 @pytest.mark.parametrize(
@@ -71,23 +57,17 @@ def test_the_bytes_of_an_all_reduce_go_over_the_wire(
 
     def most() -> int:
         with job(net, REDUCE.format(count=count), hosts, family) as ranks:
-            everyone(ranks, "ready")
+            all_say(ranks, "ready")
             before = [net.sent(host) for host in set(hosts)]
             for rank in ranks:
                 rank.tell("go")
-            everyone(ranks, "right")
+            all_say(ranks, "right")
             sent = [net.sent(host) - old for host, old in zip(set(hosts), before, strict=True)]
         assert min(sent) >= needed
         return max(sent)
 
     # On a busy machine TCP sends some again: an attempt of a few must keep the upper bound.
     assert soon(1.1 * needed, most)
-
-
-@pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 2], [0, 0, 1]])
-def test_messages_go_over_the_wire(net: Network, hosts: list[int]) -> None:
-    with job(net, MESSAGES, hosts) as ranks:
-        everyone(ranks, "right")
 
 
 def test_no_rank_listens_once_the_group_has_formed(net: Network) -> None:
@@ -100,12 +80,12 @@ say(*sorted(listening - {29500}), "is all")
 hear()
 """
     with job(net, code, [0, 1, 2]) as ranks:
-        everyone(ranks, "is all")
+        all_say(ranks, "is all")
 
 
 def test_an_interface_can_be_named(net: Network) -> None:
     with job(net, REDUCE.format(count=8), [0, 1], NC10D_SOCKET_IFNAME="eth0") as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready")
 
 
 def test_an_explicit_address_counts_however_the_store_is_reached(net: Network) -> None:
@@ -122,7 +102,7 @@ say("by IPv6 only" if all(29500 in pair for pair in ports) else rows)
 hear()
 """
     with job(net, code, [0, 1]) as ranks:
-        everyone(ranks, "by IPv6 only")
+        all_say(ranks, "by IPv6 only")
 
 
 def test_an_absent_interface_is_an_error_that_lists_the_present_interfaces(net: Network) -> None:
@@ -152,7 +132,7 @@ except dist.DistError as error:
 hear()
 """
     with network(3) as net, job(net, code, [0, 1, 2], NC10D_PEER_TIMEOUT="3") as ranks:
-        everyone(ranks, "ready")
+        all_say(ranks, "ready")
         net.cut(2)
         # And not after the operation's 30 seconds: that would be a CollectiveTimeout.
         assert [rank.line() for rank in ranks[:2]] == ["PeerLost 2"] * 2

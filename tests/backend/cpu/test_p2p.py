@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.cpu.native.offsets import RING_SLOTS
-from nc10d.errors import CollectiveMismatch, CollectiveTimeout
+from nc10d.errors import CollectiveTimeout
 from nc10d.group.coalescing import BatchedWork
 from nc10d.testing import Ranks, run_ranks
 
@@ -87,54 +88,6 @@ def test_a_received_message_is_not_kept_as_unexpected(three: Any) -> None:
         three.run(taken_at_once, [turn] * 3)
 
 
-def same_tag(group: Any) -> None:
-    if group.rank == 0:
-        for number in range(50):
-            group.send(np.array([number]), 1, tag=5)
-    elif group.rank == 1:
-        for number in range(50):
-            x = np.zeros(1, np.int64)
-            group.recv(x, 0, tag=5)
-            assert x[0] == number
-
-
-def test_messages_of_one_tag_arrive_in_order(three: Any) -> None:
-    three.run(same_tag)
-
-
-def any_source(group: Any) -> list[int]:
-    if group.rank:
-        for number in range(20):
-            group.send(np.array([group.rank * 100 + number]), 0, tag=number % 2)
-        return []
-    seen = []
-    for number in range(40):
-        x = np.zeros(1, np.int64)
-        sender = group.recv(x, None, tag=number // 20)
-        assert x[0] // 100 == sender
-        seen.append(int(x[0]))
-    return seen
-
-
-def test_receiving_from_any_source_takes_each_message_once(three: Any) -> None:
-    seen = three.run(any_source)[0]
-    assert sorted(seen) == sorted(r * 100 + n for r in (1, 2) for n in range(20))
-
-
-def swap(group: Any) -> None:
-    peer = 1 - group.rank
-    x, y = np.full(1 << 20, group.rank), np.zeros(1 << 20, np.int64)
-    ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    assert (y == peer).all()
-
-
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_both_ranks_send_before_they_receive(kind: Any) -> None:
-    run_ranks(swap, 2, kind)
-
-
 def batch(group: Any, *messages: tuple[Any, Any]) -> list[Any]:
     """Launch (isend or irecv, array) with the other rank of two as a batch."""
     peer = 1 - group.rank
@@ -179,23 +132,23 @@ def all_before_any(group: Any, sends_first: bool) -> None:
         assert np.array_equal(ys, xs + (0.5 - group.rank))
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("sends_first", [True, False])
-def test_no_number_of_messages_is_too_large_to_be_launched(kind: Any, sends_first: bool) -> None:
-    run_ranks(all_before_any, 2, kind, [sends_first] * 2)
+def test_no_number_of_messages_is_too_large_to_be_launched(pair: Any, sends_first: bool) -> None:
+    pair.run(all_before_any, [sends_first] * 2)
 
 
-def to_both_peers(group: Any) -> None:
+@on_ranks(3, kind="processes")
+def test_one_array_goes_to_several_ranks_at_once(world: Any) -> None:
     """Send an array to both peers, and receive from both, in batches that count once each."""
-    peers = [(group.rank + way) % 3 for way in (1, 2)]
-    x, ys = np.full(5, float(group.rank)), np.zeros((2, 5))
-    sends = [dist.P2POp(dist.isend, x, peer, group) for peer in peers]
-    recvs = [dist.P2POp(dist.irecv, y, peer, group) for y, peer in zip(ys, peers, strict=True)]
+    peers = [(world.rank + way) % 3 for way in (1, 2)]
+    x, ys = np.full(5, float(world.rank)), np.zeros((2, 5))
+    sends = [dist.P2POp(dist.isend, x, peer, world) for peer in peers]
+    recvs = [dist.P2POp(dist.irecv, y, peer, world) for y, peer in zip(ys, peers, strict=True)]
     for turn in range(20):
         x += 3.0
-        before = group.seq
-        works = group.batch_isend_irecv(recvs + sends)
-        assert group.seq == before + 1
+        before = world.seq
+        works = world.batch_isend_irecv(recvs + sends)
+        assert world.seq == before + 1
         for work in works:
             work.wait()
         assert turn == 0 or not any(isinstance(work, BatchedWork) for work in works)
@@ -203,28 +156,21 @@ def to_both_peers(group: Any) -> None:
         assert np.array_equal(ys, np.transpose([[p + 3.0 * (turn + 1) for p in peers]] * 5))
 
 
-def test_one_array_goes_to_several_ranks_at_once() -> None:
-    run_ranks(to_both_peers, 3, "processes")
-
-
-def of_tensors(group: Any) -> None:
+@on_ranks(2)
+def test_a_batch_of_tensors_returns_the_callers_own_tensors(world: Any) -> None:
     """Works of tensors are about the caller's own."""
     torch = pytest.importorskip("torch")
     import nc10d.torch  # noqa: F401
 
-    x, y = torch.arange(4) + group.rank, torch.zeros(4, dtype=torch.int64)
+    x, y = torch.arange(4) + world.rank, torch.zeros(4, dtype=torch.int64)
     for _ in range(3):
         y.zero_()
-        sent, came = batch(group, (dist.isend, x), (dist.irecv, y))
+        sent, came = batch(world, (dist.isend, x), (dist.irecv, y))
         assert came.wait()
         assert sent.wait()
         assert sent.ops[0].x is x
         assert came.ops[0].x is y
-        assert torch.equal(y, torch.arange(4) + 1 - group.rank)
-
-
-def test_a_batch_of_tensors_returns_the_callers_own_tensors() -> None:
-    run_ranks(of_tensors, 2)
+        assert torch.equal(y, torch.arange(4) + 1 - world.rank)
 
 
 def any_source_beside_a_rank(group: Any) -> None:
@@ -252,116 +198,72 @@ def any_source_beside_a_rank(group: Any) -> None:
     assert all(named)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(kind: Any) -> None:
-    run_ranks(any_source_beside_a_rank, 2, kind)
+def test_a_receive_from_any_source_is_woken_beside_a_receive_from_a_rank(pair: Any) -> None:
+    pair.run(any_source_beside_a_rank)
 
 
-def sends_what_it_then_overwrites(group: Any) -> None:
+@on_ranks(2)
+def test_a_prepared_message_overwrites_only_bytes_that_have_been_sent(world: Any) -> None:
     x = np.zeros(12)
     for turn in range(4):
-        x[:] = 100 * turn + group.rank
-        for work in batch(group, (dist.isend, x[:8]), (dist.irecv, x[4:])):
+        x[:] = 100 * turn + world.rank
+        for work in batch(world, (dist.isend, x[:8]), (dist.irecv, x[4:])):
             work.wait()
-        assert (x[:4] == 100 * turn + group.rank).all()
-        assert (x[4:] == 100 * turn + 1 - group.rank).all()
+        assert (x[:4] == 100 * turn + world.rank).all()
+        assert (x[4:] == 100 * turn + 1 - world.rank).all()
 
 
-def test_a_prepared_message_overwrites_only_bytes_that_have_been_sent() -> None:
-    run_ranks(sends_what_it_then_overwrites, 2)
-
-
-def refused_whole(group: Any) -> None:
+@on_ranks(2)
+def test_a_refused_batch_of_prepared_messages_sends_nothing(world: Any) -> None:
     """A batch with an array that can't be written sends nothing: the next batch is not confused."""
-    x, y, still = np.full(4, float(group.rank)), np.zeros(4), np.zeros(4)
+    x, y, still = np.full(4, float(world.rank)), np.zeros(4), np.zeros(4)
     still.flags.writeable = False
     for _ in range(3):
-        for work in batch(group, (dist.isend, x), (dist.irecv, y)):
+        for work in batch(world, (dist.isend, x), (dist.irecv, y)):
             work.wait()
     with pytest.raises(ValueError, match="read-only"):
-        batch(group, (dist.isend, np.full(4, 77.0)), (dist.irecv, still))
-    for work in batch(group, (dist.isend, x), (dist.irecv, y)):
+        batch(world, (dist.isend, np.full(4, 77.0)), (dist.irecv, still))
+    for work in batch(world, (dist.isend, x), (dist.irecv, y)):
         work.wait()
-    assert (y == 1 - group.rank).all()
+    assert (y == 1 - world.rank).all()
 
 
-def test_a_refused_batch_of_prepared_messages_sends_nothing() -> None:
-    run_ranks(refused_whole, 2)
-
-
-def during_a_collective(group: Any) -> None:
-    """A message overtakes: it is received while a collective of the same group is under way."""
-    x = np.ones(1 << 20)
-    y = np.zeros(3)
-    if group.rank == 0:
-        group.recv(y, 1)
-        work = group.all_reduce(x, async_op=True)
-    else:
-        work = group.all_reduce(x, async_op=True)
-        group.send(np.arange(3.0), 0)
-    work.wait()
-    assert (x == 2).all()
-    assert group.rank or np.array_equal(y, np.arange(3.0))
-
-
-def test_messages_overtake_collectives() -> None:
-    run_ranks(during_a_collective, 2)
-
-
-def wrong_size(group: Any) -> None:
-    if group.rank == 0:
-        group.send(np.zeros(4), 1)
-        group.barrier()
-    else:
-        group.recv(np.zeros(5), 0)
-
-
-def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
-    with pytest.raises(CollectiveMismatch, match="32 bytes of float64"):
-        run_ranks(wrong_size, 2)
-
-
-def blocks_both_ways(group: Any) -> None:
-    peer = 1 - group.rank
-    x, y, z = np.full(100_000, group.rank), np.zeros(100_000, np.int64), np.ones(300_000)
-    with dist.coalescing_manager(group):
-        group.send(x, peer)
-        group.recv(y, peer)
-        group.all_reduce(z)
+@on_ranks(2)
+def test_a_synchronous_block_moves_all_of_its_parts(world: Any) -> None:
+    peer = 1 - world.rank
+    x, y, z = np.full(100_000, world.rank), np.zeros(100_000, np.int64), np.ones(300_000)
+    with dist.coalescing_manager(world):
+        world.send(x, peer)
+        world.recv(y, peer)
+        world.all_reduce(z)
     assert (y == peer).all()
     assert (z == 2).all()
 
 
-def test_a_synchronous_block_moves_all_of_its_parts() -> None:
-    run_ranks(blocks_both_ways, 2, timeout=20.0)
-
-
-def any_then_any(group: Any) -> None:
-    if group.rank:
-        if group.rank == 2:
-            group.recv(np.zeros(1), 0)  # rank 1 was heard first
-        group.send(np.full(2, float(group.rank)), 0)
+@on_ranks(3)
+def test_a_receive_from_any_source_is_not_bound_to_the_first_sender(world: Any) -> None:
+    if world.rank:
+        if world.rank == 2:
+            world.recv(np.zeros(1), 0)  # rank 1 was heard first
+        world.send(np.full(2, float(world.rank)), 0)
         return
     x = np.zeros(2)
-    assert group.recv(x, None) == 1
-    group.send(np.zeros(1), 2)
-    with dist.coalescing_manager(group):
-        group.recv(x, None)
+    assert world.recv(x, None) == 1
+    world.send(np.zeros(1), 2)
+    with dist.coalescing_manager(world):
+        world.recv(x, None)
     assert x[0] == 2
 
 
-def test_a_receive_from_any_source_is_not_bound_to_the_first_sender(three: Any) -> None:
-    three.run(any_then_any)
-
-
-def early_strided(group: Any) -> None:
-    if group.rank == 0:
-        group.send(np.arange(4.0), 1, tag=1)
-        group.send(np.zeros(1), 1, tag=2)
+@on_ranks(2)
+def test_an_early_message_reaches_a_foreign_array(world: Any) -> None:
+    if world.rank == 0:
+        world.send(np.arange(4.0), 1, tag=1)
+        world.send(np.zeros(1), 1, tag=2)
         return
-    group.recv(np.zeros(1), 0, tag=2)
+    world.recv(np.zeros(1), 0, tag=2)
     whole = np.zeros(8)
-    group.recv(Exported(whole[::2]), 0, tag=1)
+    world.recv(Exported(whole[::2]), 0, tag=1)
     assert np.array_equal(whole, [0, 0, 1, 0, 2, 0, 3, 0])
 
 
@@ -376,10 +278,6 @@ class Exported:
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
-
-
-def test_an_early_message_reaches_a_foreign_array() -> None:
-    run_ranks(early_strided, 2)
 
 
 def a_message_and_then_none(group: Any, passed: threading.Barrier) -> str:

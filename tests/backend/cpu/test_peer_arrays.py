@@ -12,29 +12,41 @@ from itertools import product
 
 import numpy as np
 import pytest
-from algorithm_cases import MAKERS, Case, data, fold, layouts, program, reduction
+from algorithm_cases import (
+    MAKERS,
+    WAITS,
+    Case,
+    caught,
+    data,
+    fold,
+    layouts,
+    program,
+    reduction,
+    without,
+)
+from algorithm_cases import messages as messages_of
+from algorithm_cases import play as play_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_readers import left, reading, released, slow_reader
 
 import nc10d
-from nc10d.backend.cpu.algorithms import gather, message
+from nc10d.backend.cpu.algorithms import gather
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Thresholds
 from nc10d.backend.cpu.failure import cause
 from nc10d.backend.cpu.lowering.lower import ProgramCache
 from nc10d.backend.cpu.memory.group_memory import GroupMemory
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
-from nc10d.backend.cpu.program.program import Program, Step, StepKind, user
+from nc10d.backend.cpu.program.program import StepKind, user
 from nc10d.base import error_wire
 from nc10d.errors import Aborted, DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM
 from nc10d.testing import Ranks, run_ranks
-from simulation.race_simulator.simulator import CELLS, SimulatedWorld
+from simulation.race_simulator.simulator import SimulatedWorld
 
 SLOT, SMALL, PAGE = 2048, 256, 128
-WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.BRANCH_IF_FLAGGED}
 
 
 def even_reduce_scatter(world: list[GroupShape], count: int, seed: int, lists: int = -1) -> Case:
@@ -94,16 +106,7 @@ def play(cases: list[Case], size: int, seed: int, unreadable: list[int]) -> None
     """
     chance = random.Random(seed)
     keeping = [rank for rank in range(size) if chance.randrange(2)]
-    world = SimulatedWorld(size, SLOT, unreadable, keeping)
-    for case in cases:
-        for rank in range(size):
-            arrays = [a.view(np.uint8) for a in case.arrays[rank]]
-            world.submit(rank, case.programs[rank], arrays)
-    world.run(chance.randrange)
-    for case in cases:
-        for got, want in zip(case.arrays, case.expected, strict=True):
-            for x, expected in zip(got, want, strict=True):
-                np.testing.assert_array_equal(x, expected, err_msg=case.name)
+    play_in(SimulatedWorld(size, SLOT, unreadable, keeping), cases, chance.randrange)
 
 
 def test_programs_of_large_arrays_read_peers_arrays() -> None:
@@ -163,51 +166,30 @@ def test_every_world_size_agrees_with_the_oracle(name: str, size: int) -> None:
     play([MADE[name](direct(size), 400, 1)], size, 1, [])
 
 
-def without(program: Program, index: int) -> Program:
-    """The program with a wait that no longer waits, and no longer compares fingerprints."""
-    steps = list(program.steps)
-    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
-    return Program(program.call, tuple(steps), program.users)
-
-
-def caught(name: str, size: int, victim: int, index: int, seed: int, unreadable: list[int]) -> bool:
-    world = direct(size)
-    # A second call of the same kind with other arrays, and a third that reuses the first's slot.
-    cases = [MADE[name](world, 300, seed + i) for i in range(3)]
-    cases[1].programs[victim] = without(cases[1].programs[victim], index)
-    try:
-        play(cases, size, seed, unreadable)
-    except AssertionError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_removing_any_single_wait_for_peers_arrays_is_caught(name: str, size: int) -> None:
+    def broken(victim: int, index: int, seed: int, unreadable: list[int]) -> None:
+        # A second call of the same kind with other arrays, and a third in the first's slot.
+        cases = [MADE[name](direct(size), 300, seed + i) for i in range(3)]
+        cases[1].programs[victim] = without(cases[1].programs[victim], index)
+        play(cases, size, seed, unreadable)
+
     programs = MADE[name](direct(size), 300, 0).programs
     for victim, planned in enumerate(programs):
         way = next(i for i, step in enumerate(planned.steps) if step.kind is StepKind.JUMP)
         for index, step in enumerate(planned.steps[:way]):
-            if step.kind in WAITS and step.kind is not StepKind.FREE:
+            waits = step.kind in WAITS or step.kind is StepKind.BRANCH_IF_FLAGGED
+            if waits and step.kind is not StepKind.FREE:
                 # The second call has the root of the programs looked at.
-                seeds = range(size - 1, 25 * size, size)
-                tries = product(seeds, ([], [0]))
-                assert any(caught(name, size, victim, index, *run) for run in tries), (victim, step)
+                tries = product(range(size - 1, 25 * size, size), ([], [0]))
+                runs = (partial(broken, victim, index, *given) for given in tries)
+                assert any(map(caught, runs)), (victim, step)
 
 
 def messages(counts: list[int]) -> list[Case]:
     """Messages over a link; the receiver reads large messages from the sender's array."""
-    cases = []
-    for number, count in enumerate(counts):
-        sent, n = np.arange(count) + 1000 * number, 8 * count
-        programs = [
-            program("send", message.send(1024, n, 512, cells=CELLS), 1),
-            program("recv", message.recv(1024, n, 512, cells=CELLS), 1),
-        ]
-        arrays = [[sent.copy()], [np.full(count, -1)]]
-        cases.append(Case("message", programs, arrays, [[sent], [sent]]))
-    return cases
+    return messages_of(counts, 512)
 
 
 @settings(max_examples=60, deadline=None)
@@ -222,21 +204,18 @@ def test_messages_pass_in_order_by_both_ways(counts: list[int], seed: int, reada
 
 @pytest.mark.parametrize("unreadable", [[], [0]])
 def test_removing_any_wait_of_a_large_message_is_caught(unreadable: list[int]) -> None:
-    def caught_at(rank: int, index: int, seed: int) -> bool:
+    def broken(rank: int, index: int, seed: int) -> None:
         cases = messages([40, 50, 400, 20, 500])
         cases[2].programs[rank] = without(cases[2].programs[rank], index)
-        try:
-            play(cases, 2, seed, unreadable)
-        except AssertionError:
-            return True
-        return False
+        play(cases, 2, seed, unreadable)
 
     for rank, whole in enumerate(messages([300, 400])[1].programs):
         way = next(i for i, step in enumerate(whole.steps) if step.kind is StepKind.JUMP)
         steps = range(way, len(whole.steps)) if unreadable else range(way)
         for index in steps:
             if whole.steps[index].kind is StepKind.WAIT:
-                assert any(caught_at(rank, index, seed) for seed in range(25)), (rank, index)
+                runs = (partial(broken, rank, index, seed) for seed in range(25))
+                assert any(map(caught, runs)), (rank, index)
 
 
 def gives_up_while_read(group: ProcessGroup, call: str) -> None:

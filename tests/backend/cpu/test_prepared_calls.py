@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from entered_functions import python_frames
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.cpu.context import Context
@@ -56,15 +57,13 @@ def test_an_array_given_twice_is_refused_although_the_call_is_prepared(
     run_ranks(again, 2)
 
 
-def test_prepared_calls_of_one_array_and_of_two_may_alternate() -> None:
-    def mixed(group: Any) -> None:
-        for _ in range(3):
-            x, out = np.ones(4), np.zeros(8)
-            group.all_reduce(x)
-            group.all_gather_into_tensor(out, x)
-            assert (out == 2).all()
-
-    run_ranks(mixed, 2)
+@on_ranks(2)
+def test_prepared_calls_of_one_array_and_of_two_may_alternate(world: Any) -> None:
+    for _ in range(3):
+        x, out = np.ones(4), np.zeros(8)
+        world.all_reduce(x)
+        world.all_gather_into_tensor(out, x)
+        assert (out == 2).all()
 
 
 @pytest.mark.parametrize(
@@ -144,53 +143,49 @@ def result_of(call: Call, group: Any, make: Callable[[int], Any], later: bool) -
 
 @pytest.mark.parametrize("call", LIST_CALLS, ids=lambda call: call.__name__)
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
-def test_a_call_on_lists_is_the_same_however_often_it_was_made(call: Call, later: bool) -> None:
-    def play(group: Any) -> None:
-        first = {name: result_of(call, group, make, later) for name, make in ARRAYS.items()}
-        for _ in range(3):
-            for name in ("plain", *ARRAYS, "plain", "plain"):
-                assert result_of(call, group, ARRAYS[name], later) == first[name], name
-
-    run_ranks(play, 2)
+@on_ranks(2)
+def test_a_call_on_lists_is_the_same_however_often_it_was_made(
+    world: Any, call: Call, later: bool
+) -> None:
+    first = {name: result_of(call, world, make, later) for name, make in ARRAYS.items()}
+    for _ in range(3):
+        for name in ("plain", *ARRAYS, "plain", "plain"):
+            assert result_of(call, world, ARRAYS[name], later) == first[name], name
 
 
 @pytest.mark.parametrize("call", LIST_CALLS, ids=lambda call: call.__name__)
-def test_a_wrong_list_is_refused_although_the_call_is_prepared(call: Call) -> None:
-    def play(group: Any) -> None:
-        uses_list = call not in (gather, scatter) or group.rank == (call is scatter)
-        wrong: list[Callable[[], Any]] = [
-            lambda: [np.zeros(3)],
-            lambda: [np.zeros(3), np.zeros(3), np.zeros(3)],
-            lambda: [np.zeros(3), np.zeros(3, np.float32)],
-            lambda: [np.zeros(3), None],
-            lambda: [np.zeros(3), [0.0, 0.0, 0.0]],
-        ]
-        for _ in range(3):
-            call(group, np.zeros(3), [np.zeros(3), np.zeros(3)])
-        for make in wrong if uses_list else ():
-            with pytest.raises((TypeError, ValueError)):
-                call(group, np.zeros(3), make())
-        if call not in (scatter, reduce_scatter) and uses_list:
-            twice = np.arange(3.0)
-            with pytest.raises(ValueError, match="memory"):
-                call(group, np.zeros(3), [twice, twice])
-            assert (twice == np.arange(3.0)).all()
-        group.barrier()
-
-    run_ranks(play, 2)
+@on_ranks(2)
+def test_a_wrong_list_is_refused_although_the_call_is_prepared(world: Any, call: Call) -> None:
+    uses_list = call not in (gather, scatter) or world.rank == (call is scatter)
+    wrong: list[Callable[[], Any]] = [
+        lambda: [np.zeros(3)],
+        lambda: [np.zeros(3), np.zeros(3), np.zeros(3)],
+        lambda: [np.zeros(3), np.zeros(3, np.float32)],
+        lambda: [np.zeros(3), None],
+        lambda: [np.zeros(3), [0.0, 0.0, 0.0]],
+    ]
+    for _ in range(3):
+        call(world, np.zeros(3), [np.zeros(3), np.zeros(3)])
+    for make in wrong if uses_list else ():
+        with pytest.raises((TypeError, ValueError)):
+            call(world, np.zeros(3), make())
+    if call not in (scatter, reduce_scatter) and uses_list:
+        twice = np.arange(3.0)
+        with pytest.raises(ValueError, match="memory"):
+            call(world, np.zeros(3), [twice, twice])
+        assert (twice == np.arange(3.0)).all()
+    world.barrier()
 
 
-def test_split_sizes_that_are_no_ints_are_refused_although_the_call_is_prepared() -> None:
-    def play(group: Any) -> None:
-        x, y = np.ones(2), np.zeros(2)
-        for _ in range(3):
-            group.all_to_all_single(y, x, [1, 1], [1, 1])
-        group.all_to_all_single(y, x, np.array([1, 1]), [np.int64(1), np.int64(1)])
-        for wrong in ([1.0, 1.0], ["1", "1"]):
-            with pytest.raises(TypeError, match="split_sizes"):
-                group.all_to_all_single(y, x, wrong, [1, 1])
-
-    run_ranks(play, 2)
+@on_ranks(2)
+def test_split_sizes_that_are_no_ints_are_refused_although_the_call_is_prepared(world: Any) -> None:
+    x, y = np.ones(2), np.zeros(2)
+    for _ in range(3):
+        world.all_to_all_single(y, x, [1, 1], [1, 1])
+    world.all_to_all_single(y, x, np.array([1, 1]), [np.int64(1), np.int64(1)])
+    for wrong in ([1.0, 1.0], ["1", "1"]):
+        with pytest.raises(TypeError, match="split_sizes"):
+            world.all_to_all_single(y, x, wrong, [1, 1])
 
 
 def frames_of_list_calls(group: Any) -> dict[str, int]:
@@ -374,13 +369,14 @@ def test_a_blocking_message_that_is_interrupted_as_it_is_submitted_fails_the_gro
     assert "rank 1 was interrupted in send" in run_ranks(interrupt, 2, timeout=5.0)[0]
 
 
-def messages_that_end_at_once(group: Any) -> None:
-    peer = 1 - group.rank
+@on_ranks(2)
+def test_a_message_that_ends_at_once_has_a_work_like_any_other(world: Any) -> None:
+    peer = 1 - world.rank
     for turn in range(20):
-        x, y = np.full(4, 10.0 * turn + group.rank), np.zeros(4)
-        sent = group.isend(x, peer)
-        group.barrier()  # so that the message is there
-        received = group.irecv(y, peer)
+        x, y = np.full(4, 10.0 * turn + world.rank), np.zeros(4)
+        sent = world.isend(x, peer)
+        world.barrier()  # so that the message is there
+        received = world.irecv(y, peer)
         assert sent is not None
         assert received is not None
         assert received.result() == peer
@@ -388,10 +384,6 @@ def messages_that_end_at_once(group: Any) -> None:
         assert sent.wait()
         assert sent.is_success()
         assert received.duration is not None
-
-
-def test_a_message_that_ends_at_once_has_a_work_like_any_other() -> None:
-    run_ranks(messages_that_end_at_once, 2)
 
 
 def frames_of_asynchronous_calls(group: Any) -> set[int]:

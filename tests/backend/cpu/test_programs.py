@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from algorithm_cases import MAKERS, Case, all_gather, all_reduce, broadcast, layouts
+from algorithm_cases import (
+    MAKERS,
+    WAITS,
+    Case,
+    all_gather,
+    all_reduce,
+    broadcast,
+    caught,
+    layouts,
+    messages,
+    submit,
+    without,
+)
+from algorithm_cases import play as play_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nc10d.arrays.call_info import CallInfo
-from nc10d.backend.cpu.algorithms import message
-from nc10d.backend.cpu.program.program import Program, Step, StepKind
-from simulation.race_simulator.simulator import CELLS, Disagreement, SimulatedWorld
+from nc10d.backend.cpu.program.program import StepKind
+from simulation.race_simulator.simulator import CELLS, SimulatedWorld
 
 SLOT, SMALL = 8192, 2048
-WAITS = {StepKind.WAIT, StepKind.WAIT_ALL, StepKind.FREE, StepKind.MEET_ALL}
 
 
-def play(cases: list[Case], size: int, slot: int, seed: int | None) -> None:
-    """Run cases back to back in one world and compare every array with its expected contents."""
-    world = SimulatedWorld(size, slot)
-    for case in cases:
-        for rank in range(size):
-            users = [a.view(np.uint8) for a in case.arrays[rank]]
-            world.submit(rank, case.programs[rank], users)
-    rng = random.Random(seed)
-    world.run(None if seed is None else rng.randrange)
-    for case in cases:
-        for got, want in zip(case.arrays, case.expected, strict=True):
-            for x, expected in zip(got, want, strict=True):
-                np.testing.assert_array_equal(x, expected, err_msg=case.name)
+def play(cases: list[Case], size: int, slot: int, seed: int) -> None:
+    play_in(SimulatedWorld(size, slot), cases, random.Random(seed).randrange)
 
 
 # Larger worlds are slower: sizes from 33 to 63 need a long campaign.
@@ -83,8 +82,7 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
     cases = [broadcast(world, 100 + i, 0) for i in range(20)]
     sim = SimulatedWorld(3, 1024)
     for case in cases:
-        for rank in range(3):
-            sim.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
+        submit(sim, case)
     # Reader 2 sleeps until no other rank can move; then it takes a step at a time.
     while not all(rank.idle() for rank in sim.ranks):
         moved = False
@@ -98,22 +96,6 @@ def test_a_broadcasting_root_never_overruns_a_sleeping_reader() -> None:
         np.testing.assert_array_equal(case.arrays[2][0], case.expected[2][0])
 
 
-def messages(counts: list[int], broken: tuple[int, int, int] | None = None) -> list[Case]:
-    """Messages over a link from rank 0 to 1; `broken` makes a rank's step of a message idle."""
-    cases = []
-    for number, count in enumerate(counts):
-        sent = np.arange(count) + 1000 * number
-        programs = [
-            Program(CallInfo("send"), tuple(message.send(1024, 8 * count, cells=CELLS)), 1),
-            Program(CallInfo("recv"), tuple(message.recv(1024, 8 * count, cells=CELLS)), 1),
-        ]
-        if broken is not None and number == broken[2]:
-            programs[broken[0]] = _without(programs[broken[0]], broken[1])
-        arrays = [[sent.copy()], [np.full(count, -1)]]
-        cases.append(Case("message", programs, arrays, [[sent], [sent]]))
-    return cases
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     counts=st.lists(st.sampled_from([0, 1, 32, 33, 127, 128, 129, 300]), min_size=1, max_size=9),
@@ -123,27 +105,22 @@ def test_messages_pass_a_link_in_order_whatever_their_sizes(counts: list[int], s
     play(messages(counts), 2, 1024, seed)
 
 
-def test_removing_any_wait_of_a_message_is_caught() -> None:
-    check_removals([300, 700, 300, 20, 20], 1)
+@pytest.mark.parametrize(
+    ("counts", "victim"),
+    [([300, 700, 300, 20, 20], 1), ([*range(10, 20)], CELLS.count)],
+    ids=["in pieces", "in a cell"],
+)
+def test_removing_any_wait_of_a_message_is_caught(counts: list[int], victim: int) -> None:
+    def broken(rank: int, index: int) -> list[Case]:
+        cases = messages(counts)
+        cases[victim].programs[rank] = without(cases[victim].programs[rank], index)
+        return cases
 
-
-def test_removing_any_wait_of_a_message_in_a_cell_is_caught() -> None:
-    check_removals([*range(10, 20)], CELLS.count)
-
-
-def check_removals(counts: list[int], victim: int) -> None:
     for rank, program in enumerate(messages(counts)[victim].programs):
         for index, step in enumerate(program.steps):
             if step.kind is StepKind.WAIT:
-                broken = messages(counts, (rank, index, victim))
-                assert any(_caught(broken, 2, s) for s in range(12)), (rank, index, step)
-
-
-def _without(program: Program, index: int) -> Program:
-    """The program with a wait that no longer waits (nor, for a meeting, compares)."""
-    steps = list(program.steps)
-    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
-    return Program(program.call, tuple(steps), program.users)
+                runs = (partial(play, broken(rank, index), 2, 1024, seed) for seed in range(12))
+                assert any(map(caught, runs)), (rank, index, step)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -161,7 +138,7 @@ def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) ->
         before = [all_gather(world, 20, 5), broadcast(world, 200, root)]
         target = MAKERS[name](world, count, 9)
         if index is not None:
-            target.programs[victim] = _without(target.programs[victim], index)
+            target.programs[victim] = without(target.programs[victim], index)
         after = [broadcast(world, 20, victim + 1), all_gather(world, 20, 7)]
         return [*before, target, MAKERS[name](world, count, 15), *after, all_reduce(world, 20, 8)]
 
@@ -180,20 +157,12 @@ def test_removing_any_single_wait_is_caught(name: str, count: int, size: int) ->
                 and victim != 9 % size
             ):
                 continue  # between two ranks there is no other leaf
-            caught = any(
-                _caught(mix(victim, index, root), size, seed)
+            runs = (
+                partial(play, mix(victim, index, root), size, 1024, seed)
                 for seed in range(12)
                 for root in range(size)
             )
-            assert caught, (victim, index, step)
-
-
-def _caught(cases: list[Case], size: int, seed: int) -> bool:
-    try:
-        play(cases, size, 1024, seed)
-    except AssertionError:  # a race, a deadlock, a disagreement, or a wrong element
-        return True
-    return False
+            assert any(map(caught, runs)), (victim, index, step)
 
 
 @pytest.mark.parametrize("name", ["uneven_exchange", "gather"])
@@ -207,27 +176,7 @@ def test_an_exchange_has_a_round_for_each_piece_of_its_largest_array(name: str, 
         case = MAKERS[name](layouts(size, SLOT, SMALL), elements, 3)
         largest = max(int(users[0].max()) for users in case.arrays)
         world = SimulatedWorld(size, SLOT)
-        for rank in range(size):
-            world.submit(rank, case.programs[rank], [a.view(np.uint8) for a in case.arrays[rank]])
+        submit(world, case)
         world.run()
         rounds = {rank.round for rank in world.ranks}
         assert rounds == {max(1, -(-largest // piece))}, (elements, largest)
-
-
-def test_different_calls_are_noticed_on_entry() -> None:
-    world = layouts(2, SLOT, SMALL)
-    reduced, sent = all_reduce(world, 8, 1), broadcast(world, 8, 1)
-    mixed = Case("mixed", [reduced.programs[0], sent.programs[1]], reduced.arrays, reduced.expected)
-    with pytest.raises(Disagreement):
-        play([mixed], 2, SLOT, 1)
-
-
-def test_two_ranks_that_both_act_as_the_root_disagree() -> None:
-    world = layouts(2, SLOT, SMALL)
-    cases = [broadcast(world, 8, root) for root in (0, 1)]
-    for case, root in zip(cases, (0, 1), strict=True):
-        call = replace(case.programs[root].call, root=root)
-        case.programs[root] = replace(case.programs[root], call=call)
-    programs = [cases[0].programs[0], cases[1].programs[1]]
-    with pytest.raises(Disagreement):
-        play([Case("roots", programs, cases[0].arrays, cases[0].expected)], 2, SLOT, 1)

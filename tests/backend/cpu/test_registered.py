@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.arrays.dtypes import DType, ElementKind
@@ -209,15 +210,13 @@ def test_an_array_outlives_its_group() -> None:
         (lambda: dist.zeros(1 << 50), MemoryError, "no"),
     ],
 )
+@on_ranks(1)
 def test_an_array_that_cannot_be_made_is_an_error(
-    call: Callable[[], Array], error: type[Exception], text: str
+    world: ProcessGroup, call: Callable[[], Array], error: type[Exception], text: str
 ) -> None:
-    def check(group: ProcessGroup) -> None:
-        del group
-        with pytest.raises(error, match=text):
-            call()
-
-    run_ranks(check, 1)
+    del world
+    with pytest.raises(error, match=text):
+        call()
 
 
 ENDS = """
@@ -242,13 +241,11 @@ def test_an_array_that_lives_to_the_end_of_its_program_prints_nothing() -> None:
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-def test_shapes_may_be_numpys_numbers() -> None:
-    def check(group: ProcessGroup) -> None:
-        x = dist.zeros((np.int32(2), np.int64(30_000)), np.float32, group)
-        assert x.shape == (2, 30_000)
-        assert dist.empty(np.prod(x.shape), group=group).size == x.size
-
-    run_ranks(check, 1)
+@on_ranks(1)
+def test_shapes_may_be_numpys_numbers(world: ProcessGroup) -> None:
+    x = dist.zeros((np.int32(2), np.int64(30_000)), np.float32, world)
+    assert x.shape == (2, 30_000)
+    assert dist.empty(np.prod(x.shape), group=world).size == x.size
 
 
 def test_other_backends_give_plain_arrays() -> None:

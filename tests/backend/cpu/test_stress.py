@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from algorithm_cases import without
 from numba import cfunc, types
 from traffic import COLLECTIVES, Traffic
 
@@ -119,12 +120,6 @@ class Tampering(threading.local):
 tampering = Tampering()
 
 
-def without_wait(program: Program, index: int) -> Program:
-    steps = list(program.steps)
-    steps[index] = Step(StepKind.WAIT, tick=-(10**9))
-    return replace(program, steps=tuple(steps))
-
-
 def with_pauses(program: Program, rng: random.Random) -> Program:
     """The program with a rest before most of its steps; loops take theirs along."""
     steps: list[Step] = []
@@ -173,10 +168,10 @@ def linked(programs: ProgramCache, request: LoweredOp) -> Linked:
     program = request.build()
     tampering.waits = guards(program)
     if tampering.without is not None:
-        program = without_wait(program, tampering.without)
+        program = without(program, tampering.without)
     if tampering.slow is not None:
         program = with_pauses(program, tampering.slow)
-    return link(program, programs._shape.size, at.C_TABLES, address_of)
+    return link(program, programs.shape.size, at.C_TABLES, address_of)
 
 
 VICTIM = 1
@@ -244,7 +239,7 @@ def world() -> Iterator[Ranks]:
             yield ranks
 
 
-@pytest.mark.parametrize("root", [0, VICTIM])
+@pytest.mark.parametrize("root", [0, pytest.param(VICTIM, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_removing_any_single_wait_makes_results_wrong(world: Ranks, name: str, root: int) -> None:
     def tried(index: int | None, seeds: int) -> list[tuple[str | None, Sequence[int]]]:

@@ -86,7 +86,7 @@ class Plan:
     registered: bool
 
     def key(self) -> tuple[Any, ...]:
-        """What ranks compare."""
+        """Return the facts that ranks compare."""
         reduces = self.kind in (O.AllReduce, O.Reduce, O.ReduceScatter)
         rooted = self.kind in (O.Reduce, O.Broadcast, O.Gather, O.Scatter)
         if self.kind is O.Barrier:

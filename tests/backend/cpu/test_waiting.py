@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from at_once import at_once
 from clocks import soon
-from jobs import Job, Rank
+from jobs import Job, Rank, all_say
+from on_ranks import on_ranks
 
 import nc10d as dist
 from nc10d.backend.cpu.native import entry_points
@@ -144,8 +147,7 @@ def pair(jobs: list[Job]) -> Iterator[list[Rank]]:
 def begin(pair: list[Rank], name: str, delay: float) -> None:
     for rank in pair:
         rank.tell(f"{name} {delay}")
-    for rank in pair:
-        assert rank.line() == "ready"
+    all_say(pair, "ready")
 
 
 def peer_says(pair: list[Rank]) -> str:
@@ -279,8 +281,7 @@ except dist.PeerLost as error:
 def test_survivors_asleep_and_spinning_learn_of_a_death() -> None:
     def attempt() -> float:
         with Job(LOST, 4) as ranks:
-            for rank in ranks:
-                assert rank.line() == "ready"
+            all_say(ranks, "ready")
             assert ranks[0].asleep("shared futex")
             killed = last = time.monotonic()
             ranks[1].kill()
@@ -293,47 +294,6 @@ def test_survivors_asleep_and_spinning_learn_of_a_death() -> None:
             return last - killed
 
     assert soon(1.0, attempt)
-
-
-STOPPED = """
-group = join()
-group.timeout = 1.0
-x = np.ones(300)
-group.all_reduce(x)
-say("ready")
-hear()
-begun = time.monotonic()
-try:
-    group.all_reduce(x)
-    if rank == 1:
-        group.barrier()
-except dist.CollectiveTimeout as error:
-    say(time.monotonic() - begun, error.rank, str(error).split(";")[0])
-"""
-
-
-def test_a_stopped_peer_is_named_at_the_timeout() -> None:
-    def attempt() -> float:
-        with Job(STOPPED, 3) as ranks:
-            for rank in ranks:
-                assert rank.line() == "ready"
-            ranks[1].kill(signal.SIGSTOP)
-            for rank in ranks:
-                rank.tell("go")
-            texts, times = set(), []
-            for waiting in (ranks[0], ranks[2]):
-                took, named, text = waiting.line().split(" ", 2)
-                assert named == "1"
-                texts.add(text)
-                times.append(float(took))
-            ranks[1].kill(signal.SIGCONT)
-            texts.add(ranks[1].line().split(" ", 2)[2])
-            assert len(texts) == 1, "one cause for all"
-            assert "waiting for rank 1" in texts.pop()
-            assert min(times) >= 0.98
-            return max(times)
-
-    assert soon(1.3, attempt)
 
 
 HOLDING = """
@@ -391,8 +351,7 @@ except dist.DistError as error:
 
 def test_a_signal_handler_may_abort_and_destroy_the_group_that_its_thread_waits_in() -> None:
     with Job(HANDLED) as ranks:
-        for rank in ranks:
-            assert rank.line() == "ready"
+        all_say(ranks, "ready")
         assert ranks[0].asleep("shared futex")
         ranks[0].kill(signal.SIGTERM)
         assert "terminated" in ranks[0].line(10.0)
@@ -499,67 +458,57 @@ def test_more_receives_than_a_ring_holds_may_be_posted_in_any_order(two: Ranks) 
     two.run(backwards, [1200] * 2)
 
 
-def fills_the_ring(group: Any) -> None:
+@on_ranks(2, timeout=1.0)
+def test_a_full_ring_does_not_outlast_the_timeout(world: Any) -> None:
     """Send more messages than a ring holds at first in a synchronous block; no rank receives."""
-    if group.rank == 1:
-        while group.backend("cpu").failure() is None:
+    if world.rank == 1:
+        while world.backend("cpu").failure() is None:
             pass
         return
     begun = time.monotonic()
-    with pytest.raises(CollectiveTimeout), dist.coalescing_manager(group):  # noqa: PT012
+    with pytest.raises(CollectiveTimeout), dist.coalescing_manager(world):  # noqa: PT012
         for tag in range(700):
-            group.isend(np.ones(3), 1, tag=tag)
+            world.isend(np.ones(3), 1, tag=tag)
     assert 0.9 < time.monotonic() - begun < 30.0  # each message alone could wait for its second
 
 
-def test_a_full_ring_does_not_outlast_the_timeout() -> None:
-    with Ranks(2, timeout=1.0) as ranks:
-        ranks.run(fills_the_ring)
-
-
-def past_a_posted_receive(group: Any) -> None:
+@on_ranks(2)
+def test_a_receive_from_any_source_sees_past_posted_receives(world: Any) -> None:
     """A message for any receive arrives before the message that a posted receive waits for."""
     x, y = np.zeros(3), np.zeros(3)
-    if group.rank == 1:
-        group.send(np.full(3, 7.0), 0, tag=7)
-        group.recv(x, 0)
-        group.send(np.full(3, 5.0), 0, tag=5)
+    if world.rank == 1:
+        world.send(np.full(3, 7.0), 0, tag=7)
+        world.recv(x, 0)
+        world.send(np.full(3, 5.0), 0, tag=5)
         return
-    posted = group.irecv(x, 1, tag=5)
-    assert group.recv(y, None, tag=7) == 1
+    posted = world.irecv(x, 1, tag=5)
+    assert world.recv(y, None, tag=7) == 1
     assert (y == 7).all()
-    group.send(y, 1)
+    world.send(y, 1)
     posted.wait()
     assert (x == 5).all()
 
 
-def test_a_receive_from_any_source_sees_past_posted_receives(two: Ranks) -> None:
-    two.run(past_a_posted_receive)
-
-
-def callback_of_a_receive(group: Any, source: int | None) -> None:
+@pytest.mark.parametrize("source", [1, None])
+@on_ranks(2)
+def test_callbacks_of_receives_are_called_although_no_thread_waits(
+    world: Any, source: int | None
+) -> None:
     """Callbacks of receives run although no thread waits, and another message lies before."""
-    if group.rank == 1:
-        group.barrier()
+    if world.rank == 1:
+        world.barrier()
         for tag in (1, 2):
-            group.send(np.full(50_000, tag), 0, tag=tag)
+            world.send(np.full(50_000, tag), 0, tag=tag)
         return
     x, called = np.zeros(50_000, np.int64), threading.Event()
-    work = group.irecv(x, source, tag=2)
+    work = world.irecv(x, source, tag=2)
     work.add_done_callback(lambda _: called.set())
-    group.barrier()
+    world.barrier()
     assert called.wait(10.0)
     assert (x == 2).all()
     y = np.zeros(50_000, np.int64)
-    group.recv(y, 1, tag=1)
+    world.recv(y, 1, tag=1)
     assert (y == 1).all()
-
-
-@pytest.mark.parametrize("source", [1, None])
-def test_callbacks_of_receives_are_called_although_no_thread_waits(
-    two: Ranks, source: int | None
-) -> None:
-    two.run(callback_of_a_receive, [source] * 2)
 
 
 def unexpected_message(group: Any, look: Callable[[Any], bool], gate: threading.Event) -> None:
@@ -599,13 +548,11 @@ def test_a_look_for_a_message_never_fails_the_group_for_another_message(
 
 
 @pytest.mark.parametrize("timeout", [timedelta.max, 1e300, None])
-def test_timeouts_of_centuries_are_no_overflow(two: Ranks, timeout: Any) -> None:
-    def call(group: Any) -> None:
-        group.all_reduce(np.ones(3), async_op=True, timeout=timeout).wait(timeout)
-        group.all_reduce(np.ones(70_001), timeout=timeout)
-        group.barrier(timeout=timeout)
-
-    two.run(call)
+@on_ranks(2)
+def test_timeouts_of_centuries_are_no_overflow(world: Any, timeout: Any) -> None:
+    world.all_reduce(np.ones(3), async_op=True, timeout=timeout).wait(timeout)
+    world.all_reduce(np.ones(70_001), timeout=timeout)
+    world.barrier(timeout=timeout)
 
 
 @pytest.mark.parametrize("reason", ["ü" * 3000, '\n"\\' * 2000, "\udcff" * 10, "", "日本" * 900])
@@ -628,11 +575,7 @@ def blamed(group: Any) -> str:
     def report(number: int) -> None:
         group.backend("cpu").abort(Aborted(f"rank {group.rank}, thread {number}" + "." * number))
 
-    threads = [threading.Thread(target=report, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(report, number) for number in range(6)))
     with pytest.raises(DistError) as caught:
         group.barrier()
     return str(caught.value)

@@ -446,8 +446,7 @@ def durations_are_measured_by_the_device(group: ProcessGroup) -> None:
         _, highest = call("cuCtxGetStreamPriorityRange")
     backend: Any = group.backend("cuda")
     assert (
-        call("cuStreamGetPriority", backend._device_group.comm_streams.find("all").stream)
-        == highest
+        call("cuStreamGetPriority", backend.device_group.comm_streams.find("all").stream) == highest
     )
 
 
@@ -475,7 +474,7 @@ def a_stuck_collective_is_ended_by_an_abort(group: ProcessGroup) -> None:
     group.all_reduce(x)
     work = group.all_reduce(x, async_op=True)
     if group.rank == group.size - 1:
-        group._abort("enough")
+        group.abort("enough")
     with pytest.raises(Aborted, match="enough"):
         work.wait_blocking()
     with pytest.raises(Aborted, match="enough"):

@@ -1,4 +1,4 @@
-"""Laws of what NCCL has beyond collectives, for tests and tools/gpu_check.py."""
+"""Laws of NCCL beyond collectives, for tests and tools/gpu_check.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_ranks import device
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d import cuda
 from nc10d.api import functional as F
@@ -80,7 +80,7 @@ def every_call_is_the_reference(group: ProcessGroup, library: str) -> None:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks() as ranks:
         yield ranks
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import device_ranks as on
 import lone_ranks as lone
 import pytest
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 from reducing_ranks import REDUCING
 
 from nc10d.testing.ranks import Ranks
@@ -33,7 +33,7 @@ LONE = [
 @pytest.fixture(scope="module", params=["0", "1"], ids=["blocking", "nonblocking"])
 def one_rank(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     given = {"NC10D_NCCL_NONBLOCKING": request.param, "NC10D_EMULATED_GPUS": "1"}
-    with emulators(**given), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(1, **given) as ranks:
         yield ranks
 
 

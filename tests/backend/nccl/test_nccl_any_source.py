@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from device_ranks import afresh, after, full, once, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d.errors import Aborted, CollectiveTimeout
 from nc10d.group.process_group import ProcessGroup
@@ -136,8 +136,7 @@ LAWS = [
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ranks]:
-    given = {"NC10D_EMULATED_GPUS": "3"}
-    with emulators(**given), Ranks(3, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(3, NC10D_EMULATED_GPUS="3") as ranks:
         yield ranks
 
 

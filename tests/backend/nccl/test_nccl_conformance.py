@@ -75,7 +75,7 @@ def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int
     demands = [requirement for requirement in REQUIREMENTS if requirement not in from_any]
     found = []
     with Ranks(size, "processes", Registered("through-device"), timeout=30.0) as ranks:
-        for dtype in dtypes:
+        for dtype in ALL:
             lacking = tuple(op for op in OPS[:-1] if not has(dtype, op))
             texts = conformance.reduction_complaints(ranks, dtype)
             found += [
@@ -87,7 +87,7 @@ def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int
             found += [f"{case}: {text}" for text in conformance.complaints(ranks, case)]
         for demand in demands:
             ranks.run(demand)
-    return len(dtypes) + len(cases) + len(demands), found
+    return len(ALL) + len(cases) + len(demands), found
 
 
 @pytest.mark.usefixtures("libraries")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from device_ranks import afresh, full, ones, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
@@ -55,8 +55,7 @@ LAWS = [results_are_as_without_the_check, a_write_in_flight_is_an_error, a_read_
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    given = {"NC10D_DEBUG": "DETAIL"}
-    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(NC10D_DEBUG="DETAIL") as ranks:
         yield ranks
 
 

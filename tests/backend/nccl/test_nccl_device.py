@@ -10,7 +10,7 @@ from pathlib import Path
 
 import device_ranks as on
 import pytest
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, emulators, needs_emulators
 from reducing_ranks import REDUCING
 
 from nc10d.backend.nccl.comm.options import NcclOptions
@@ -52,7 +52,7 @@ LAWS = [
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks() as ranks:
         yield ranks
 
 
@@ -78,7 +78,7 @@ FAULTS = [
 )
 def test_laws_hold_with_faults(law: Callable[..., None], nonblocking: str, faults: str) -> None:
     given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
-    with emulators(**given), Ranks(2, "processes", "cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(2, "cuda:nccl", **given) as ranks:
         ranks.run(law)
 
 
@@ -93,7 +93,7 @@ def test_durations_are_the_devices() -> None:
 @pytest.mark.parametrize("backend", ["cpu:cpu,cuda:nccl", "nccl"])
 def test_a_death_ends_work_on_devices(tmp_path: Path, backend: str, size: int) -> None:
     law = on.a_death_ends_work_on_devices
-    with emulators(), Ranks(size, "processes", backend, timeout=20.0) as ranks:
+    with emulated_ranks(size, backend) as ranks:
         with pytest.raises(RuntimeError, match="-9"):
             ranks.run(law, [str(tmp_path)] * size)
         words = {(tmp_path / f"words-{rank}").read_text() for rank in range(size) if rank != 1}
@@ -108,10 +108,10 @@ NEVER_GATHERS = {"NC10D_EMULATED_FAULTS": "ncclGather@*=fail:3,ncclScatter@*=fai
 
 def test_nccl_that_has_no_gather_gathers_by_messages() -> None:
     law = on.equal_parts_come_and_go_in_one_array
-    with emulators(**BEFORE_GATHER, **NEVER_GATHERS), Ranks(2, "processes", "nccl") as ranks:
+    with emulated_ranks(2, "nccl", **BEFORE_GATHER, **NEVER_GATHERS) as ranks:
         ranks.run(law)
     refused = pytest.raises(Exception, match="operation 0: gather")
-    with emulators(**NEVER_GATHERS), Ranks(2, "processes", "nccl") as ranks, refused:
+    with emulated_ranks(2, "nccl", **NEVER_GATHERS) as ranks, refused:
         ranks.run(law)
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 from device_ranks import LONG, after, full, once, ones, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 import nc10d as dist
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.errors import Aborted, CollectiveTimeout, NCCLError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import premul_sum
-from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
 
@@ -48,8 +47,8 @@ def _is_left_alone(group: ProcessGroup, end: Callable[[], None], words: str) -> 
         thread.join(LONG)
         assert not thread.is_alive()
     assert value(x) == 1.0
-    assert backend._device_group is not None
-    comm_streams = backend._device_group.comm_streams.all()
+    assert backend.device_group is not None
+    comm_streams = backend.device_group.comm_streams.all()
     assert not any(
         comm_stream.comm.alive for comm_stream in comm_streams if comm_stream.comm is not None
     )
@@ -108,6 +107,5 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("law", "faults"), ENDINGS, ids=lambda x: getattr(x, "__name__", ""))
 def test_groups_end_by_their_laws(law: Callable[..., None], faults: str) -> None:
-    given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": "0"}
-    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(NC10D_EMULATED_FAULTS=faults, NC10D_NCCL_NONBLOCKING="0") as ranks:
         ranks.run(law)

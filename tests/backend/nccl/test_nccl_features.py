@@ -1,4 +1,4 @@
-"""What NCCL has beyond collectives, over the emulators: windows, estimates, suspension."""
+"""NCCL beyond collectives, over the emulators: windows, estimates, suspension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import nccl_features as features
 import pytest
 from captured_training import a_captured_training_step_reads_nothing
 from device_ranks import afresh
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, emulators, needs_emulators
 
 from nc10d.testing.ranks import Ranks
 
@@ -38,19 +38,26 @@ def test_laws_of_features_hold(
     them.run(afresh, [law] * size)
 
 
-def test_a_rank_that_does_not_suspend_is_named() -> None:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
-        two.run(features.a_rank_that_does_not_suspend_is_named)
+OF_TWO = [
+    features.a_rank_that_does_not_suspend_is_named,
+    features.a_group_that_not_all_ranks_grow_is_refused_on_all,
+]
+
+
+@pytest.mark.parametrize("law", OF_TWO, ids=lambda law: law.__name__)
+def test_laws_of_two_ranks_hold(law: Callable[..., None]) -> None:
+    with emulated_ranks() as two:
+        two.run(law)
 
 
 @pytest.mark.parametrize("release", features.RELEASES)
 def test_a_release_before_a_function_is_refused_by_name(release: str) -> None:
-    with emulators(NC10D_EMULATED_NCCL_VERSION=release), Ranks(1, "processes", "nccl") as one:
+    with emulated_ranks(1, "nccl", NC10D_EMULATED_NCCL_VERSION=release) as one:
         one.run(features.functions_of_later_releases_are_refused)
 
 
 def test_a_machine_without_symmetric_memory_is_a_refusal_on_all_ranks() -> None:
-    with emulators(NC10D_EMULATED_NO_WINDOWS="1"), Ranks(2, "processes", "nccl") as two:
+    with emulated_ranks(2, "nccl", NC10D_EMULATED_NO_WINDOWS="1") as two:
         two.run(afresh, [features.a_machine_has_no_windows] * 2)
 
 
@@ -63,15 +70,10 @@ def test_a_captured_training_step_reads_nothing(ranks: tuple[Ranks, int]) -> Non
 @pytest.mark.parametrize("blocking", ["0", "1"], ids=["blocking", "nonblocking"])
 def test_other_libraries_allocate_through_nccl(law: Callable[..., None], blocking: str) -> None:
     given = {"NC10D_NCCL_NONBLOCKING": blocking, "NC10D_EMULATED_GPUS": "1"}
-    with emulators(**given), Ranks(1, "processes", "nccl", timeout=20.0) as one:
+    with emulated_ranks(1, "nccl", **given) as one:
         one.run(law)
 
 
 def test_a_group_grows(nonblocking: str) -> None:
     with Ranks(3, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as three:
         three.run(features.a_group_grows)
-
-
-def test_a_growth_that_ranks_do_not_agree_on_is_refused_on_all() -> None:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
-        two.run(features.a_group_that_not_all_ranks_grow_is_refused_on_all)

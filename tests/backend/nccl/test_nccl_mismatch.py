@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_ranks import afresh, after, device, full, once, ones, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, emulators, needs_emulators
 
 import nc10d as dist
 from nc10d import cuda
@@ -94,7 +94,7 @@ DIFFERENT = {
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks() as ranks:
         yield ranks
 
 
@@ -148,7 +148,7 @@ def the_later_rank_has_not_entered_the_communicator(group: ProcessGroup) -> None
 
 def test_the_later_rank_of_a_mismatch_enters_nothing() -> None:
     faults = {"NC10D_EMULATED_FAULTS": "1/ncclAllReduce@2=die"}
-    with emulators(**faults), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(**faults) as ranks:
         ranks.run(the_later_rank_has_not_entered_the_communicator)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_ranks import afresh, device, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d import cuda
 from nc10d.api.join import Join, Joinable, JoinHook
@@ -125,7 +125,7 @@ LAWS = [
 
 @pytest.fixture(scope="module", params=["nccl", "cpu:cpu,cuda:nccl"])
 def two(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with emulators(), Ranks(2, "processes", request.param, timeout=20.0) as ranks:
+    with emulated_ranks(2, request.param) as ranks:
         yield ranks
 
 

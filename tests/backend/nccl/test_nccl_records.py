@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from device_ranks import after, once, ones
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 import nc10d as dist
 from nc10d import cuda
@@ -28,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Iterator[Ranks]:
-    given = {"NC10D_DUMP_DIR": str(folder)}
-    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(NC10D_DUMP_DIR=str(folder)) as ranks:
         yield ranks
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d import cuda
 from nc10d.cuda.driver import call
@@ -52,11 +53,11 @@ def means(group: ProcessGroup) -> None:
 
 
 def test_gradients_that_lie_in_buckets_on_devices_become_the_means() -> None:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
+    with emulated_ranks() as two:
         two.run(means)
 
 
-def devices(group: ProcessGroup) -> None:
+def each_device_of_a_process_has_buckets_of_its_own(group: ProcessGroup) -> None:
     one, two = new(0), new(1)
     allocate = {"cuda:0": one["allocate"], "cuda:1": two["allocate"]}
     params = one["params"] + two["params"]
@@ -66,12 +67,7 @@ def devices(group: ProcessGroup) -> None:
     assert [x.device for x in reducer.gradients] == [0] * 3 + [1] * 3
 
 
-def test_each_device_of_a_process_has_buckets_of_its_own() -> None:
-    with emulators(), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as one:
-        one.run(devices)
-
-
-def clocks(group: ProcessGroup) -> None:
+def parts_of_a_pass_last_as_long_as_the_device_takes(group: ProcessGroup) -> None:
     reducer = Reducer(group=group, **new(group.rank))
     logger = Logger(reducer)
     stream = cuda.Stream(group.rank)
@@ -112,17 +108,7 @@ def compute(stream: cuda.Stream) -> Any:
     return queue
 
 
-def test_parts_of_a_pass_last_as_long_as_the_device_takes() -> None:
-    with emulators(), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as one:
-        one.run(clocks)
-
-
-def test_a_pass_without_a_forward_pass_has_no_time_for_it() -> None:
-    with emulators(), Ranks(1, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as one:
-        one.run(without_forward)
-
-
-def without_forward(group: ProcessGroup) -> None:
+def a_pass_without_a_forward_pass_has_no_time_for_it(group: ProcessGroup) -> None:
     reducer = Reducer(group=group, **new(group.rank))
     assert set(reducer.durations().values()) == {0}
     for prepare in (True, False):
@@ -137,13 +123,27 @@ def without_forward(group: ProcessGroup) -> None:
         assert found["backward_compute_time"] > 0
 
 
-def test_an_array_keeps_its_elements_in_another_shape() -> None:
-    with emulators(), Ranks(1, "processes", "fake", timeout=20.0) as one:
-        one.run(reshaped)
-
-
-def reshaped(_group: ProcessGroup) -> None:
+def an_array_keeps_its_elements_in_another_shape(_group: ProcessGroup) -> None:
     x = cuda.to_device(np.arange(6, dtype=np.float32))
     assert (x.reshape((2, 3)).to_host() == np.arange(6).reshape(2, 3)).all()
     with pytest.raises(ValueError, match=r"6 elements can't have the shape \(4,\)"):
         x.reshape((4,))
+
+
+LAWS = [
+    each_device_of_a_process_has_buckets_of_its_own,
+    parts_of_a_pass_last_as_long_as_the_device_takes,
+    a_pass_without_a_forward_pass_has_no_time_for_it,
+    an_array_keeps_its_elements_in_another_shape,
+]
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Ranks]:
+    with emulated_ranks(1) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_a_reducer_of_device_arrays(one: Ranks, law: Callable[..., None]) -> None:
+    one.run(law)

@@ -9,17 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from device_ranks import LONG, device, value
-from emulated import emulators, needs_emulators
-from lone_ranks import held
+from emulated import emulated_ranks, needs_emulators
+from lone_ranks import free_bytes, held
 from reducing_ranks import full_of
 
 import nc10d as dist
 from nc10d import cuda
 from nc10d.backend.nccl.registered_memory import registered_zeros
-from nc10d.cuda.driver import call
 from nc10d.errors import NCCLError
 from nc10d.group.process_group import ProcessGroup
-from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
 COUNT = 4096
@@ -49,17 +47,17 @@ def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
     """A queued copy still has to read the memory when the last array is dropped."""
     target, side = cuda.zeros(COUNT, device=0), cuda.Stream(0)
     make = registered_zeros(group)
-    before = free_memory()
+    before = free_bytes()
     source = make(COUNT, np.float32)
     source.fill_from(np.full(COUNT, 3.0, np.float32))
-    assert free_memory() < before
+    assert free_bytes() < before
     with cuda.on_device(0), held(side.handle):
         with cuda.stream(side):
             cuda.copy_to(target, source)
         del source
         gc.collect()
         registered = make(1, np.float32)
-        assert free_memory() < before
+        assert free_bytes() < before
     assert value(target) == 3.0
     del registered
     comes_back_to(before)
@@ -68,23 +66,18 @@ def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
 def memory_that_cant_be_registered_goes_back(group: ProcessGroup) -> None:
     """The emulator refuses to register the first allocation and to deregister the second."""
     make = registered_zeros(group)
-    before = free_memory()
+    before = free_bytes()
     with pytest.raises(NCCLError, match="ncclCommRegister"):
         make(COUNT, np.float32)
-    assert free_memory() == before
+    assert free_bytes() == before
     make(COUNT, np.float32)
     comes_back_to(before)
-
-
-def free_memory() -> int:
-    with cuda.on_device(0):
-        return int(call("cuMemGetInfo")[0])
 
 
 def comes_back_to(wanted: int) -> None:
     gc.collect()
     deadline = time.monotonic() + LONG
-    while free_memory() < wanted:
+    while free_bytes() < wanted:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -108,5 +101,5 @@ def test_registered_memory_keeps_its_laws(
     law: Callable[..., None], size: int, faults: str, nonblocking: str
 ) -> None:
     given = {"NC10D_EMULATED_FAULTS": faults, "NC10D_NCCL_NONBLOCKING": nonblocking}
-    with emulators(**given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as ranks:
+    with emulated_ranks(size, **given) as ranks:
         ranks.run(law)

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 from device_ranks import device, ones, value
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver
 from nc10d.optim import Shares
-from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
 
@@ -53,6 +52,6 @@ def arrays_in_host_and_device_memory_are_shared(group: Any) -> None:
 
 
 def test_shares_are_parts_of_graphs_and_lie_on_several_devices() -> None:
-    with emulators(), Ranks(2, "processes", "cpu:cpu,cuda:nccl", timeout=20.0) as two:
+    with emulated_ranks() as two:
         two.run(a_graph_averages_and_shares_again_and_again)
         two.run(arrays_in_host_and_device_memory_are_shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from emulated import emulators, needs_emulators
+from emulated import emulated_ranks, needs_emulators
 from reducing_ranks import ANYWHERE
 
 from nc10d.group.process_group import ProcessGroup
@@ -18,7 +18,7 @@ pytestmark = needs_emulators
 def two() -> Iterator[Ranks]:
     """Start two ranks on one device, whose memory the CPU can't access."""
     given = {"NC10D_EMULATED_GUARD": "1", "NC10D_EMULATED_GPUS": "1"}
-    with emulators(**given), Ranks(2, "processes", "cpu:cpu,cuda:staged", timeout=20.0) as ranks:
+    with emulated_ranks(2, "cpu:cpu,cuda:staged", **given) as ranks:
         yield ranks
 
 

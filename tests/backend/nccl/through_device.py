@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from copied_back import CopiedBack
 
 from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
@@ -23,7 +24,6 @@ from nc10d.backend.nccl.backend import make as make_nccl
 from nc10d.backend.nccl.launch.contiguous import MOST, piece_count
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
-from nc10d.base.promise import PENDING
 from nc10d.ops import Op
 from nc10d.store.base import Store
 from nc10d.work import Work
@@ -59,7 +59,7 @@ class ThroughDevice(Backend):
             given = [copies.of(op) for op in ops]
             work = self.inner.launch(given, timeout, True)
         assert work is not None
-        both = CopyBack(ops, work, copies)
+        both = CopiedBack(ops, work, copies.bring_back, self.device)
         if async_op:
             return both
         both.wait()
@@ -142,32 +142,3 @@ def memory_of(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 register(Twin, attrgetter("buffer"), "cuda")
-
-
-class CopyBack(Work):
-    """Ends after the device's Work, when the results have been copied back."""
-
-    __slots__ = ("_copies", "_work")
-
-    def __init__(self, ops: Sequence[Op], work: Work, copies: Copies) -> None:
-        super().__init__(ops)
-        self._work = work
-        self._copies = copies
-
-    def _poll(self) -> None:
-        self._work._poll()
-        self._follow(self._work)
-
-    def _block(self, deadline: Deadline) -> None:
-        self._work._block(deadline)
-        self._follow(self._work)
-
-    def _watch(self) -> None:
-        self._work._attach(self._follow)
-
-    def _follow(self, work: Work) -> None:
-        if work._state == PENDING or self._state != PENDING:
-            return
-        if work._exception is None:
-            self._copies.bring_back()
-        self._finish(work._exception, work._result)

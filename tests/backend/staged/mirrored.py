@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from copied_back import CopiedBack
 
 from nc10d import cuda
 from nc10d.arrays.buffer import Buffer, as_buffer, register
@@ -96,7 +97,7 @@ class Mirrored(Backend):
             if work is None:
                 rooms.bring_back()
                 return None
-        return BroughtBack(ops, work, rooms, self.device)
+        return BroughtBack(ops, work, rooms.bring_back, self.device)
 
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
@@ -114,43 +115,17 @@ def make(setup: BackendSetup) -> Mirrored:
     return Mirrored(make_staged(setup), setup.rank % cuda.device_count())
 
 
-class BroughtBack(Work):
-    """Ends after the device's Work, when all bytes have been copied back."""
+class BroughtBack(CopiedBack):
+    """Its `wait()` copies back behind the device's `wait()`, on the current stream."""
 
-    __slots__ = ("_device", "_rooms", "_work")
-
-    def __init__(self, ops: Sequence[Op], work: Work, rooms: Rooms, device: int) -> None:
-        super().__init__(ops)
-        self._work, self._rooms, self._device = work, rooms, device
+    __slots__ = ()
 
     def wait(self, timeout: Any = None) -> bool:
-        if timeout is None and self._state == PENDING:
-            with cuda.on_device(self._device):
-                self._work.wait()
-                self._end()
-            return True
-        return super().wait(timeout)
-
-    def _end(self) -> None:
-        self._rooms.bring_back()
-        self._work.wait(30.0)  # `wait()` without a timeout returns earlier
-        self._finish(None, self._work._result)
-
-    def _poll(self) -> None:
-        self._work._look()
-        self._follow(self._work)
-
-    def _block(self, deadline: Deadline) -> None:
-        self._work._block(deadline)
-        self._follow(self._work)
-
-    def _watch(self) -> None:
-        self._work._attach(self._follow)
-
-    def _follow(self, work: Work) -> None:
-        if work._state == PENDING or self._state != PENDING:
-            return
-        with cuda.on_device(self._device):
-            if work._exception is None:
-                self._rooms.bring_back()
-            self._finish(work._exception, work._result)
+        if timeout is not None or self._state != PENDING:
+            return super().wait(timeout)
+        with cuda.on_device(self.device):
+            self.inner.wait()
+            self.bring_back()
+            self.inner.wait(30.0)  # `wait()` without a timeout returns earlier
+            self._finish(None, self.inner._result)
+        return True

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulated import emulated_ranks
 
 import nc10d as dist
-from build import WANTED, build
 from nc10d import cuda
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.staged.backend import StagedOptions
@@ -35,16 +35,9 @@ Check = Callable[[ProcessGroup], None]
 @pytest.fixture(scope="module")
 def process() -> Iterator[Ranks]:
     """Start a process with the emulated driver and a single GPU; ranks are threads in it."""
-    libraries = build()
-    if libraries is None:
-        assert not WANTED, "no gcc, or no headers of CUDA"
-        pytest.skip("no gcc, or no headers of CUDA: see `make test-nccl`")
-    with pytest.MonkeyPatch.context() as patch:
-        variables = {"NC10D_EMULATED_GUARD": "1", "NC10D_EMULATED_GPUS": "1"}
-        for name, value in (libraries.environment() | variables).items():
-            patch.setenv(name, value)
-        with Ranks(1, "processes", "fake", timeout=300.0) as found:
-            yield found
+    variables = {"NC10D_EMULATED_GUARD": "1", "NC10D_EMULATED_GPUS": "1"}
+    with emulated_ranks(1, "fake", 300.0, **variables) as found:
+        yield found
 
 
 # The contract of every backend

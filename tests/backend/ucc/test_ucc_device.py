@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
-from emulated_ucc import emulated
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "nccl"))
-
 from emulated import emulators
+from emulated_ucc import emulated
 
 from nc10d import cuda
 from nc10d.group.process_group import ProcessGroup

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 64
 # Large, since strangers use it up, too: any user on the host may connect to an abstract socket.
-_BACKLOG = 4096
+BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 _MOST_STRANGERS, _SLICE = 256, 0.05
 _ENDED = ConnectionRefusedError, ConnectionResetError, BrokenPipeError
@@ -65,7 +65,7 @@ def map_peers(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"\0nc10d-{secrets.token_hex(16)}"
         listener.bind(name)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         thresholds = own_thresholds()
         mine = RankInfo(
             rank,
@@ -166,15 +166,15 @@ def _connect(link: socket.socket, info: RankInfo, deadline: Deadline) -> None:
             time.sleep(_RETRY_SECONDS)  # the kernel does not report room in a backlog
 
 
-_HELLO = struct.Struct("<I32s")
+HELLO = struct.Struct("<I32s")
 
 
 def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd: int) -> None:
-    hello = _HELLO.pack(mine.rank, _proof(secret, mine))
+    hello = HELLO.pack(mine.rank, proof_of(secret, mine))
     socket.send_fds(link, [hello], [arena.fd, pidfd])
 
 
-def _proof(secret: str, sender: RankInfo) -> bytes:
+def proof_of(secret: str, sender: RankInfo) -> bytes:
     """Return the sender's proof that it knows a rank's secret and the job's token, if any."""
     return hmac.digest(job_token() or b"", f"{secret} {as_text(sender)}".encode(), "sha256")
 
@@ -259,11 +259,11 @@ def _read_hello(
     if not _same_user(link):
         return None
     try:
-        hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+        hello, fds, flags, _ = socket.recv_fds(link, HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except raised_here(OSError):  # the peer sends nothing, or has gone already
         return None
-    rank, proof = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-    valid = rank in waiting and secrets.compare_digest(proof, _proof(mine.secret, infos[rank]))
+    rank, proof = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1, b"")
+    valid = rank in waiting and secrets.compare_digest(proof, proof_of(mine.secret, infos[rank]))
     if valid and len(fds) == 2:
         return _host_peer(infos[rank], fds, link)
     _refuse(fds, flags if valid else 0)
@@ -291,12 +291,12 @@ def _receive(
 ) -> HostPeer:
     link.settimeout(socket_timeout(deadline))
     try:
-        hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
+        hello, fds, flags, _ = socket.recv_fds(link, HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     except raised_here(TimeoutError) as error:
         raise _no_hello(report, [info.rank]) from error
-    whole = len(hello) == _HELLO.size and len(fds) == 2
-    rank, proof = _HELLO.unpack(hello) if whole else (-1, b"")
-    if rank == info.rank and secrets.compare_digest(proof, _proof(mine.secret, info)):
+    whole = len(hello) == HELLO.size and len(fds) == 2
+    rank, proof = HELLO.unpack(hello) if whole else (-1, b"")
+    if rank == info.rank and secrets.compare_digest(proof, proof_of(mine.secret, info)):
         return _host_peer(info, fds, link)
     _refuse(fds, flags)
     if not whole:

@@ -81,7 +81,7 @@ class DeadlockDetector:
         The thread waits for `submission`, or for the program that this thread runs itself (None).
         `timeout` is the operation's, in seconds.
         """
-        notice = self._notice(group, channel, timeout) if self._alone() else None
+        notice = self._notice(group, channel, timeout) if self.alone() else None
         # The channel may have gone on to the next submission, which is not this thread's wait.
         if notice is None or (submission is not None and submission.finished()):
             self.clear()
@@ -100,7 +100,7 @@ class DeadlockDetector:
         `site` is the line from which the rank's function has returned, or empty.
         """
         self._finished = finished
-        if self._alone():
+        if self.alone():
             others = {info.rank for info in self._context.infos} - {self._context.number}
             needs = tuple(Need(_TASKS, finished, -1, other, _TASKS) for other in sorted(others))
             text = called(f"rank {self._context.number} {RETURNED}", site)
@@ -164,7 +164,7 @@ class DeadlockDetector:
             self._exchange.forward(waiting, me, self._slots.keys(), control)
         return None
 
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         """Return whether no other thread in this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, thread_ident()):
             return False
@@ -172,7 +172,7 @@ class DeadlockDetector:
         own = {thread.ident for thread in threads if thread.name.startswith(others)}
         own.add(thread_ident())
         frames = frames_of_threads()
-        own |= _bystanders(threads)
+        own |= present_bystanders(threads)
         # This thread's frame has this one as its caller. The cycle through the dict would keep all
         # callers' locals, also the user's, until a garbage collection.
         del frames[thread_ident()]
@@ -191,7 +191,7 @@ class DeadlockDetector:
         return (ProgressState(_TASKS, self._finished, False), *chain.from_iterable(states))
 
 
-def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
+def present_bystanders(threads: Iterable[threading.Thread]) -> set[int]:
     """Return the idents of bystanders that are still the same threads."""
     now = {thread.ident: thread for thread in threads}
     # A thread that `threading` has not started gets a dummy there by asking for itself.

@@ -276,7 +276,7 @@ class ProgramCache:
     """The programs for a group with this shape."""
 
     def __init__(self, shape: GroupShape) -> None:
-        self._shape = shape
+        self.shape = shape
         self._scratch = Scratch()
         self._linked: dict[tuple[Any, ...], Linked] = {}
 
@@ -287,7 +287,7 @@ class ProgramCache:
             if len(self._linked) >= MOST_PROGRAMS:
                 self._linked.clear()
             program = lowered.build()
-            size, room = self._shape.local.size, self._scratch.room
+            size, room = self.shape.local.size, self._scratch.room
             found = link(program, size, at.C_TABLES, _kernel_address, room)
             self._linked[lowered.key] = found
         return found

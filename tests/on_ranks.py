@@ -1,0 +1,16 @@
+"""A mark for tests of the engine: their bodies run on ranks as they are, without strict mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def on_ranks(*sizes: int, timeout: float = 30.0, **options: Any) -> pytest.MarkDecorator:
+    """Run the body of a test on each of so many ranks; once for each of `sizes`.
+
+    Strict mode would watch the arrays, so that no call is prepared, and would refuse the Works that
+    these tests drop.
+    """
+    return pytest.mark.ranks(*sizes, timeout=timeout, strict=False, **options)
