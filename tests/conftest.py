@@ -1,7 +1,5 @@
 """Shared test settings."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,10 +4,8 @@ A rank of two makes the mistake and catches it; its peer is not involved. Then b
 that would fail, or hang, if the mistaken call had sent anything.
 """
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -17,17 +15,13 @@ import pytest
 import nc10d as dist
 from nc10d import ops as O
 from nc10d.group.process_group import ProcessGroup
-from nc10d.testing import Ranks
 
 N = 6
 Call = Callable[..., Any]
 How = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=10) as ranks:
-        yield ranks
+on_two = pytest.mark.ranks(2, strict=False)
 
 
 def piece() -> Any:
@@ -395,50 +389,44 @@ def coalesce(group: ProcessGroup, before: Any, call: Call) -> None:
         call(group)
 
 
-def play(group: ProcessGroup, offender: int, table: str, place: int) -> None:
-    right_calls(group)
-    for how in ("sync", "async", "coalesced"):
-        if group.rank == offender:
-            err(group, TABLES[table][place], how)
-        right_calls(group)
-
-
 PLACES = [(table, place) for table, rows in TABLES.items() for place in range(len(rows))]
 
 
+@on_two
 @pytest.mark.parametrize("offender", [0, 1])
 @pytest.mark.parametrize(
     ("table", "place"), PLACES, ids=[f"{t}: {TABLES[t][p][0]}" for t, p in PLACES]
 )
 def test_a_mistake_raises_in_its_rank_and_the_group_goes_on(
-    two: Ranks, table: str, place: int, offender: int
+    world: ProcessGroup, table: str, place: int, offender: int
 ) -> None:
-    two.run(play, [offender] * 2, [table] * 2, [place] * 2)
+    right_calls(world)
+    for how in ("sync", "async", "coalesced"):
+        if world.rank == offender:
+            err(world, TABLES[table][place], how)
+        right_calls(world)
 
 
 # A call with the same arrays as before is checked again
 
 
-def prepared_before(group: ProcessGroup) -> None:
+@on_two
+def test_an_array_that_has_become_read_only_is_refused(world: ProcessGroup) -> None:
     x, y = piece(), piece()
     for turn in range(3):
-        with dist.coalescing_manager(group):
-            group.all_reduce(x)
-            group.all_reduce(y)
-        group.all_reduce(x)
+        with dist.coalescing_manager(world):
+            world.all_reduce(x)
+            world.all_reduce(y)
+        world.all_reduce(x)
         assert (y == 2 ** (turn + 1)).all()
-    if group.rank == 0:
+    if world.rank == 0:
         x.flags.writeable = False
         with pytest.raises(ValueError, match="read-only"):
-            group.all_reduce(x)
+            world.all_reduce(x)
         with pytest.raises(ValueError, match="read-only"):
-            coalesce(group, y, lambda g: g.all_reduce(x))
+            coalesce(world, y, lambda g: g.all_reduce(x))
         assert (y == 8).all()
-    right_calls(group)
-
-
-def test_an_array_that_has_become_read_only_is_refused(two: Ranks) -> None:
-    two.run(prepared_before)
+    right_calls(world)
 
 
 # Blocks, groups, works and timeouts
@@ -481,9 +469,14 @@ OTHERS: dict[str, Lone] = {
     "a wait in its own block": (waits_inside, "has not ended"),
     "an empty batch of messages": (lambda g: dist.batch_isend_irecv([]), "empty"),
     "a batch of messages of two groups": (mixed_batch, "same group"),
+    "a broadcast without a root": (lambda g: dist.broadcast(piece()), "src"),
+    "a broadcast with two roots": (lambda g: dist.broadcast(piece(), 0, group_src=0), "src"),
+    "a reduction to a stranger": (lambda g: dist.reduce(piece(), group_dst=7), "7"),
+    "a P2POp without a peer": (lambda g: dist.P2POp(dist.isend, piece()), "either peer"),
     "a P2POp that is none": (lambda g: dist.P2POp(g.isend, piece(), 0), "isend or irecv"),
     "a group of nobody": (lambda g: dist.new_group([]), "at least one"),
     "a group with a double": (lambda g: dist.new_group([0, 0]), "duplicates"),
+    "a group with a negative rank": (lambda g: dist.new_group([-1]), "-1"),
     "a group with a stranger": (lambda g: dist.new_group([0, 2]), "2"),
     "a group of an unknown backend": (lambda g: dist.new_group([0, 1], backend="no"), "no"),
     "a group with a negative timeout": (lambda g: dist.new_group([0, 1], timeout=-1), ">= 0"),
@@ -512,16 +505,21 @@ OTHERS: dict[str, Lone] = {
 }
 
 
-def err_alone(group: ProcessGroup, offender: int, name: str) -> None:
+@on_two
+@pytest.mark.parametrize("offender", [0, 1])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_mistake_about_blocks_or_groups_raises_in_its_rank_too(
+    world: ProcessGroup, name: str, offender: int
+) -> None:
     call, words = OTHERS[name]
-    if group.rank == offender:
+    if world.rank == offender:
         with pytest.raises(ValueError, match=words):
-            call(group)
-    right_calls(group)
+            call(world)
+    right_calls(world)
     # A group's name contains the number of groups made before: ranks must still agree on it.
     again = dist.new_group([0, 1])
     assert isinstance(again, ProcessGroup)
-    split = dist.split_group(group, [[1, 0]])
+    split = dist.split_group(world, [[1, 0]])
     assert isinstance(split, ProcessGroup)
     for made in (again, split):
         x = piece()
@@ -530,17 +528,10 @@ def err_alone(group: ProcessGroup, offender: int, name: str) -> None:
         dist.destroy_process_group(made)
 
 
-@pytest.mark.parametrize("offender", [0, 1])
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_mistake_about_blocks_or_groups_raises_in_its_rank_too(
-    two: Ranks, name: str, offender: int
-) -> None:
-    two.run(err_alone, [offender] * 2, [name] * 2)
-
-
-def wrong_wait(group: ProcessGroup) -> None:
+@on_two
+def test_a_wrong_timeout_of_wait_changes_nothing(world: ProcessGroup) -> None:
     x = piece()
-    work = group.all_reduce(x, async_op=True)
+    work = world.all_reduce(x, async_op=True)
     assert work is not None
     with pytest.raises(ValueError, match=">= 0"):
         work.wait(-1)
@@ -551,13 +542,10 @@ def wrong_wait(group: ProcessGroup) -> None:
     assert (x == 2).all()
 
 
-def test_a_wrong_timeout_of_wait_changes_nothing(two: Ranks) -> None:
-    two.run(wrong_wait)
-
-
-def outsider(group: ProcessGroup) -> None:
+@on_two
+def test_a_non_member_sends_nothing_to_a_group(world: ProcessGroup) -> None:
     other = dist.new_group([1])
-    if group.rank == 0:
+    if world.rank == 0:
         assert other is dist.GroupMember.NON_GROUP_MEMBER
         for refused in (dist.get_process_group_ranks, dist.get_backend):
             with pytest.raises(ValueError, match="not in the group"):
@@ -568,8 +556,4 @@ def outsider(group: ProcessGroup) -> None:
         with pytest.warns(RuntimeWarning, match="not in the group"):
             assert dist.all_reduce(x, group=other) is None
         assert (x == 1).all()
-    right_calls(group)
-
-
-def test_a_non_member_sends_nothing_to_a_group(two: Ranks) -> None:
-    two.run(outsider)
+    right_calls(world)

@@ -1,7 +1,5 @@
 """Errors for a caller's mistakes name the call, the argument and the requirement."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

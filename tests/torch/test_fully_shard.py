@@ -1,7 +1,5 @@
 """A fully sharded module trains as with DistributedDataParallel, and holds its part alone."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -157,6 +155,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(units):
     torch.testing.assert_close(twice, [2 * x for x in once])
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.AdamW])
 @pytest.mark.parametrize("count", [1, 3])
 def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
@@ -170,18 +169,14 @@ def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (self.weight * x).sum() * self.scale
 
-    def run(group: Any) -> Any:
-        model = fully_shard(Product())
-        optimizer = kind(model.parameters(), lr=0.1)
-        model(torch.ones(count)).backward()
-        optimizer.step()
-        whole = full_optim_state_dict(model, optimizer, rank0_only=False)
-        (again,) = shard_full_optim_state_dict(whole, model)["state"].values()
-        (state,) = optimizer.state.values()
-        return state, again
-
-    for state, again in run_local(run, 2):
-        torch.testing.assert_close(again, dict(state))
+    model = fully_shard(Product())
+    optimizer = kind(model.parameters(), lr=0.1)
+    model(torch.ones(count)).backward()
+    optimizer.step()
+    whole = full_optim_state_dict(model, optimizer, rank0_only=False)
+    (again,) = shard_full_optim_state_dict(whole, model)["state"].values()
+    (state,) = optimizer.state.values()
+    torch.testing.assert_close(again, dict(state))
 
 
 def test_a_whole_state_has_the_names_of_the_plain_modules_state():
@@ -221,20 +216,17 @@ def test_ranks_of_the_engine_train_alike():
     assert all(same(state, expected) for state in run_ranks(run, 2))
 
 
-def test_whole_parameters_and_gradients_may_have_a_lower_precision():
-    def run(group: Any) -> Any:
-        model = fully_shard(
-            Net(), nn.Sequential, param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
-        kinds = {flat.full.dtype for flat in model.flats()}
-        first = loss_of(model, group.rank, 0).item()
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, 0, range(12), optimizer)
-        return kinds, {x.dtype for x in model.parameters()}, first, loss_of(model, 0, 3).item()
-
-    for kinds, own, first, last in run_local(run, 2):
-        assert (kinds, own) == ({torch.bfloat16}, {torch.float32})
-        assert last < first
+@pytest.mark.ranks(2, strict=False)
+def test_whole_parameters_and_gradients_may_have_a_lower_precision(world: Any):
+    model = fully_shard(
+        Net(), nn.Sequential, param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
+    kinds = {flat.full.dtype for flat in model.flats()}
+    first = loss_of(model, world.rank, 0).item()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+    train(model, 0, range(12), optimizer)
+    assert (kinds, ({x.dtype for x in model.parameters()})) == ({torch.bfloat16}, {torch.float32})
+    assert loss_of(model, 0, 3).item() < first
 
 
 def test_a_whole_state_loads_into_other_units_on_another_number_of_ranks():
@@ -320,29 +312,27 @@ def test_torchs_checkpoint_files_hold_whole_states_and_give_them_back(tmp_path):
     assert all(same(row, saved["state"][name]) for name, row in back["state"].items())
 
 
-def test_mistakes_are_refused_before_anything_changes():
-    def run(group: Any) -> None:
-        with pytest.raises(ValueError, match="nothing to divide"):
-            fully_shard(nn.ReLU())
-        model = fully_shard(Net(), nn.Sequential)
-        state = model.full_state_dict()
-        with pytest.raises(ValueError, match="offset: the module has the shape"):
-            model.load_full_state_dict({k: x for k, x in state.items() if k != "offset"})
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, 0, range(1), optimizer)
-        whole = full_optim_state_dict(model, optimizer, rank0_only=False)
-        other = copy.deepcopy(whole)
-        other["state"]["blocks.0.0.weight"]["exp_avg"] = torch.ones(2)
-        other["state"]["blocks.0.0.weight"]["exp_avg_sq"] = torch.ones(2)
-        with pytest.raises(ValueError, match=r"blocks.0.0.weight: .* the state the shape \(2,\)"):
-            shard_full_optim_state_dict(other, model)
-        with pytest.raises(ValueError, match=r"shape \(2,\)"):
-            scatter_full_optim_state_dict(other if group.rank == 0 else None, model)
-        other = copy.deepcopy(whole)
-        other["state"]["blocks.0.0.weight"]["step"] += 1
-        with pytest.raises(ValueError, match="differ in 'step'"):
-            shard_full_optim_state_dict(other, model)
-        with pytest.raises(ValueError, match="'name' or 'id'"):
-            rekey_optim_state_dict(whole, "index", model)
-
-    run_local(run, 2)
+@pytest.mark.ranks(2)
+def test_mistakes_are_refused_before_anything_changes(world: Any):
+    with pytest.raises(ValueError, match="nothing to divide"):
+        fully_shard(nn.ReLU())
+    model = fully_shard(Net(), nn.Sequential)
+    state = model.full_state_dict()
+    with pytest.raises(ValueError, match="offset: the module has the shape"):
+        model.load_full_state_dict({k: x for k, x in state.items() if k != "offset"})
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+    train(model, 0, range(1), optimizer)
+    whole = full_optim_state_dict(model, optimizer, rank0_only=False)
+    other = copy.deepcopy(whole)
+    other["state"]["blocks.0.0.weight"]["exp_avg"] = torch.ones(2)
+    other["state"]["blocks.0.0.weight"]["exp_avg_sq"] = torch.ones(2)
+    with pytest.raises(ValueError, match=r"blocks.0.0.weight: .* the state the shape \(2,\)"):
+        shard_full_optim_state_dict(other, model)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        scatter_full_optim_state_dict(other if world.rank == 0 else None, model)
+    other = copy.deepcopy(whole)
+    other["state"]["blocks.0.0.weight"]["step"] += 1
+    with pytest.raises(ValueError, match="differ in 'step'"):
+        shard_full_optim_state_dict(other, model)
+    with pytest.raises(ValueError, match="'name' or 'id'"):
+        rekey_optim_state_dict(whole, "index", model)
