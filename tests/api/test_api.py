@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import (
-    Aborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    ForkedGroupError,
-    GroupClosed,
-)
+from nc10d.errors import Aborted, ForkedGroupError, GroupClosed
 from nc10d.group.world import NonMember, current_world, own_world, own_worlds
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, reference
@@ -64,47 +58,6 @@ def check_results(
         assert len(found) == len(right)
         for array, wanted in zip(found, right, strict=True):
             assert reference.same_bits(np.asarray(array), np.asarray(wanted))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("op", [dist.SUM, dist.ReduceOp.MAX, dist.AVG, dist.premul_sum(0.5)])
-def test_all_reduce_reduces_over_all_ranks(size: int, op: dist.ReduceOp) -> None:
-    def body(group: dist.ProcessGroup) -> list[Any]:
-        me = group.rank
-        x, y = x_of(me), x_of(me)
-        assert dist.all_reduce(x, op) is None
-        work = dist.all_reduce(y, op=op, async_op=True)
-        assert work is not None
-        assert work.result()[0] is y
-        return [x, y]
-
-    right = reference.all_reduce([x_of(r) for r in range(size)], op)
-    check_results(size, body, [[value, value] for value in right])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_rooted_collectives_use_their_root(size: int) -> None:
-    root = size - 1
-
-    def body(group: dist.ProcessGroup) -> list[Any]:
-        me = group.rank
-        reduced, cast, got = x_of(me), x_of(me), np.zeros(4)
-        outs = [np.zeros(4) for _ in range(size)] if me == root else None
-        ins = [x_of(r) for r in range(size)] if me == root else None
-        dist.reduce(reduced, root)
-        dist.broadcast(cast, src=root)
-        dist.gather(x_of(me), outs, dst=root)
-        dist.scatter(got, ins, group_src=root)
-        return [reduced, cast, *(outs or []), got]
-
-    inputs = [x_of(r) for r in range(size)]
-    reduced = reference.reduce(inputs, root)
-    cast = reference.broadcast(inputs, root)
-    outs = reference.gather(inputs, root)
-    got = reference.scatter(inputs)
-    check_results(
-        size, body, [[reduced[r], cast[r], *(outs[r] or []), got[r]] for r in range(size)]
-    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -193,19 +146,6 @@ def test_recv_names_the_global_rank_and_irecv_the_group_rank() -> None:
         return None
 
     assert run_local(body, 3)[2] == (1, 0)
-
-
-@pytest.mark.ranks(3)
-def test_different_calls_are_an_error_on_all_ranks(world: dist.ProcessGroup) -> None:
-    with pytest.raises(CollectiveMismatch):
-        dist.all_reduce(np.zeros(1)) if world.rank else dist.barrier()
-
-
-@pytest.mark.ranks(2)
-def test_a_rank_that_does_not_arrive_is_a_timeout_for_the_others(world: dist.ProcessGroup) -> None:
-    if world.rank == 0:
-        with pytest.raises(CollectiveTimeout):
-            dist.barrier(timeout=0.05)
 
 
 @pytest.mark.ranks(3)

@@ -124,14 +124,6 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("call", CALLS)
-@settings(deadline=None, max_examples=25)
-@given(obj=VALUES)
-def test_every_call_carries_any_object(three: Ranks, call: Call, obj: Any) -> None:
-    got = three.run(lambda group: outcome(group, call, obj))
-    assert all(got[rank] == obj for rank in RECEIVERS[call])
-
-
 SIZES = [*range(960, 1040, 3), *range(1990, 2060, 3), *range(3030, 3090, 3), *range(4000, 4100, 3)]
 KINDS = {
     "plain": lambda n: b"x" * n,
@@ -211,18 +203,6 @@ def test_dataclasses_with_large_arrays(three: Ranks) -> None:
             assert got[rank].step == 3
             assert np.array_equal(got[rank].losses["x"], x)
             assert not np.shares_memory(got[rank].losses["x"], x)
-
-
-def test_object_calls_work_with_ranks_as_processes() -> None:
-    with Ranks(SIZE, "processes") as ranks:
-        got = ranks.run(_in_a_process)
-    assert [places[1]["x"].sum() for places in got] == [1000.0] * SIZE
-
-
-def _in_a_process(group: Any) -> Any:
-    places: list[Any] = [None] * group.size
-    dist.all_gather_object(places, {"rank": group.rank, "x": np.ones(1000)})
-    return places
 
 
 @pytest.mark.parametrize("call", CALLS)

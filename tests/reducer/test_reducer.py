@@ -457,21 +457,6 @@ def test_times_of_arrival_are_counted_from_the_beginning():
     assert 0 < times[2] < times[0] < times[1]
 
 
-@pytest.mark.ranks(3)
-def test_parameters_that_differ_between_ranks_are_refused(world):
-    params = [np.zeros(2), np.zeros(3 if world.rank else 4, np.float32)]
-    with pytest.raises(
-        ValueError, match=r"parameter 1 .*'head'.*\(4,\), rank 1 has 'head', float32 of.*\(3,"
-    ):
-        Reducer(params, world, names=["body", "head"])
-
-
-@pytest.mark.ranks(3)
-def test_options_that_differ_between_ranks_are_refused(world):
-    with pytest.raises(ValueError, match="settings of static_graph: rank 0 has 0, rank 2"):
-        Reducer([np.zeros(1)], world, static_graph=world.rank == 2)
-
-
 def finish_with_one(reducer):
     reducer.grad_ready(0, np.ones(8))
     reducer.finish()

@@ -1,4 +1,7 @@
-"""A compiled function calls nc10d as Python does: calls are graph breaks, and stay uncompiled."""
+"""A compiled function calls nc10d as Python does: calls are graph breaks, and stay uncompiled.
+
+test_functional_graphs has the calls that a graph may have, and those that it may not.
+"""
 
 import inspect
 import subprocess
@@ -12,17 +15,9 @@ from nc10d import functional
 from nc10d.torch import DistributedDataParallel
 
 CALLS = {
-    "all_reduce": lambda x: dist.all_reduce(x),
-    "an operation": lambda x: dist.all_reduce(x, dist.AVG),
-    "a group's method": lambda x: dist.get_default_group().all_reduce(x),
-    "asynchronous": lambda x: dist.all_reduce(x, async_op=True).wait(),
     "future": lambda x: dist.all_reduce(x, async_op=True).get_future().then(lambda f: 1).wait(),
     "functional": lambda x: x.copy_(functional.all_reduce(x, "sum") + 0),
     "functional in an operation": lambda x: torch.relu(functional.all_reduce(x, "max").wait()),
-    "broadcast": lambda x: dist.broadcast(x, 0),
-    "all_gather": lambda x: dist.all_gather([torch.zeros(2)], x),
-    "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(torch.zeros(2), x),
-    "barrier": lambda x: dist.barrier(),
     "objects": lambda x: dist.all_gather_object([None], {"a": 1}),
     "queries": lambda x: x.add_(dist.get_rank() * dist.get_world_size()),
     "a new group": lambda x: dist.all_reduce(x, group=dist.new_group([0])),
@@ -51,19 +46,6 @@ def test_a_compiled_function_may_make_any_call(alone, call):
 
     for _ in range(2):  # cold and warm
         assert step(torch.ones(2)).tolist() == [3, 3]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_block_is_coalesced(alone):
-    @torch.compile(backend="eager")
-    def step(x):
-        y = x * 2
-        with dist.coalescing_manager():
-            dist.all_reduce(x)
-            dist.all_reduce(y)
-        return x + y
-
-    assert step(torch.ones(2)).tolist() == [3, 3]
 
 
 @pytest.mark.ranks(1)

@@ -66,19 +66,6 @@ def test_delayed_parameters_are_reduced_together_behind_a_chosen_one(views):
         assert "1.weight" in buckets[place - 1]
 
 
-@pytest.mark.ranks(2)
-def test_all_parameters_may_be_delayed(world):
-    module = net()
-    options = {
-        "delay_all_reduce_named_params": module.named_parameters(),
-        "param_to_hook_all_reduce": module[0].weight,
-    }
-    model = DistributedDataParallel(module, bucket_cap_mb=SMALL, **options)
-    equal = same(train(DistributedDataParallel(net()), world.rank), train(model, world.rank))
-    assert equal
-    assert len(model.reducer.plan.buckets) == 1
-
-
 class Branch(nn.Module):
     """Two layers, of which the second is not used."""
 

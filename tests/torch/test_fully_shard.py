@@ -97,11 +97,15 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return all(torch.equal(x, expected[name]) for name, x in found.items())
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("units", UNITS)
-def test_parameters_are_those_of_data_parallel_training(units, accumulate):
+def test_parameters_are_those_of_data_parallel_training(units, accumulate, reentrant):
+    """Also under checkpoints, around layers whose parameters belong to no unit, too."""
+
     def run(group: Any) -> Any:
-        model = fully_shard(Net(), UNITS[units])
+        model = fully_shard(Net(reentrant), UNITS[units])
         optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
         train(model, group.rank, range(4), optimizer, accumulate)
         with torch.no_grad():
@@ -111,33 +115,16 @@ def test_parameters_are_those_of_data_parallel_training(units, accumulate):
         shards = sum(x.numel() for x in model.parameters())
         return state, held, shards, len(model.flats())
 
-    expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 3)[0]
-    for state, held, shards, count in run_local(run, 3):
+    expected = run_ranks(lambda group: parallel(group, 4, accumulate)[0], 3)[0]
+    for state, held, shards, count in run_ranks(run, 3):
         assert state.keys() == expected.keys()
-        assert same(state, expected)
+        if reentrant is None:
+            assert same(state, expected)
+        for name, x in state.items():
+            torch.testing.assert_close(x, expected[name], msg=name)
         assert held == 0
         total = sum(x.numel() for x in Net().parameters())
         assert total <= 3 * shards <= total + 3 * count
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("units", UNITS)
-def test_checkpoints_change_nothing(units, accumulate, reentrant):
-    """Also around layers whose parameters belong to no unit."""
-
-    def run(group: Any) -> Any:
-        model = fully_shard(Net(reentrant), UNITS[units])
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, group.rank, range(4), optimizer, accumulate)
-        held = sum(flat.full.untyped_storage().nbytes() for flat in model.flats())
-        return model.full_state_dict(), held
-
-    expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 2)[0]
-    for state, held in run_local(run, 2):
-        assert held == 0
-        for name, x in state.items():
-            torch.testing.assert_close(x, expected[name], msg=name)
 
 
 @pytest.mark.parametrize("units", UNITS)
@@ -204,16 +191,6 @@ def test_a_whole_state_has_the_names_of_the_plain_modules_state():
     for state, doubled in run_local(run, 2):
         torch.testing.assert_close(state, dict(expected))
         torch.testing.assert_close(doubled, {name: 2 * x for name, x in expected.items()})
-
-
-def test_ranks_of_the_engine_train_alike():
-    def run(group: Any) -> Any:
-        model = fully_shard(Net(), nn.Sequential)
-        train(model, group.rank, range(3), torch.optim.AdamW(model.parameters(), **OPTIONS))
-        return model.full_state_dict()
-
-    expected = run_ranks(lambda group: parallel(group, 3)[0], 2)[0]
-    assert all(same(state, expected) for state in run_ranks(run, 2))
 
 
 @pytest.mark.ranks(2, strict=False)
