@@ -234,13 +234,9 @@ def test_a_hook_can_be_tried_on_buckets_of_zeros(world):
     for bucket in buckets:
         bucket.buffer()[...] += world.rank
         allreduce_hook(world, bucket).wait()
-    gradients = reducer.gradients
-    assert sorted([x.tolist() for bucket in buckets for x in bucket.gradients()]) == [
-        [1] * 2,
-        [1] * 3,
-        [1] * 4,
-    ]
-    assert all((x == 7).all() for x in gradients)
+    sums = sorted(x.tolist() for bucket in buckets for x in bucket.gradients())
+    assert sums == [[1] * 2, [1] * 3, [1] * 4]
+    assert all((x == 7).all() for x in reducer.gradients)
 
 
 def test_a_result_of_the_hooks_own_lands_in_the_gradients():
@@ -552,8 +548,6 @@ def test_parameters_of_several_devices_have_buckets_of_their_own():
 @pytest.mark.ranks(2, strict=False)
 def test_buckets_are_peer_readable_memory_without_an_allocator(world):
     arena = world.backend("cpu").group.context.arena.mapping.data
-    reducers = (Reducer([np.zeros(5)], world, allocate=how) for how in (None, np.zeros))
-    assert [np.may_share_memory(reducer.gradients[0], arena) for reducer in reducers] == [
-        True,
-        False,
-    ]
+    for allocate, readable in ((None, True), (np.zeros, False)):
+        reducer = Reducer([np.zeros(5)], world, allocate=allocate)
+        assert np.may_share_memory(reducer.gradients[0], arena) == readable

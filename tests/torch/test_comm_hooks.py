@@ -120,12 +120,8 @@ def test_an_optimizer_in_a_hook_steps_the_parameters_it_was_given(world):
     model = DistributedDataParallel(module)
     model.register_comm_hook(world, hook_then_optimizer(allreduce_hook, state))
     model(data_of(world.rank, 0)).sum().backward()
-    assert [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    same = [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    assert same == [True, True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the import

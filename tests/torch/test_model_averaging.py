@@ -33,25 +33,15 @@ def averaged(averager, group, steps):
 
 @pytest.mark.ranks(2)
 def test_a_period_begins_at_the_end_of_the_warm_up(world):
-    assert averaged(PeriodicModelAverager(3, warmup_steps=2), world, 7) == [
-        world.rank,
-        world.rank,
-        0.5,
-        world.rank,
-        world.rank,
-        0.5,
-        world.rank,
-    ]
+    r, found = world.rank, averaged(PeriodicModelAverager(3, warmup_steps=2), world, 7)
+    assert found == [r, r, 0.5, r, r, 0.5, r]
 
 
 @pytest.mark.ranks(4)
 def test_the_largest_group_of_a_step_averages(world):
-    pairs = [0.5, 0.5, 2.5, 2.5]
-    expected = [[r, r, pairs[int(r)], r, 1.5, r] for r in (0.0, 1.0, 2.0, 3.0)]
-    assert (
-        averaged(HierarchicalModelAverager({2: 2, 4: 4}, warmup_steps=1), world, 6)
-        == expected[world.rank]
-    )
+    r, of_pair = world.rank, [0.5, 0.5, 2.5, 2.5][world.rank]
+    found = averaged(HierarchicalModelAverager({2: 2, 4: 4}, warmup_steps=1), world, 6)
+    assert found == [r, r, of_pair, r, 1.5, r]
 
 
 @pytest.mark.ranks(2)
