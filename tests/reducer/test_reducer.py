@@ -435,7 +435,10 @@ def test_a_peer_that_is_aborted_ends_the_pass(world):
     reducer = three(world)
     reducer.begin()
     if world.rank == 1:
+        world.store.wait(["rank 0 has begun"])
         world.abort("rank 1 gives up")
+    else:
+        world.store.set("rank 0 has begun", "")
     with pytest.raises(Aborted, match="gives up"):
         go_on(reducer)
 
