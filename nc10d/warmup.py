@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["NC10D_CACHE_DIR"] = str(options.to)  # for the helpers
     started = monotonic()
     with _helpers(options.jobs) as (helpers, lines), _progress() as show:
-        count = _follow(lines, options.jobs, show)
+        count = follow(lines, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
     if options.to is not None:
-        _let_all_read(options.to)
+        let_all_read(options.to)
     if not failed:
         print(f"{count} functions ready in {monotonic() - started:.1f} s", flush=True)
     return failed
@@ -78,7 +78,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _let_all_read(folder: Path) -> None:
+def let_all_read(folder: Path) -> None:
     """Let every user read what `folder` holds; only the owner may write."""
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -108,7 +108,7 @@ def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterabl
             helper.wait()
 
 
-def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
+def follow(lines: Iterable[str], jobs: int, show: Show) -> int:
     """Show the progress that the helpers report; return the number of compiled functions."""
     # Nothing is shown before each of the `jobs` helpers has reported the number of its functions.
     ready = total = started = 0
@@ -131,14 +131,15 @@ def _progress() -> Iterator[Show]:
         with contextlib.suppress(ImportError):
             rich = importlib.import_module("rich.progress")
     if rich is None:
-        yield _in_lines()
+        yield in_lines()
         return
     with rich.Progress() as progress:
         bar = progress.add_task("compiling")
         yield lambda ready, total: progress.update(bar, completed=ready, total=total)
 
 
-def _in_lines() -> Show:
+def in_lines() -> Show:
+    """Return a function that prints LINES lines, spread evenly."""
     printed = 0
 
     def show(ready: int, total: int) -> None:
@@ -156,9 +157,9 @@ def _in_lines() -> Show:
 def _compile(share: int, jobs: int) -> None:
     """Compile the tasks of this share; write their number first, then the name of each task."""
     logging.getLogger("nc10d").setLevel(logging.ERROR)  # the user has asked for compilation
-    tasks = _deal(_tasks(), share, jobs)
-    _write_line(f"+{len(tasks)}")
-    for name, compile_it in tasks:
+    own = deal(tasks(), share, jobs)
+    _write_line(f"+{len(own)}")
+    for name, compile_it in own:
         compile_it()
         _write_line(name)
 
@@ -169,7 +170,7 @@ def _write_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _tasks() -> list[Task]:
+def tasks() -> list[Task]:
     """Return every function to compile; the engine, which takes longest, comes first."""
     from nc10d.kernels import copy, pack, reduce, streaming
 
@@ -195,11 +196,11 @@ def _warm_engine() -> None:
     compiled_openings.prepare()
 
 
-def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
+def deal(every: list[Task], share: int, jobs: int) -> list[Task]:
     """Return a share's tasks: the engine, nearly half the work, for share 0."""
     if jobs == 1:
-        return tasks
-    return tasks[:1] if share == 0 else tasks[share :: jobs - 1]
+        return every
+    return every[:1] if share == 0 else every[share :: jobs - 1]
 
 
 if __name__ == "__main__":

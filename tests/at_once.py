@@ -1,7 +1,5 @@
 """Functions that run at the same time, each in a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 A call is a function of the rank, since a root's arrays are others than its peers'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ a few attempts must keep an upper bound. A lower bound must hold every time. Whe
 that a call ends, a deadline of tens of seconds is its only bound.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

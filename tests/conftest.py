@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,3 +61,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test whose name holds an address: xdist's workers would collect different tests."""
     if named := [item.nodeid for item in items if re.search(r"0x[0-9a-f]{8}", item.nodeid)]:
         raise pytest.UsageError(f"an address is no name for a test: {named[:3]}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the ten slowest files of a run of many, with the seconds of their tests and fixtures."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if len(seconds) > 10:
+        terminalreporter.section("slowest files")
+        for file, duration in seconds.most_common(10):
+            terminalreporter.write_line(f"{duration:6.1f} s  {file}")

@@ -6,8 +6,6 @@ the end of a call of C code, at the start of a Python function, at a loop's next
 function is compiled, as Python would look at signals in one that is written in Python.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import sys

@@ -1,10 +1,8 @@
-"""Blocks of calls on overlapping arrays, beside the same calls made alone.
+"""Calls on overlapping arrays: blocks beside the same calls made alone, and gathers in place.
 
 A rank runs each function with its group, of three ranks. Calls are drawn on views of a small matrix
 (rows, columns, reversed, strided, nested), so that nearly all of them overlap.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -129,3 +127,30 @@ def early(group: ProcessGroup, src: int | None) -> None:
             x[...] = group.rank + 1.0
     assert np.array_equal(x[::2], np.full(3, 22.0))
     assert np.array_equal(x[1::2], np.full(2, 10.0 if group.rank == 0 else 6.0))
+
+
+def at_root(group: ProcessGroup, root: int, value: Any) -> Any:
+    return value if group.rank == root else None
+
+
+IN_PLACE = {
+    "all_gather_into_tensor": lambda g, root, whole, own: g.all_gather_into_tensor(whole, own),
+    "all_gather": lambda g, root, whole, own: g.all_gather(np.split(whole, g.size), own),
+    "gather_single": lambda g, root, whole, own: g.gather_single(
+        own, at_root(g, root, whole), root
+    ),
+    "gather": lambda g, root, whole, own: g.gather(
+        own, at_root(g, root, np.split(whole, g.size)), root
+    ),
+}
+
+
+def gathers_in_place(group: ProcessGroup, form: str) -> None:
+    """Gather into an array whose chunk of this rank is the input, on each root."""
+    for root in range(group.size):
+        whole = np.zeros((group.size, 4))
+        whole[group.rank] = group.rank + 1
+        flat = whole.reshape(-1)
+        IN_PLACE[form](group, root, flat, flat[4 * group.rank : 4 * group.rank + 4])
+        if form.startswith("all_") or group.rank == root:
+            assert whole.tolist() == [[rank + 1] * 4 for rank in range(group.size)], (root, whole)

@@ -20,10 +20,11 @@ from nc10d.kernels import reduce
 WARMUP = [sys.executable, "-m", "nc10d.warmup"]
 
 
+@pytest.mark.slow
 def test_after_the_warm_up_everything_is_loaded():
     done = subprocess.run(WARMUP, check=True, stdout=subprocess.PIPE, text=True)
     *lines, last = done.stdout.splitlines()
-    count = len(warmup._tasks())
+    count = len(warmup.tasks())
     assert re.fullmatch(rf"{count} functions ready in \d+\.\d s", last)
     assert all(re.fullmatch(r"\d+ of \d+ functions", line) for line in lines)
     assert lines[-1] == f"{count} of {count} functions"
@@ -33,7 +34,7 @@ from nc10d import warmup
 from nc10d.kernels import cache
 def refuse(file, *_): raise AssertionError(file.name + " is compiled")
 cache.CodeFile.save_overload = refuse
-for name, make in warmup._tasks():
+for name, make in warmup.tasks():
     make()
 print(*cache._compiled)
 """
@@ -74,7 +75,7 @@ def makes_code(node):
 def test_what_is_made_for_an_image_can_be_read_by_all_and_written_by_nobody_else(tmp_path):
     (tmp_path / "code").mkdir(mode=0o700)
     (tmp_path / "code" / "f.code").touch(mode=0o600)
-    warmup._let_all_read(tmp_path)
+    warmup.let_all_read(tmp_path)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert modes == {"code": 0o755, "f.code": 0o644}
 
@@ -142,7 +143,7 @@ def test_every_kernel_has_a_task_of_its_own():
 @given(st.integers(1, 100), st.integers(1, 12))
 def test_the_shares_of_all_processes_are_all_tasks(count, jobs):
     tasks = [(str(number), print) for number in range(count)]
-    dealt = [task for share in range(jobs) for task in warmup._deal(tasks, share, jobs)]
+    dealt = [task for share in range(jobs) for task in warmup.deal(tasks, share, jobs)]
     assert sorted(dealt, key=tasks.index) == tasks
 
 
@@ -155,14 +156,14 @@ def test_the_count_grows_to_all(shares, random):
     random.shuffle(turns)
     shown = []
     lines = map(next, turns)
-    assert warmup._follow(lines, len(shares), lambda *pair: shown.append(pair)) == sum(shares)
+    assert warmup.follow(lines, len(shares), lambda *pair: shown.append(pair)) == sum(shares)
     ready, totals = zip(*shown, strict=True)
     assert set(totals) == {sum(shares)}
     assert [*ready] == [*range(ready[0], sum(shares) + 1)]
 
 
 def test_a_few_lines_show_many_steps(capsys):
-    show = warmup._in_lines()
+    show = warmup.in_lines()
     for ready in range(83):
         show(ready, 82)
     lines = capsys.readouterr().out.splitlines()

@@ -1,7 +1,5 @@
 """Work and Future: they end once, and every poll, wait, callback and await sees that end."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -19,6 +17,15 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import CollectiveTimeout, PeerLost
 from nc10d.ops import AllGather, AllReduce, Barrier
 from nc10d.work import Future, Work, collect_all, wait_all
+
+
+class OpenWork(Work):
+    """A Work that a test ends."""
+
+    __slots__ = ()
+
+    def end(self, *outcome: Any) -> bool:
+        return self._finish(*outcome)
 
 
 class EngineWork(Work):
@@ -55,10 +62,10 @@ class EngineWork(Work):
 
 
 def test_a_work_ends_once_and_the_first_end_stays() -> None:
-    work = Work()
+    work = OpenWork()
     assert not work.is_completed()
-    assert work._finish(None, 7)
-    assert not work._finish(PeerLost("late"))
+    assert work.end(None, 7)
+    assert not work.end(PeerLost("late"))
     assert work.is_success()
     assert work.result() == 7
     assert work.exception() is None
@@ -66,13 +73,13 @@ def test_a_work_ends_once_and_the_first_end_stays() -> None:
 
 @given(st.lists(st.booleans(), min_size=2, max_size=8))
 def test_exactly_one_of_many_finishing_threads_is_first(failures: list[bool]) -> None:
-    work = Work()
+    work = OpenWork()
     together = threading.Barrier(len(failures))
     firsts: list[bool] = []
 
     def finish(fail: bool) -> None:
         together.wait()
-        firsts.append(work._finish(PeerLost("x") if fail else None))
+        firsts.append(work.end(PeerLost("x") if fail else None))
 
     threads = [threading.Thread(target=finish, args=(fail,)) for fail in failures]
     for thread in threads:
@@ -84,8 +91,8 @@ def test_exactly_one_of_many_finishing_threads_is_first(failures: list[bool]) ->
 
 def test_a_failed_work_raises_afresh_on_every_wait_with_the_same_root_cause() -> None:
     root = PeerLost("rank 3 died", rank=3, group="world", op="all_reduce", seq=41)
-    work = Work()
-    work._finish(root)
+    work = OpenWork()
+    work.end(root)
     raised = []
     for _ in range(2):
         with pytest.raises(PeerLost, match="rank 3 died") as caught:
@@ -164,8 +171,8 @@ def test_a_thread_that_looks_at_one_work_while_it_waits_for_another_runs_no_call
 
 
 def test_a_callback_on_an_ended_work_runs_at_once_in_its_thread() -> None:
-    work = Work()
-    work._finish()
+    work = OpenWork()
+    work.end()
     ran = []
     work.add_done_callback(lambda w: ran.append((w, threading.get_ident())))
     assert ran == [(work, threading.get_ident())]
@@ -174,12 +181,12 @@ def test_a_callback_on_an_ended_work_runs_at_once_in_its_thread() -> None:
 def test_a_callback_that_raises_is_logged_and_the_next_one_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    work = Work()
+    work = OpenWork()
     ran = []
     work.add_done_callback(lambda _: 1 / 0)
     work.add_done_callback(lambda _: ran.append(True))
     with caplog.at_level(logging.ERROR, "nc10d"):
-        work._finish()
+        work.end()
     assert ran == [True]
     assert "ZeroDivisionError" in caplog.text
     assert work.wait()
@@ -187,16 +194,16 @@ def test_a_callback_that_raises_is_logged_and_the_next_one_runs(
 
 def test_the_result_of_a_collective_is_the_list_of_its_outputs() -> None:
     x, outs = np.zeros(2), [np.zeros(1), np.zeros(3)]
-    work = Work((AllReduce(x), AllGather(outs, x)))
-    work._finish()
+    work = OpenWork((AllReduce(x), AllGather(outs, x)))
+    work.end()
     assert [id(array) for array in work.result()] == [id(x), *map(id, outs)]
     assert work.get_future().value()[0] is x
 
 
 def test_the_duration_is_there_after_the_end_and_not_before() -> None:
-    work = Work()
+    work = OpenWork()
     assert work.duration is None
-    work._finish()
+    work.end()
     assert work.duration is not None
     assert 0 <= work.duration < 60
 
@@ -233,7 +240,7 @@ async def _await(work: Work) -> bool:
 
 
 def test_a_work_whose_loop_is_closed_ends_without_output(caplog: pytest.LogCaptureFixture) -> None:
-    work = Work()
+    work = OpenWork()
 
     async def give_up() -> None:
         task = asyncio.ensure_future(_await(work))
@@ -241,7 +248,7 @@ def test_a_work_whose_loop_is_closed_ends_without_output(caplog: pytest.LogCaptu
         task.cancel()
 
     asyncio.run(give_up())
-    work._finish()
+    work.end()
     assert not caplog.records
 
 
@@ -297,10 +304,10 @@ def _fails(future: Future[float]) -> bool:
 
 
 def test_then_takes_a_work_and_waits_for_it() -> None:
-    work = Work()
+    work = OpenWork()
     chained = Work.get_future(work).then(lambda _: Work.from_future(last))
     last: Future[int] = Future()
-    work._finish()
+    work.end()
     assert not chained.done()
     last.set_result(3)
     assert chained.wait() == 3
@@ -384,7 +391,7 @@ def test_a_forked_child_can_finish_works_though_a_thread_held_the_lock() -> None
     held.wait(10)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if Work()._finish() else 1)
+        os._exit(0 if OpenWork().end() else 1)
     release.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

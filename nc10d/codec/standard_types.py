@@ -188,9 +188,9 @@ def _member_name(value: enum.Enum) -> str:
     return value.name
 
 
-_NAMED_TUPLE, _MEMBER = "a named tuple", "an enum's member"
-register_finder(_NAMED_TUPLE, _named_tuple)
-register_finder(_MEMBER, _member)
+NAMED_TUPLE, MEMBER = "a named tuple", "an enum's member"
+register_finder(NAMED_TUPLE, _named_tuple)
+register_finder(MEMBER, _member)
 
 
 def codec_by_name(kind: type[Any]) -> TypeCodec | None:
@@ -200,8 +200,8 @@ def codec_by_name(kind: type[Any]) -> TypeCodec | None:
     place = kind.__module__, kind.__qualname__
     if _is_named_tuple(kind):
         return TypeCodec(
-            _NAMED_TUPLE, kind, lambda x: (*place, kind._fields, tuple(x)), _named_tuple
+            NAMED_TUPLE, kind, lambda x: (*place, kind._fields, tuple(x)), _named_tuple
         )
     if issubclass(kind, enum.Enum):
-        return TypeCodec(_MEMBER, kind, lambda x: (*place, _member_name(x)), _member)
+        return TypeCodec(MEMBER, kind, lambda x: (*place, _member_name(x)), _member)
     return None

@@ -52,7 +52,8 @@ class BatchedWork(Work):
         source = op.peer if isinstance(op, Recv) and self._result is None else None
         return super()._value() if source is None else source
 
-    def _bind(self, whole: Work) -> None:
+    def bind(self, whole: Work) -> None:
+        """Let this work end with `whole`, the work of the block's launch."""
         self._whole = whole
         if self._callbacks is not None:
             self._watch()
@@ -195,7 +196,7 @@ class Batch:
             raise
         if whole is not None:
             for work in self.works:
-                work._bind(whole)
+                work.bind(whole)
         if whole is None or async_op:
             return whole
         whole.wait()

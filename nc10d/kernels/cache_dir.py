@@ -44,7 +44,7 @@ def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     returned folder is missing.
     """
     name = _digest(sources, parts)
-    for root in _roots():
+    for root in roots():
         with suppress_here(OSError):
             (root / name).mkdir(mode=0o700, exist_ok=True)
         if distrust(root / name) is None:
@@ -73,7 +73,7 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 @functools.cache
-def _roots() -> tuple[Path, ...]:
+def roots() -> tuple[Path, ...]:
     """Return the trusted ones of: NC10D_CACHE_DIR or the user's cache; this user's folder in /tmp.
 
     A folder may be read-only, as in a container's image: the code in it is used.

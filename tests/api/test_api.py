@@ -1,7 +1,5 @@
 """c10d's calls: results are right, and argument names and positions are c10d's."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import threading
@@ -13,13 +11,7 @@ import numpy as np
 import pytest
 
 import nc10d as dist
-from nc10d.errors import (
-    Aborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    ForkedGroupError,
-    GroupClosed,
-)
+from nc10d.errors import Aborted, ForkedGroupError, GroupClosed
 from nc10d.group.world import NonMember, current_world, own_world, own_worlds
 from nc10d.store import HashStore
 from nc10d.testing import Ranks, reference
@@ -66,47 +58,6 @@ def check_results(
         assert len(found) == len(right)
         for array, wanted in zip(found, right, strict=True):
             assert reference.same_bits(np.asarray(array), np.asarray(wanted))
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("op", [dist.SUM, dist.ReduceOp.MAX, dist.AVG, dist.premul_sum(0.5)])
-def test_all_reduce_reduces_over_all_ranks(size: int, op: dist.ReduceOp) -> None:
-    def body(group: dist.ProcessGroup) -> list[Any]:
-        me = group.rank
-        x, y = x_of(me), x_of(me)
-        assert dist.all_reduce(x, op) is None
-        work = dist.all_reduce(y, op=op, async_op=True)
-        assert work is not None
-        assert work.result()[0] is y
-        return [x, y]
-
-    right = reference.all_reduce([x_of(r) for r in range(size)], op)
-    check_results(size, body, [[value, value] for value in right])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_rooted_collectives_use_their_root(size: int) -> None:
-    root = size - 1
-
-    def body(group: dist.ProcessGroup) -> list[Any]:
-        me = group.rank
-        reduced, cast, got = x_of(me), x_of(me), np.zeros(4)
-        outs = [np.zeros(4) for _ in range(size)] if me == root else None
-        ins = [x_of(r) for r in range(size)] if me == root else None
-        dist.reduce(reduced, root)
-        dist.broadcast(cast, src=root)
-        dist.gather(x_of(me), outs, dst=root)
-        dist.scatter(got, ins, group_src=root)
-        return [reduced, cast, *(outs or []), got]
-
-    inputs = [x_of(r) for r in range(size)]
-    reduced = reference.reduce(inputs, root)
-    cast = reference.broadcast(inputs, root)
-    outs = reference.gather(inputs, root)
-    got = reference.scatter(inputs)
-    check_results(
-        size, body, [[reduced[r], cast[r], *(outs[r] or []), got[r]] for r in range(size)]
-    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -197,57 +148,12 @@ def test_recv_names_the_global_rank_and_irecv_the_group_rank() -> None:
     assert run_local(body, 3)[2] == (1, 0)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: dist.broadcast(x),
-        lambda x: dist.broadcast(x, 0, group_src=0),
-        lambda x: dist.broadcast(x, 7),
-        lambda x: dist.reduce(x, group_dst=7),
-        lambda x: dist.send(x, 0),
-        lambda x: dist.send(x, 1, tag=-1),
-        lambda x: dist.all_gather([x], x),
-        lambda x: dist.scatter(x),
-        lambda x: dist.all_to_all_single(x, x),
-    ],
-)
-def test_a_callers_mistake_raises_before_anything_is_sent(call: Callable[[Any], Any]) -> None:
-    def body(group: dist.ProcessGroup) -> bool:
-        x = np.ones(4)
-        if group.rank == 0:
-            with pytest.raises(ValueError, match=r"all_|src|group|send|scatter"):
-                call(x)
-        dist.all_reduce(x)
-        return bool((x == 2).all())
-
-    assert run_local(body, 2) == [True, True]
-
-
-def test_different_calls_are_an_error_on_all_ranks() -> None:
-    def body(group: dist.ProcessGroup) -> None:
-        with pytest.raises(CollectiveMismatch):
-            dist.all_reduce(np.zeros(1)) if group.rank else dist.barrier()
-
-    run_local(body, 3)
-
-
-def test_a_rank_that_does_not_arrive_is_a_timeout_for_the_others() -> None:
-    def body(group: dist.ProcessGroup) -> None:
-        if group.rank == 0:
-            with pytest.raises(CollectiveTimeout):
-                dist.barrier(timeout=0.05)
-
-    run_local(body, 2)
-
-
-def test_abort_ends_the_waits_of_every_rank() -> None:
-    def body(group: dist.ProcessGroup) -> None:
-        if group.rank == 0:
-            dist.abort_process_group(reason="stop")
-        with pytest.raises(Aborted, match="stop"):
-            dist.barrier()
-
-    run_local(body, 3)
+@pytest.mark.ranks(3)
+def test_abort_ends_the_waits_of_every_rank(world: dist.ProcessGroup) -> None:
+    if world.rank == 0:
+        dist.abort_process_group(reason="stop")
+    with pytest.raises(Aborted, match="stop"):
+        dist.barrier()
 
 
 def test_new_group_numbers_its_ranks_in_ascending_order_by_default() -> None:
@@ -270,15 +176,6 @@ def test_new_group_numbers_its_ranks_in_ascending_order_by_default() -> None:
         (-1, -1),
         (1, 0, [[1, 3], [3, 1]]),
     ]
-
-
-@pytest.mark.parametrize("ranks", [[], [0, 0], [0, 9], [-1]])
-def test_new_group_refuses_ranks_that_make_no_group(ranks: list[int]) -> None:
-    def body(group: dist.ProcessGroup) -> None:
-        with pytest.raises(ValueError, match="rank"):
-            dist.new_group(ranks)
-
-    run_local(body, 2)
 
 
 def test_calls_of_a_non_member_warn_and_do_nothing() -> None:
@@ -373,23 +270,21 @@ def test_floats_are_no_ranks_on_any_path(call: Callable[[Any], Any]) -> None:
         dist.destroy_process_group()
 
 
-def test_new_subgroups_cut_the_ranks_into_runs() -> None:
-    def body(group: dist.ProcessGroup) -> Any:
-        mine, every = dist.new_subgroups(2)
-        assert len(every) == 2
-        return dist.get_process_group_ranks(mine)
-
-    assert run_local(body, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+@pytest.mark.ranks(4)
+def test_new_subgroups_cut_the_ranks_into_runs(world: dist.ProcessGroup) -> None:
+    mine, every = dist.new_subgroups(2)
+    assert len(every) == 2
+    assert dist.get_process_group_ranks(mine) == [[0, 1], [0, 1], [2, 3], [2, 3]][world.rank]
 
 
-def test_new_subgroups_by_enumeration_may_leave_ranks_out_but_not_repeat_them() -> None:
-    def body(group: dist.ProcessGroup) -> Any:
-        with pytest.raises(ValueError, match="twice"):
-            dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
-        mine, _ = dist.new_subgroups_by_enumeration([[0, 2]])
-        return None if mine is None else dist.get_rank(mine)
-
-    assert run_local(body, 3) == [0, None, 1]
+@pytest.mark.ranks(3)
+def test_new_subgroups_by_enumeration_may_leave_ranks_out_but_not_repeat_them(
+    world: dist.ProcessGroup,
+) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 2]])
+    assert (None if mine is None else dist.get_rank(mine)) == [0, None, 1][world.rank]
 
 
 def test_split_group_takes_ranks_of_the_parent() -> None:

@@ -4,8 +4,6 @@ Calls are drawn at random; some are messages around the ring. The same calls are
 in a block, sync and async: every element must be the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

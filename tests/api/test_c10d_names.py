@@ -1,7 +1,5 @@
 """c10d's names do as they say: backends, errors, timeouts, deprecated calls, distributed_c10d."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Groups that are made by their backend's class work alone and beside others."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,12 +1,11 @@
 """One memory twice in a list is treated once or refused; in a block, calls are in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from overlapping_blocks import IN_PLACE, gathers_in_place
 
 import nc10d as dist
 from nc10d import functional as F
@@ -87,6 +86,11 @@ def as_in_order(group: ProcessGroup, x: Any) -> list[Any]:
 )
 def test_one_memory_twice_is_treated_once(ranks: Ranks, form: Any) -> None:
     ranks.run(each_dtype, [form] * SIZE)
+
+
+@pytest.mark.parametrize("form", IN_PLACE)
+def test_an_input_may_be_the_ranks_own_chunk_of_the_output(ranks: Ranks, form: str) -> None:
+    ranks.run(gathers_in_place, [form] * SIZE)
 
 
 def lists_of(x: Any) -> dict[str, Callable[[], Any]]:

@@ -1,7 +1,5 @@
 """Long arrays and byte strings in objects travel by themselves, and arrive as if in one piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

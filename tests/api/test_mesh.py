@@ -54,20 +54,14 @@ def named(group):
     return init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
 
 
-def test_a_slice_has_the_groups_of_the_whole_and_my_index_in_the_rest():
-    def run(group):
-        mesh = named(group)
-        part = mesh["dp", "tp"]
-        same = part.get_group("tp") is mesh.get_group("tp") is mesh["tp"].get_group()
-        assert part["dp"].mesh.tolist() == mesh["dp"].mesh.tolist()
-        return same, part.mesh.tolist(), mesh["dp"].mesh.tolist(), mesh["tp"].get_local_rank()
-
-    assert run_local(run, 4) == [
-        (True, [[0, 1], [2, 3]], [0, 2], 0),
-        (True, [[0, 1], [2, 3]], [1, 3], 1),
-        (True, [[0, 1], [2, 3]], [0, 2], 0),
-        (True, [[0, 1], [2, 3]], [1, 3], 1),
-    ]
+@pytest.mark.ranks(4)
+def test_a_slice_has_the_groups_of_the_whole_and_my_index_in_the_rest(world):
+    mesh = named(world)
+    part = mesh["dp", "tp"]
+    assert part.get_group("tp") is mesh.get_group("tp") is mesh["tp"].get_group()
+    assert part.mesh.tolist() == [[0, 1], [2, 3]]
+    assert part["dp"].mesh.tolist() == mesh["dp"].mesh.tolist() == [[0, 2], [1, 3]][world.rank % 2]
+    assert mesh["tp"].get_local_rank() == world.rank % 2
 
 
 def test_a_flattened_slice_has_a_group_of_all_its_ranks_and_is_found_by_its_name():
@@ -88,30 +82,26 @@ def test_a_flattened_slice_has_a_group_of_all_its_ranks_and_is_found_by_its_name
     assert run_local(run, 4) == [((r, r + 2), [r, r + 2], [2.0]) for r in (0, 1)] * 2
 
 
-def test_meshes_of_the_same_ranks_and_names_are_equal():
-    def run(group):
-        mesh = named(group)
-        assert mesh["dp"] == mesh["dp"]
-        assert {mesh["dp"]: 1}[mesh["dp"]] == 1
-        renamed = DeviceMesh.from_group(mesh.get_group("dp"), "cpu", mesh_dim_names=("tp",))
-        return [mesh["dp"] == other for other in (mesh["tp"], renamed, "dp")]
-
-    assert run_local(run, 4) == [[False] * 3] * 4
+@pytest.mark.ranks(4)
+def test_meshes_of_the_same_ranks_and_names_are_equal(world):
+    mesh = named(world)
+    assert mesh["dp"] == mesh["dp"]
+    assert {mesh["dp"]: 1}[mesh["dp"]] == 1
+    renamed = DeviceMesh.from_group(mesh.get_group("dp"), "cpu", mesh_dim_names=("tp",))
+    assert [mesh["dp"] == other for other in (mesh["tp"], renamed, "dp")] == [False] * 3
 
 
-def test_copies_and_pickles_are_equal_and_have_the_same_groups():
-    def run(group):
-        mesh = named(group)
-        for part in (mesh, mesh["dp", "tp"], mesh["tp"]):
-            for again in (copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
-                assert again == part
-                assert again.get_all_groups() == part.get_all_groups()
-        pickled = pickle.dumps(mesh["tp"])
-        dist.destroy_process_group(mesh.get_group("tp"))
-        with pytest.raises(ValueError, match="needs groups that are not here"):
-            pickle.loads(pickled)
-
-    run_local(run, 4)
+@pytest.mark.ranks(4)
+def test_copies_and_pickles_are_equal_and_have_the_same_groups(world):
+    mesh = named(world)
+    for part in (mesh, mesh["dp", "tp"], mesh["tp"]):
+        for again in (copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
+            assert again == part
+            assert again.get_all_groups() == part.get_all_groups()
+    pickled = pickle.dumps(mesh["tp"])
+    dist.destroy_process_group(mesh.get_group("tp"))
+    with pytest.raises(ValueError, match="needs groups that are not here"):
+        pickle.loads(pickled)
 
 
 def test_ranks_outside_of_a_mesh_have_no_coordinate_and_no_group():
@@ -145,69 +135,61 @@ def test_a_mesh_can_be_made_of_existing_groups():
     assert run_local(run, 4)[3] == [(1, 3), (2, 3)]
 
 
+@pytest.mark.ranks(1)
 def test_mistakes_are_named():
-    def run(group):
-        with pytest.raises(ValueError, match="6 places, there are 1 ranks"):
-            init_device_mesh("cpu", (2, 3))
-        with pytest.raises(ValueError, match="rank may be in the mesh once"):
-            DeviceMesh("cpu", [0, 0])
-        with pytest.raises(ValueError, match="different names"):
-            init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "a"))
-        with pytest.raises(ValueError, match="at least one dimension"):
-            DeviceMesh("cpu", 0)
-        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
-        with pytest.raises(ValueError, match="say which of 2"):
-            mesh.get_group()
-        with pytest.raises(KeyError, match="no dimension 'c'"):
-            mesh["c"]
-        with pytest.raises(KeyError, match="in the mesh's order"):
-            mesh["b", "a"]
-        with pytest.raises(IndexError, match="no dimension 2"):
-            mesh.size(2)
-        assert repr(mesh) == "<DeviceMesh 'cpu' (a=1, b=1): ranks [[0]]>"
-
-    run_local(run, 1)
+    with pytest.raises(ValueError, match="6 places, there are 1 ranks"):
+        init_device_mesh("cpu", (2, 3))
+    with pytest.raises(ValueError, match="rank may be in the mesh once"):
+        DeviceMesh("cpu", [0, 0])
+    with pytest.raises(ValueError, match="different names"):
+        init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "a"))
+    with pytest.raises(ValueError, match="at least one dimension"):
+        DeviceMesh("cpu", 0)
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    with pytest.raises(ValueError, match="say which of 2"):
+        mesh.get_group()
+    with pytest.raises(KeyError, match="no dimension 'c'"):
+        mesh["c"]
+    with pytest.raises(KeyError, match="in the mesh's order"):
+        mesh["b", "a"]
+    with pytest.raises(IndexError, match="no dimension 2"):
+        mesh.size(2)
+    assert repr(mesh) == "<DeviceMesh 'cpu' (a=1, b=1): ranks [[0]]>"
 
 
-def test_a_dimension_can_be_several_with_a_group_for_each():
-    def run(group):
-        whole = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
-        mesh = whole._unflatten(0, (2, 2), ("dp", "tp"))
-        assert (mesh.shape, mesh.mesh_dim_names) == ((2, 2), ("dp", "tp"))
-        with pytest.raises(ValueError, match="a dimension of 4 ranks"):
-            whole._unflatten("world", (3, 2), ("dp", "tp"))
-        with pytest.raises(ValueError, match="is a part of"):
-            mesh["dp"]._unflatten("dp", (2, 1), ("a", "b"))
-        return mesh.get_group("dp").ranks, mesh["tp"].get_group().ranks, mesh.get_coordinate()
-
-    assert run_local(run, 4) == [
-        ((r % 2, r % 2 + 2), (r // 2 * 2, r // 2 * 2 + 1), (r // 2, r % 2)) for r in range(4)
-    ]
+@pytest.mark.ranks(4)
+def test_a_dimension_can_be_several_with_a_group_for_each(world):
+    whole = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    mesh = whole._unflatten(0, (2, 2), ("dp", "tp"))
+    assert (mesh.shape, mesh.mesh_dim_names) == ((2, 2), ("dp", "tp"))
+    with pytest.raises(ValueError, match="a dimension of 4 ranks"):
+        whole._unflatten("world", (3, 2), ("dp", "tp"))
+    with pytest.raises(ValueError, match="is a part of"):
+        mesh["dp"]._unflatten("dp", (2, 1), ("a", "b"))
+    assert mesh.get_group("dp").ranks == (world.rank % 2, world.rank % 2 + 2)
+    assert mesh["tp"].get_group().ranks == (world.rank // 2 * 2, world.rank // 2 * 2 + 1)
+    assert mesh.get_coordinate() == (world.rank // 2, world.rank % 2)
 
 
-def test_parts_are_joined_in_their_order():
-    def run(group):
-        mesh = named(group)
-        joined = DeviceMesh._concatenate([mesh["tp"], mesh["dp"]])
-        assert joined._get_root_mesh() is mesh._get_root_mesh() is mesh
-        assert joined.mesh_dim_names == ("tp", "dp")
-        assert joined.get_group("dp") is mesh.get_group("dp")
-        assert joined.mesh.tolist() == mesh.mesh[:, 0, :].T.tolist()
-        with pytest.raises(ValueError, match="different dimensions of the same mesh"):
-            DeviceMesh._concatenate([mesh["tp"], mesh["tp"]])
-        with pytest.raises(ValueError, match="different dimensions of the same mesh"):
-            DeviceMesh._concatenate([mesh["tp"], init_device_mesh("cpu", (4,))])
-
-    run_local(run, 4)
+@pytest.mark.ranks(4)
+def test_parts_are_joined_in_their_order(world):
+    mesh = named(world)
+    joined = DeviceMesh._concatenate([mesh["tp"], mesh["dp"]])
+    assert joined._get_root_mesh() is mesh._get_root_mesh() is mesh
+    assert joined.mesh_dim_names == ("tp", "dp")
+    assert joined.get_group("dp") is mesh.get_group("dp")
+    assert joined.mesh.tolist() == mesh.mesh[:, 0, :].T.tolist()
+    with pytest.raises(ValueError, match="different dimensions of the same mesh"):
+        DeviceMesh._concatenate([mesh["tp"], mesh["tp"]])
+    with pytest.raises(ValueError, match="different dimensions of the same mesh"):
+        DeviceMesh._concatenate([mesh["tp"], init_device_mesh("cpu", (4,))])
 
 
-def test_all_lines_along_a_dimension_are_meshes():
-    def run(group):
-        mesh = named(group)
-        assert mesh._get_mesh_dim_by_name("tp") == 2
-        subs = mesh._get_all_submeshes("dp")
-        mine = [sub for sub in subs if sub._is_current_rank_part_of_mesh()]
-        assert [sub.get_group() for sub in mine] == [mesh.get_group("dp")]
-        return [sub.mesh.tolist() for sub in subs]
-
-    assert run_local(run, 4) == [[[0, 2], [1, 3]]] * 4
+@pytest.mark.ranks(4)
+def test_all_lines_along_a_dimension_are_meshes(world):
+    mesh = named(world)
+    assert mesh._get_mesh_dim_by_name("tp") == 2
+    subs = mesh._get_all_submeshes("dp")
+    mine = [sub for sub in subs if sub._is_current_rank_part_of_mesh()]
+    assert [sub.get_group() for sub in mine] == [mesh.get_group("dp")]
+    assert [sub.mesh.tolist() for sub in subs] == [[0, 2], [1, 3]]

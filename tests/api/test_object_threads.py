@@ -1,7 +1,5 @@
 """Object messages of several threads: each arrives whole, once, and a thread's come in order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,10 +1,7 @@
 """The object calls: objects arrive, and the group stays in step after any error."""
 
-from __future__ import annotations
-
 import dataclasses
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -127,14 +124,6 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("call", CALLS)
-@settings(deadline=None, max_examples=25)
-@given(obj=VALUES)
-def test_every_call_carries_any_object(three: Ranks, call: Call, obj: Any) -> None:
-    got = three.run(lambda group: outcome(group, call, obj))
-    assert all(got[rank] == obj for rank in RECEIVERS[call])
-
-
 SIZES = [*range(960, 1040, 3), *range(1990, 2060, 3), *range(3030, 3090, 3), *range(4000, 4100, 3)]
 KINDS = {
     "plain": lambda n: b"x" * n,
@@ -214,18 +203,6 @@ def test_dataclasses_with_large_arrays(three: Ranks) -> None:
             assert got[rank].step == 3
             assert np.array_equal(got[rank].losses["x"], x)
             assert not np.shares_memory(got[rank].losses["x"], x)
-
-
-def test_object_calls_work_with_ranks_as_processes() -> None:
-    with Ranks(SIZE, "processes") as ranks:
-        got = ranks.run(_in_a_process)
-    assert [places[1]["x"].sum() for places in got] == [1000.0] * SIZE
-
-
-def _in_a_process(group: Any) -> Any:
-    places: list[Any] = [None] * group.size
-    dist.all_gather_object(places, {"rank": group.rank, "x": np.ones(1000)})
-    return places
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -358,26 +335,6 @@ def test_arrays_of_registered_types_are_moved_as_a_whole(three: Ranks) -> None:
     assert three.run(located) == [[Grid, np.ndarray]] * SIZE
 
 
-def test_a_receive_from_any_rank_takes_whole_messages_and_returns_the_sender(three: Ranks) -> None:
-    turns = 20
-
-    def exchange(group: Any) -> Any:
-        if group.rank != 2:
-            for turn in range(turns):
-                dist.send_object_list([group.rank, turn, np.zeros(1000 * turn)], 2)
-            return None
-        received: list[list[int]] = [[], []]
-        for _ in range(2 * turns):
-            places: list[Any] = [None] * 3
-            sender = dist.recv_object_list(places)
-            assert places[0] == sender
-            assert places[2].size == 1000 * places[1]
-            received[sender].append(places[1])
-        return received
-
-    assert three.run(exchange)[2] == [list(range(turns))] * 2
-
-
 def test_ranks_of_sub_groups_and_of_the_world(three: Ranks) -> None:
     def among_two(group: Any) -> Any:
         two = dist.new_group([1, 2])
@@ -502,21 +459,6 @@ def _no_memory(group: Any) -> str:
     return str(caught.value)
 
 
-def test_several_threads_send_beside_each_other(three: Ranks) -> None:
-    def chat(group: Any) -> Any:
-        if group.rank == 2:
-            return None
-        got: list[Any] = [None]
-        peer = 1 - group.rank
-        sender = threading.Thread(target=dist.send_object_list, args=([np.ones(9999)], peer, group))
-        sender.start()
-        dist.recv_object_list(got, peer, group)
-        sender.join()
-        return got[0].sum()
-
-    assert three.run(chat) == [9999.0, 9999.0, None]
-
-
 def test_the_calls_work_on_a_backend_that_only_assigns() -> None:
     assert run_local(lambda group: all_gather(group, ["x"]), SIZE) == [["x"]] * SIZE
 
@@ -591,8 +533,9 @@ def test_calls_of_small_objects_take_few_python_frames() -> None:
     assert max(counts) <= 24
 
 
-def sent_ahead(group: Any) -> list[Any]:
-    peer = 1 - group.rank
+@pytest.mark.ranks(2, strict=False)
+def test_many_small_objects_can_be_sent_before_any_is_received(world: Any) -> None:
+    peer = 1 - world.rank
     for turn in range(40):
         dist.send_object_list([{"turn": turn}], peer)
     dist.barrier()
@@ -601,8 +544,4 @@ def sent_ahead(group: Any) -> list[Any]:
         place = [None]
         dist.recv_object_list(place, peer)
         found += place
-    return found
-
-
-def test_many_small_objects_can_be_sent_before_any_is_received() -> None:
-    assert run_ranks(sent_ahead, 2) == [[{"turn": turn} for turn in range(40)]] * 2
+    assert found == [{"turn": turn} for turn in range(40)]

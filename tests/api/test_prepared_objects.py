@@ -4,8 +4,6 @@ A call of a kind is prepared from its second time on. It then behaves as the fir
 earlier calls have carried, and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

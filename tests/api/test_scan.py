@@ -1,7 +1,5 @@
 """Prefix reductions: scan and exscan in every form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -79,18 +77,15 @@ def test_every_form_of_the_calls_without_the_engine() -> None:
     run_local(in_every_form, SIZE)
 
 
-def identities(group: ProcessGroup) -> None:
+@pytest.mark.ranks(2, strict=False)
+def test_rank_0_gets_the_identity_of_every_reduction_of_every_type(world: ProcessGroup) -> None:
     for dtype in DType:
         for op in EXAMPLES:
             if allows(dtype, op):
-                x = mixed_values(dtype, 5, group.rank)
-                group.exscan(x, op, identity=True)
-                if group.rank == 0:
+                x = mixed_values(dtype, 5, world.rank)
+                world.exscan(x, op, identity=True)
+                if world.rank == 0:
                     assert reference.same_bits(x, np.full(5, identity(dtype, op))), (dtype, op)
-
-
-def test_rank_0_gets_the_identity_of_every_reduction_of_every_type() -> None:
-    run_ranks(identities, 2)
 
 
 def past_a_slot(group: ProcessGroup) -> None:
@@ -112,19 +107,16 @@ def test_arrays_that_take_many_rounds(size: int) -> None:
     run_ranks(past_a_slot, size)
 
 
-def mistaken(group: ProcessGroup) -> None:
+@pytest.mark.ranks(2, strict=False)
+def test_mistakes_are_errors_and_change_nothing(world: ProcessGroup) -> None:
     with pytest.raises(TypeError, match="complex numbers have no order"):
-        group.scan(np.zeros(2, complex), O.MAX)
+        world.scan(np.zeros(2, complex), O.MAX)
     with pytest.raises(ValueError, match="exscan: tensor"):
-        group.exscan(np.broadcast_to(np.zeros(1), 4))
-    x = own(group.rank)
+        world.exscan(np.broadcast_to(np.zeros(1), 4))
+    x = own(world.rank)
     with pytest.raises(dist.CollectiveMismatch, match="exscan"):
-        (group.scan if group.rank else group.exscan)(x)
-    assert reference.same_bits(x, own(group.rank))
-
-
-def test_mistakes_are_errors_and_change_nothing() -> None:
-    run_ranks(mistaken, 2)
+        (world.scan if world.rank else world.exscan)(x)
+    assert reference.same_bits(x, own(world.rank))
 
 
 @pytest.mark.parametrize("op", [O.Scan(own(0)), O.ExScan(own(0))])

@@ -1,7 +1,5 @@
 """MPI's calls: sendrecv, sendrecv_replace, probe, iprobe, wait_any and wait_some."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -53,25 +51,22 @@ def test_exchanges_of_any_sizes_around_a_ring_end(three: Any, data: Any) -> None
     three.run(exchanges, *([[value] * 3 for value in (shifts, counts, tags)]))
 
 
-def crossing(group: Any) -> None:
+@pytest.mark.ranks(2, strict=False)
+def test_a_sendrecv_meets_a_send_and_a_receive(world: Any) -> None:
     """Meet a sendrecv by a send and a receive, and exchange beside messages in flight."""
-    peer, x, y = 1 - group.rank, np.full(5, group.rank + 1.0), np.zeros(5)
+    peer, x, y = 1 - world.rank, np.full(5, world.rank + 1.0), np.zeros(5)
     for _ in range(3):
-        early = group.irecv(z := np.zeros(1), peer, tag=9)
-        if group.rank == 0:
-            assert group.sendrecv(x, peer, y, peer) == peer
+        early = world.irecv(z := np.zeros(1), peer, tag=9)
+        if world.rank == 0:
+            assert world.sendrecv(x, peer, y, peer) == peer
         else:
-            group.send(x, peer)
-            group.recv(y, peer)
+            world.send(x, peer)
+            world.recv(y, peer)
         assert (y == peer + 1).all()
-        group.send(np.full(1, 8.0), peer, tag=9)
+        world.send(np.full(1, 8.0), peer, tag=9)
         early.wait()
         assert z[0] == 8
         y[:] = 0
-
-
-def test_a_sendrecv_meets_a_send_and_a_receive() -> None:
-    run_ranks(crossing, 2)
 
 
 def of_any_source(group: Any) -> None:
@@ -103,23 +98,20 @@ def test_a_rank_may_exchange_with_itself(three: Any) -> None:
     run_ranks(with_itself, 1)
 
 
-def on_arrays_of_all_kinds(group: Any) -> None:
-    peer = 1 - group.rank
+@pytest.mark.ranks(2, strict=False)
+def test_arrays_of_all_kinds_are_exchanged(world: Any) -> None:
+    peer = 1 - world.rank
     for _ in range(2):
         got = bytearray(4)
-        dist.sendrecv(bytearray([group.rank] * 4), peer, got, peer)
+        dist.sendrecv(bytearray([world.rank] * 4), peer, got, peer)
         assert got == bytearray([peer] * 4)
         wide = np.zeros((4, 6))
-        dist.sendrecv(np.full((4, 3), group.rank + 1.0)[:, ::2], peer, wide[:, 1:5:2], peer)
+        dist.sendrecv(np.full((4, 3), world.rank + 1.0)[:, ::2], peer, wide[:, 1:5:2], peer)
         assert wide.sum() == 8 * (peer + 1) == wide[:, 1:5:2].sum()
-        x = np.full((5, 4), group.rank, np.float32)
+        x = np.full((5, 4), world.rank, np.float32)
         dist.sendrecv_replace(x[:, 1], peer, peer)
         assert (x[:, 1] == peer).all()
-        assert (x[:, 0] == group.rank).all()
-
-
-def test_arrays_of_all_kinds_are_exchanged() -> None:
-    run_ranks(on_arrays_of_all_kinds, 2)
+        assert (x[:, 0] == world.rank).all()
 
 
 def in_a_group(group: Any) -> None:
@@ -146,8 +138,9 @@ def test_ranks_are_those_of_the_job_and_methods_take_those_of_the_group(three: A
     three.run(in_a_group)
 
 
-def in_a_block(group: Any) -> None:
-    peer, x, y = 1 - group.rank, np.full(3, group.rank), np.full(3, 9)
+@pytest.mark.ranks(2, strict=False)
+def test_a_block_takes_both_messages_of_a_sendrecv(world: Any) -> None:
+    peer, x, y = 1 - world.rank, np.full(3, world.rank), np.full(3, 9)
     with dist.coalescing_manager():
         assert dist.sendrecv(x, peer, y, peer) == -1
         assert (y == 9).all()
@@ -157,45 +150,38 @@ def in_a_block(group: Any) -> None:
         with pytest.raises(ValueError, match="sendrecv_replace is not possible inside"):
             dist.sendrecv_replace(x, peer, peer)
         with pytest.raises(ValueError, match="sendrecv with this rank itself is not possible"):
-            dist.sendrecv(x, group.rank, np.zeros(3, x.dtype), group.rank)
+            dist.sendrecv(x, world.rank, np.zeros(3, x.dtype), world.rank)
     assert (y == peer).all()
 
 
-def test_a_block_takes_both_messages_of_a_sendrecv() -> None:
-    run_ranks(in_a_block, 2)
-
-
-def mistakes(group: Any) -> None:
-    peer, x = 1 - group.rank, np.zeros(8)
+@pytest.mark.ranks(2, strict=False)
+def test_mistakes_are_refused_before_anything_is_sent(world: Any) -> None:
+    peer, x = 1 - world.rank, np.zeros(8)
     for _ in range(2):  # the second time, messages of these kinds are prepared
         for args, words in (
             ((x, peer, x, peer), "tensor and output must not share memory"),
             ((x[:5], peer, x[4:], peer), "must not share memory"),
-            ((x, group.rank, np.zeros(8), peer), "dst must be another rank"),
+            ((x, world.rank, np.zeros(8), peer), "dst must be another rank"),
             ((x, 7, np.zeros(8), peer), "dst must be a rank of the group"),
             ((x, peer, np.zeros(8), peer, -1), "tag must be 0 or more"),
             ((x, peer, np.zeros(8), peer, 0, -1), "recv_tag must be 0 or more"),
-            ((x, group.rank, np.zeros(7), group.rank), "output must have 8 elements"),
-            ((x, group.rank, np.zeros(8), group.rank, 1, 2), "gives one tag"),
+            ((x, world.rank, np.zeros(7), world.rank), "output must have 8 elements"),
+            ((x, world.rank, np.zeros(8), world.rank, 1, 2), "gives one tag"),
         ):
             with pytest.raises(ValueError, match=words):
-                group.sendrecv(*args)
+                world.sendrecv(*args)
         with pytest.raises(TypeError, match="sendrecv: output"):
-            group.sendrecv(x, peer, "no array", peer)
+            world.sendrecv(x, peer, "no array", peer)
         with pytest.raises(TypeError, match="sendrecv: tensor"):
-            group.sendrecv(None, peer, np.zeros(8), peer)
+            world.sendrecv(None, peer, np.zeros(8), peer)
         with pytest.raises(ValueError, match="probe: src must be another rank"):
-            group.probe(group.rank)
+            world.probe(world.rank)
         with pytest.raises(ValueError, match="probe: tag must be 0 or more"):
-            group.iprobe(tag=-1)
-        assert group.iprobe() is None, "nothing was sent"
-        group.barrier()
-        group.sendrecv(np.zeros(8), peer, np.zeros(8), peer)
-        group.barrier()
-
-
-def test_mistakes_are_refused_before_anything_is_sent() -> None:
-    run_ranks(mistakes, 2)
+            world.iprobe(tag=-1)
+        assert world.iprobe() is None, "nothing was sent"
+        world.barrier()
+        world.sendrecv(np.zeros(8), peer, np.zeros(8), peer)
+        world.barrier()
 
 
 def probing(group: Any) -> None:
@@ -247,14 +233,11 @@ def works_in_turn(group: Any) -> None:
             dist.wait_any([inside])
 
 
-def test_wait_any_returns_the_work_that_has_ended() -> None:
-    # The block at the end needs both ranks.
-    def function(group: Any) -> None:
-        works_in_turn(group)
-        if group.rank == 1:
-            group.all_reduce(np.zeros(1))
-
-    run_ranks(function, 2)
+@pytest.mark.ranks(2, strict=False)
+def test_wait_any_returns_the_work_that_has_ended(world: Any) -> None:
+    works_in_turn(world)
+    if world.rank == 1:
+        world.all_reduce(np.zeros(1))
 
 
 def test_wait_some_returns_all_that_have_ended_and_raises_their_failure() -> None:

@@ -1,12 +1,12 @@
 """Programs pass mypy --strict: a call returns a Work or None, by its `async_op`."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TYPED = """
@@ -41,6 +41,7 @@ dist.all_reduce(x, opp=dist.ReduceOp.MAX)  # error
 """
 
 
+@pytest.mark.slow
 def test_programs_are_typed_by_async_op(tmp_path: Path) -> None:
     """The examples of README and the code above pass, but for the lines marked as errors."""
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)

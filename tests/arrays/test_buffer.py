@@ -1,7 +1,5 @@
 """Buffers describe the memory of arrays of all libraries without a copy."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks compare the same facts of a call on every backend, and see each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ buffers, device memory, or raise. An operation then uses exactly the memory that
 a ValueError or TypeError that leaves all memory unchanged.
 """
 
-from __future__ import annotations
-
 import array
 import ctypes
 import mmap

@@ -19,7 +19,15 @@ from at_once import at_once
 from call_pairs import EQUAL, PAIRS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from overlapping_blocks import CALLS, Call, early, every_way, shares_alone
+from overlapping_blocks import (
+    CALLS,
+    IN_PLACE,
+    Call,
+    early,
+    every_way,
+    gathers_in_place,
+    shares_alone,
+)
 
 import nc10d as dist
 from nc10d.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
@@ -80,6 +88,11 @@ def test_a_rank_with_overlapping_arrays_orders_the_block_for_all_ranks(ranks: Ra
 @pytest.mark.parametrize("src", [1, None])
 def test_an_early_message_waits_for_its_turn(ranks: Ranks, src: int | None) -> None:
     ranks.run(early, [src] * SIZE)
+
+
+@pytest.mark.parametrize("form", IN_PLACE)
+def test_an_input_may_be_the_ranks_own_chunk_of_the_output(ranks: Ranks, form: str) -> None:
+    ranks.run(gathers_in_place, [form] * SIZE)
 
 
 # Calls that differ

@@ -1,7 +1,5 @@
 """The load of other processes: the machine's time, less this process's and its children's."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import background_load

@@ -1,7 +1,5 @@
 """`python -m nc10d.bench`: its options, its sizes, its table, and how it ends."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

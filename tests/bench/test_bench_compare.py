@@ -1,7 +1,5 @@
 """nc10d beside other libraries: the options, the turns, the table, and how jobs are started."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The calls that `flatten` and `coalescing` time are right, and appear in their tables."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table of calls in compiled code measures both libraries, and finds wrong results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of objects: both ways give the same object, and each row has its figures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

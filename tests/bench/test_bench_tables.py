@@ -1,7 +1,5 @@
 """The command's tables; and kernels, registered arrays, overlap and first use are right."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +84,7 @@ def test_time_that_does_not_add_to_the_product_is_hidden() -> None:
     assert overlap.report(times).endswith("hidden 75 %; async/sync 0.88")
 
 
+@pytest.mark.slow
 def test_overlap_is_measured_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "timeline.png"

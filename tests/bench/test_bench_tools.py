@@ -1,7 +1,5 @@
 """The smaller benchmarks run, and print their rows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Each library is asked for the same collectives, and its mistakes are counted."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,12 +81,10 @@ def test_a_measurement_is_the_slowest_ranks_and_the_wrong_elements_of_all() -> N
     assert other == (seconds, wrong)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", PARTS)
-def test_arrays_can_be_written_before_each_call(name: str) -> None:
-    def wrong(group: Any) -> int:
-        return call_times.measure(OnGroup(group), name, 96, 0.0, untouched=False)[1]
-
-    assert run_local(wrong, 2) == [0, 0]
+def test_arrays_can_be_written_before_each_call(world: Any, name: str) -> None:
+    assert call_times.measure(OnGroup(world), name, 96, 0.0, untouched=False)[1] == 0
 
 
 def test_time_before_each_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +124,9 @@ def test_time_of_another_rank_before_its_call_is_not_counted_either(
     assert run_local(measured, 2) == [1, 1]
 
 
-def test_every_rank_learns_the_slowest_ranks_time() -> None:
-    def known(group: Any) -> float:
-        return call_times.slowest(OnGroup(group), [0.5, 2.0, 1.0][group.rank])
-
-    assert run_local(known, 3) == [2.0] * 3
+@pytest.mark.ranks(3)
+def test_every_rank_learns_the_slowest_ranks_time(world: Any) -> None:
+    assert call_times.slowest(OnGroup(world), [0.5, 2.0, 1.0][world.rank]) == 2.0
 
 
 def test_every_library_has_every_collective_and_no_other() -> None:

@@ -1,7 +1,5 @@
 """Medians with intervals, and the rules by which a cell is compared."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether an object has come back as it was sent."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """The codec: supported objects come back the same; every other stream is an error."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

@@ -1,7 +1,5 @@
 """Functions by value: code, globals, closures and defaults arrive; what cannot is named."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Openings are kept between calls: they take plain objects, refuse all else, and leak nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

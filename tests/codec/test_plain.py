@@ -1,7 +1,5 @@
 """Plain objects: every one travels as it is, and no stream can do anything else."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """Types that need no registration come back the same; classes are found by name and run nothing."""
 
-from __future__ import annotations
-
 import argparse
 import enum
 import pathlib
@@ -16,7 +14,6 @@ import pytest
 import nc10d as dist
 from nc10d.codec import encode, standard_types
 from nc10d.errors import CodecError
-from nc10d.testing import run_local
 
 
 class Pair(NamedTuple):
@@ -106,13 +103,11 @@ def test_a_named_tuple_keeps_its_methods_and_is_one_object_where_it_was_one() ->
     assert back[2].double() == 8
 
 
-def test_objects_of_programs_travel_between_ranks() -> None:
-    def body(group: dist.ProcessGroup) -> Any:
-        places = [Pair(group.rank, OrderedDict(a=1)) if group.rank == 0 else None]
-        dist.broadcast_object_list(places)
-        return places[0]
-
-    assert run_local(body, 2) == [Pair(0, OrderedDict(a=1))] * 2
+@pytest.mark.ranks(2)
+def test_objects_of_programs_travel_between_ranks(world: dist.ProcessGroup) -> None:
+    places = [Pair(world.rank, OrderedDict(a=1)) if world.rank == 0 else None]
+    dist.broadcast_object_list(places)
+    assert places[0] == Pair(0, OrderedDict(a=1))
 
 
 REFUSED = [
@@ -130,7 +125,7 @@ def test_a_class_that_no_receiver_could_find_is_refused(value: Any, words: str) 
         encode(value)
 
 
-def hostile(state: Any, name: Any = standard_types._NAMED_TUPLE) -> Any:
+def hostile(state: Any, name: Any = standard_types.NAMED_TUPLE) -> Any:
     """Decode a stream that names a class of its sender's choice."""
     return through(Forged(name, state))
 
@@ -205,9 +200,9 @@ def test_a_forged_named_tuple_is_an_error_and_runs_nothing(
 @pytest.mark.parametrize(
     ("name", "state"),
     [
-        (standard_types._MEMBER, (HERE, "Colour", "BLUE")),
-        (standard_types._MEMBER, (HERE, "Pair", "left")),
-        (standard_types._MEMBER, (HERE, "Colour", 1)),
+        (standard_types.MEMBER, (HERE, "Colour", "BLUE")),
+        (standard_types.MEMBER, (HERE, "Pair", "left")),
+        (standard_types.MEMBER, (HERE, "Colour", 1)),
         ("collections.OrderedDict", {"a": 1}),
         ("collections.OrderedDict", ({}, {1: 2})),
         ("collections.defaultdict", (("eval",), {})),
@@ -221,9 +216,9 @@ def test_a_forged_named_tuple_is_an_error_and_runs_nothing(
         ("collections.deque", ([], (DOUBLED,))),
         ("datetime.timedelta", DOUBLED),
         ("datetime.datetime", DOUBLED),
-        (standard_types._MEMBER, (HERE, "Colour", DOUBLED)),
-        (standard_types._NAMED_TUPLE, (HERE, "Pair", DOUBLED, ())),
-        (standard_types._NAMED_TUPLE, DOUBLED),
+        (standard_types.MEMBER, (HERE, "Colour", DOUBLED)),
+        (standard_types.NAMED_TUPLE, (HERE, "Pair", DOUBLED, ())),
+        (standard_types.NAMED_TUPLE, DOUBLED),
         (DOUBLED, 1),
     ],
 )

@@ -1,7 +1,5 @@
 """Dates and times are carried whole, or refused."""
 
-from __future__ import annotations
-
 import datetime as dt
 import zoneinfo
 

@@ -26,7 +26,7 @@ def _fresh(monkeypatch, tmp_path):
 
 
 def forget():
-    cache_dir._roots.cache_clear()
+    cache_dir.roots.cache_clear()
     cache_dir._throw_away.cache_clear()
 
 

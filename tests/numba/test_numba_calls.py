@@ -1,7 +1,5 @@
 """nc10d.numba: calls from compiled code do what nc10d's own do, without the GIL once prepared."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -103,13 +101,10 @@ def _read_only(x: Any) -> Any:
     return x
 
 
-def everything(group: Any) -> None:
-    every_call(group)
-    mistakes(group)
-
-
-def test_calls_from_compiled_code_are_those_of_python() -> None:
-    run_ranks(everything, 2)  # ranks as threads: each call goes through Python
+@pytest.mark.ranks(2, strict=False)
+def test_calls_from_compiled_code_are_those_of_python(world: Any) -> None:
+    every_call(world)
+    mistakes(world)
 
 
 def in_compiled_code_alone(group: Any) -> None:
@@ -242,18 +237,16 @@ def test_a_cached_function_finds_its_calls_in_the_next_process(tmp_path: Path) -
         assert ended.stdout.split() == [hits]
 
 
-def test_outside_compiled_code_they_are_plain_calls() -> None:
-    def function(group: Any) -> None:
-        x = np.full(2, group.rank + 1.0)
-        nb.all_reduce(x, nb.PRODUCT)
-        assert (x == 2).all()
-        nb.broadcast(x, 0)
-        nb.barrier()
-        if group.rank == 0:
-            nb.send(x, 1)
-        else:
-            nb.recv(x, 0)
-        with pytest.raises(ValueError, match="8 is not a valid"):
-            nb.all_reduce(x, 8)
-
-    run_ranks(function, 2)
+@pytest.mark.ranks(2, strict=False)
+def test_outside_compiled_code_they_are_plain_calls(world: Any) -> None:
+    x = np.full(2, world.rank + 1.0)
+    nb.all_reduce(x, nb.PRODUCT)
+    assert (x == 2).all()
+    nb.broadcast(x, 0)
+    nb.barrier()
+    if world.rank == 0:
+        nb.send(x, 1)
+    else:
+        nb.recv(x, 0)
+    with pytest.raises(ValueError, match="8 is not a valid"):
+        nb.all_reduce(x, 8)

@@ -3,8 +3,6 @@
 Each table is named by its file: a kind without a row is a failed test that shows the file to edit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping

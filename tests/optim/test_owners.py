@@ -1,7 +1,5 @@
 """Owners of parameters: balanced, equal on all ranks, and unchanged by later groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st
@@ -79,9 +77,7 @@ def test_shares_give_every_rank_the_owners_arrays_also_in_new_memory(runner):
     assert runner(run, 3) == [expected] * 3
 
 
-def test_arrays_without_an_owner_for_each_are_refused():
-    def run(group: Any) -> None:
-        with pytest.raises(ValueError, match="shorter"):
-            Shares([np.zeros(1), np.zeros(1)], [0], group)
-
-    run_local(run, 1)
+@pytest.mark.ranks(1)
+def test_arrays_without_an_owner_for_each_are_refused(world: Any):
+    with pytest.raises(ValueError, match="shorter"):
+        Shares([np.zeros(1), np.zeros(1)], [0], world)

@@ -1,7 +1,5 @@
 """docs/c10d_names.md is that of the code and of the torch of the ordinary suite."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ A block of Python in a page begins with a comment: the name of its file and, beh
 command that runs it. Without a command it is run as a script, in this process if that is possible.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

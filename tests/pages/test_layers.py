@@ -5,8 +5,6 @@ backend/cpu. All imports count, also inside functions and for types only. Tests 
 the package's folders, and no module of tests is imported by another.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """docs/from_mpi4py.md is that of the code and of the mpi4py of the ordinary suite."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

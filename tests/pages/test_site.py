@@ -1,7 +1,5 @@
 """The site is complete: each page has a place, each public name is in the reference, once."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

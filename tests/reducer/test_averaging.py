@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import noop_hook
 from nc10d.reducer.reducer import Reducer
-from nc10d.testing import run_local, run_ranks
+from nc10d.testing import run_local
 
 SIZE = 4
 
@@ -67,50 +67,34 @@ def test_uneven_batches_are_divided_by_initial_or_remaining_ranks(batches, stati
                 assert mine == pytest.approx(theirs)
 
 
-def test_uneven_batches_over_the_engine():
-    batches = [2, 1, 3, 0]
-    each = [[value] * SIZE for value in (batches, False, {})]
-    for found in run_ranks(train, SIZE, "threads", *each):
-        for step, gradients in enumerate(found):
-            for mine, theirs in zip(gradients, expected(batches, step, False), strict=True):
-                assert mine == pytest.approx(theirs)
-
-
-def shadowed(group):
-    reducer = Reducer([np.zeros(2)], group)
+@pytest.mark.ranks(2)
+def test_a_shadow_pass_leaves_the_ranks_own_gradients_alone(world):
+    reducer = Reducer([np.zeros(2)], world)
     reducer.gradients[0][...] = 7
     reducer.shadow_pass()
-    return reducer.gradients[0].tolist()
+    assert reducer.gradients[0].tolist() == [7, 7]
 
 
-def test_a_shadow_pass_leaves_the_ranks_own_gradients_alone():
-    assert run_local(shadowed, 2) == [[7, 7]] * 2
-
-
-def test_a_count_of_no_ranks_is_refused_and_a_count_holds_for_one_pass():
-    def run(group):
-        reducer = Reducer([np.zeros(2)], group)
-        reducer.set_forward_pass_work_handle(group.all_reduce(np.zeros(1), async_op=True))
-        reducer.begin()
-        with pytest.raises(ValueError, match="0 of 1 ranks have a batch"):
-            reducer.grad_ready(0, np.ones(2))
-        with pytest.raises(ValueError, match="0 of 1 ranks have a batch"):
-            reducer.finish()
-        reducer.begin()
+@pytest.mark.ranks(1)
+def test_a_count_of_no_ranks_is_refused_and_a_count_holds_for_one_pass(world):
+    reducer = Reducer([np.zeros(2)], world)
+    reducer.set_forward_pass_work_handle(world.all_reduce(np.zeros(1), async_op=True))
+    reducer.begin()
+    with pytest.raises(ValueError, match="0 of 1 ranks have a batch"):
         reducer.grad_ready(0, np.ones(2))
+    with pytest.raises(ValueError, match="0 of 1 ranks have a batch"):
         reducer.finish()
-        return reducer.gradients[0].tolist()
+    reducer.begin()
+    reducer.grad_ready(0, np.ones(2))
+    reducer.finish()
+    assert reducer.gradients[0].tolist() == [1, 1]
 
-    assert run_local(run, 1) == [[1, 1]]
 
-
-def test_a_hook_divides_for_itself():
-    def run(group):
-        reducer = Reducer([np.zeros(2)], group, hook=noop_hook)
-        reducer.set_forward_pass_work_handle(group.all_reduce(np.ones(1), async_op=True))
-        reducer.begin()
-        reducer.grad_ready(0, np.ones(2))
-        reducer.finish()
-        return reducer.gradients[0].tolist()
-
-    assert run_local(run, 1) == [[1, 1]]
+@pytest.mark.ranks(1, strict=False)
+def test_a_hook_divides_for_itself(world):
+    reducer = Reducer([np.zeros(2)], world, hook=noop_hook)
+    reducer.set_forward_pass_work_handle(world.all_reduce(np.ones(1), async_op=True))
+    reducer.begin()
+    reducer.grad_ready(0, np.ones(2))
+    reducer.finish()
+    assert reducer.gradients[0].tolist() == [1, 1]

@@ -44,6 +44,7 @@ def test_buckets_are_those_of_the_options(options, buckets):
         assert means == pytest.approx(range(COUNT))
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -57,12 +58,9 @@ def test_buckets_are_those_of_the_options(options, buckets):
         ),
     ],
 )
-def test_impossible_buckets_are_refused(options, words):
-    def run(group):
-        with pytest.raises(ValueError, match=words):
-            Reducer([np.zeros(1)] * COUNT, group, **options)
-
-    run_local(run, 1)
+def test_impossible_buckets_are_refused(world, options, words):
+    with pytest.raises(ValueError, match=words):
+        Reducer([np.zeros(1)] * COUNT, world, **options)
 
 
 @pytest.mark.parametrize(

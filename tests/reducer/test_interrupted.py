@@ -105,65 +105,55 @@ CALLS = {
 }
 
 
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("marked", [None, *range(COUNT + 1)])
-def test_a_pass_that_only_one_rank_has_left_is_an_error_on_all_ranks(marked, call):
+def test_a_pass_that_only_one_rank_has_left_is_an_error_on_all_ranks(world, marked, call):
     """Whatever has been launched, and whatever the rank calls next; None: before the pass."""
-
-    def run(group):
-        reducer = buckets(group)
-        pass_of(reducer)
-        if group.rank == 0:
-            if marked is not None:
-                reducer.begin()
-                ready(reducer, range(marked))
-            reducer.leave()
-        with pytest.raises(CollectiveMismatch, match="exception in pass 2 of reducer 1"):
-            (passes if group.rank else CALLS[call])(reducer)
-
-    run_ranks(run, 2)
+    reducer = buckets(world)
+    pass_of(reducer)
+    if world.rank == 0:
+        if marked is not None:
+            reducer.begin()
+            ready(reducer, range(marked))
+        reducer.leave()
+    with pytest.raises(CollectiveMismatch, match="exception in pass 2 of reducer 1"):
+        (passes if world.rank else CALLS[call])(reducer)
 
 
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("marked", range(COUNT + 1))
 @pytest.mark.parametrize("end", [Reducer.leave, Reducer.finish])
-def test_a_pass_that_all_ranks_have_left_at_the_same_place_is_over(marked, end):
-    def run(group):
-        reducer = buckets(group)
-        reducer.begin()
-        ready(reducer, range(marked))
-        with suppress(RuntimeError):  # the missing gradients
-            end(reducer)
-        return pass_of(reducer)
-
-    assert run_ranks(run, 2) == [[1.5] * COUNT] * 2
+def test_a_pass_that_all_ranks_have_left_at_the_same_place_is_over(world, marked, end):
+    reducer = buckets(world)
+    reducer.begin()
+    ready(reducer, range(marked))
+    with suppress(RuntimeError):  # the missing gradients
+        end(reducer)
+    assert pass_of(reducer) == [1.5] * COUNT
 
 
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("marked", range(COUNT))
-def test_missing_gradients_of_one_rank_are_an_error_on_all_ranks(marked):
-    def run(group):
-        reducer = buckets(group)
-        if group.rank == 0:
-            with pytest.raises(RuntimeError, match="without the gradients"):
-                pass_of(reducer, range(marked))
-        with pytest.raises(CollectiveMismatch, match="exception in pass 1 of reducer 1"):
-            pass_of(reducer)
-
-    run_ranks(run, 2)
+def test_missing_gradients_of_one_rank_are_an_error_on_all_ranks(world, marked):
+    reducer = buckets(world)
+    if world.rank == 0:
+        with pytest.raises(RuntimeError, match="without the gradients"):
+            pass_of(reducer, range(marked))
+    with pytest.raises(CollectiveMismatch, match="exception in pass 1 of reducer 1"):
+        pass_of(reducer)
 
 
-def test_a_rank_that_leaves_a_pass_sends_nothing_before_its_next_call():
+@pytest.mark.ranks(2, strict=False)
+def test_a_rank_that_leaves_a_pass_sends_nothing_before_its_next_call(world):
     """So if the exception ends its program, peers learn of that exception."""
-
-    def run(group):
-        reducer = buckets(group)
-        reducer.begin()
-        before = group.seq
-        reducer.leave()
-        assert group.seq == before
-        group.barrier()
-        return group.seq - before
-
-    assert run_ranks(run, 2) == [2, 2]
+    reducer = buckets(world)
+    reducer.begin()
+    before = world.seq
+    reducer.leave()
+    assert world.seq == before
+    world.barrier()
+    assert world.seq - before == 2
 
 
 def test_ctrl_c_in_finish_of_one_rank_is_an_error_on_all_ranks():

@@ -80,35 +80,31 @@ def test_fields_describe_the_reducer_and_its_passes():
     assert after["avg_backward_compute_time"] > 0
 
 
-def test_the_first_ten_passes_are_sampled_and_then_a_pass_per_rate():
-    def run(group):
-        reducer = new_reducer(group)
-        logger = Logger(reducer)
-        logger.set_sample_rate(6)
-        seen = []
-        for _ in range(20):
-            passes(reducer, 1)
-            seen.append(logger.data()["iteration"])
-        return seen
-
-    assert run_local(run, 1) == [[*range(10), 9, 9, *[12] * 6, 18, 18]]
+@pytest.mark.ranks(1)
+def test_the_first_ten_passes_are_sampled_and_then_a_pass_per_rate(world):
+    reducer = new_reducer(world)
+    logger = Logger(reducer)
+    logger.set_sample_rate(6)
+    seen = []
+    for _ in range(20):
+        passes(reducer, 1)
+        seen.append(logger.data()["iteration"])
+    assert seen == [*range(10), 9, 9, *[12] * 6, 18, 18]
 
 
-def test_an_error_of_a_pass_is_in_the_fields():
-    def run(group):
-        reducer = new_reducer(group)
-        logger = Logger(reducer)
-        assert "error" not in logger.data()
-        reducer.begin()
-        with pytest.raises(RuntimeError) as caught:
-            reducer.finish()
-        found = logger.data()
-        assert (found["has_error"], found["error"]) == (1, str(caught.value))
-        with pytest.raises(ValueError, match="a caller's"), logger.reporting():
-            raise ValueError("a caller's")
-        assert logger.data()["error"] == "a caller's"
-
-    run_local(run, 1)
+@pytest.mark.ranks(1)
+def test_an_error_of_a_pass_is_in_the_fields(world):
+    reducer = new_reducer(world)
+    logger = Logger(reducer)
+    assert "error" not in logger.data()
+    reducer.begin()
+    with pytest.raises(RuntimeError) as caught:
+        reducer.finish()
+    found = logger.data()
+    assert (found["has_error"], found["error"]) == (1, str(caught.value))
+    with pytest.raises(ValueError, match="a caller's"), logger.reporting():
+        raise ValueError("a caller's")
+    assert logger.data()["error"] == "a caller's"
 
 
 def test_fields_tell_the_environment(monkeypatch):
@@ -118,17 +114,15 @@ def test_fields_tell_the_environment(monkeypatch):
     assert (fields["master_port"], fields["cuda_visible_devices"]) == ("29500", "N/A")
 
 
-def test_a_rate_is_at_least_1_and_a_logger_is_not_kept_alive():
-    def run(group):
-        reducer = new_reducer(group)
-        logger = Logger(reducer)
-        with pytest.raises(ValueError, match="from 1 on, got 0"):
-            logger.set_sample_rate(0)
-        del logger
-        gc.collect()
-        passes(reducer, 1)
-
-    run_local(run, 1)
+@pytest.mark.ranks(1)
+def test_a_rate_is_at_least_1_and_a_logger_is_not_kept_alive(world):
+    reducer = new_reducer(world)
+    logger = Logger(reducer)
+    with pytest.raises(ValueError, match="from 1 on, got 0"):
+        logger.set_sample_rate(0)
+    del logger
+    gc.collect()
+    passes(reducer, 1)
 
 
 def test_every_field_of_torchs_that_a_reducer_can_know_is_there():

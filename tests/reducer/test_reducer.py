@@ -148,19 +148,16 @@ def test_a_gradient_that_no_rank_used_stays_unchanged(used, late):
             )
 
 
-def accumulated(group):
-    reducer = Reducer([np.zeros(2)] * 2, group, find_unused_parameters=True)
-    reducer.gradients[0] += 4 * group.rank
+@pytest.mark.ranks(2)
+def test_a_parameter_used_in_an_accumulating_pass_counts_as_used(world):
+    reducer = Reducer([np.zeros(2)] * 2, world, find_unused_parameters=True)
+    reducer.gradients[0] += 4 * world.rank
     reducer.grad_ready(0)  # outside of a pass: the gradient accumulates
     reducer.begin(unused=[0])
-    reducer.gradients[1] += group.rank
+    reducer.gradients[1] += world.rank
     reducer.grad_ready(1)
     reducer.finish()
-    return [g.tolist() for g in reducer.gradients]
-
-
-def test_a_parameter_used_in_an_accumulating_pass_counts_as_used():
-    assert run_local(accumulated, 2) == [[[2, 2], [0.5, 0.5]]] * 2
+    assert [g.tolist() for g in reducer.gradients] == [[2, 2], [0.5, 0.5]]
 
 
 def static_passes(group):
@@ -191,8 +188,9 @@ def test_a_static_graph_learns_how_often_gradients_come_and_which_never_do():
     assert gradients[0] == gradients[1]
 
 
-def static_and_unused(group):
-    reducer = Reducer([np.zeros(1)] * 2, group, static_graph=True, find_unused_parameters=True)
+@pytest.mark.ranks(3)
+def test_a_static_graph_learns_the_parameters_that_no_rank_uses(world):
+    reducer = Reducer([np.zeros(1)] * 2, world, static_graph=True, find_unused_parameters=True)
     reducer.gradients[0][...] = 0.1
     found = []
     for _ in range(2):
@@ -200,11 +198,7 @@ def static_and_unused(group):
         reducer.grad_ready(1)
         reducer.finish()
         found.append(float(reducer.gradients[0][0]))
-    return found
-
-
-def test_a_static_graph_learns_the_parameters_that_no_rank_uses():
-    assert run_local(static_and_unused, 3) == [[0.1, 0.1]] * 3
+    assert found == [0.1, 0.1]
 
 
 def with_hooks(group, hook, late):
@@ -230,21 +224,19 @@ def alone(function):
     return run_local(function, 1)[0]
 
 
-def test_a_hook_can_be_tried_on_buckets_of_zeros():
-    def run(group):
-        reducer = Reducer([np.zeros(3), np.zeros(2), np.zeros(4, int)], group)
-        for gradient in reducer.gradients:
-            gradient[...] = 7
-        buckets = reducer.zeros_like_buckets()
-        assert [bucket.is_last() for bucket in buckets] == [False, True]
-        for bucket in buckets:
-            bucket.buffer()[...] += group.rank
-            allreduce_hook(group, bucket).wait()
-        return [x.tolist() for bucket in buckets for x in bucket.gradients()], reducer.gradients
-
-    for sums, gradients in run_local(run, 3):
-        assert sorted(sums) == [[1] * 2, [1] * 3, [1] * 4]
-        assert all((x == 7).all() for x in gradients)
+@pytest.mark.ranks(3)
+def test_a_hook_can_be_tried_on_buckets_of_zeros(world):
+    reducer = Reducer([np.zeros(3), np.zeros(2), np.zeros(4, int)], world)
+    for gradient in reducer.gradients:
+        gradient[...] = 7
+    buckets = reducer.zeros_like_buckets()
+    assert [bucket.is_last() for bucket in buckets] == [False, True]
+    for bucket in buckets:
+        bucket.buffer()[...] += world.rank
+        allreduce_hook(world, bucket).wait()
+    sums = sorted(x.tolist() for bucket in buckets for x in bucket.gradients())
+    assert sums == [[1] * 2, [1] * 3, [1] * 4]
+    assert all((x == 7).all() for x in reducer.gradients)
 
 
 def test_a_result_of_the_hooks_own_lands_in_the_gradients():
@@ -433,21 +425,22 @@ def test_a_hook_that_returns_no_handle_is_a_type_error():
     alone(run)
 
 
-def test_a_peer_that_is_aborted_ends_the_pass():
-    def run(group):
-        reducer = three(group)
-        reducer.begin()
-        if group.rank == 1:
-            group.abort("rank 1 gives up")
-        with pytest.raises(Aborted, match="gives up"):
-            go_on(reducer)
-
+@pytest.mark.ranks(2)
+def test_a_peer_that_is_aborted_ends_the_pass(world):
     def go_on(reducer):
         for param in range(3):
             reducer.grad_ready(param)
         reducer.finish()
 
-    run_local(run, 2)
+    reducer = three(world)
+    reducer.begin()
+    if world.rank == 1:
+        world.store.wait(["rank 0 has begun"])
+        world.abort("rank 1 gives up")
+    else:
+        world.store.set("rank 0 has begun", "")
+    with pytest.raises(Aborted, match="gives up"):
+        go_on(reducer)
 
 
 def test_times_of_arrival_are_counted_from_the_beginning():
@@ -463,63 +456,38 @@ def test_times_of_arrival_are_counted_from_the_beginning():
     assert 0 < times[2] < times[0] < times[1]
 
 
-def differ(group):
-    params = [np.zeros(2), np.zeros(3 if group.rank else 4, np.float32)]
-    with pytest.raises(
-        ValueError, match=r"parameter 1 .*'head'.*\(4,\), rank 1 has 'head', float32 of.*\(3,"
-    ):
-        Reducer(params, group, names=["body", "head"])
+def finish_with_one(reducer):
+    reducer.grad_ready(0, np.ones(8))
+    reducer.finish()
 
 
-def test_parameters_that_differ_between_ranks_are_refused():
-    run_local(differ, 3)
-
-
-def differing_options(group):
-    with pytest.raises(ValueError, match="settings of static_graph: rank 0 has 0, rank 2"):
-        Reducer([np.zeros(1)], group, static_graph=group.rank == 2)
-
-
-def test_options_that_differ_between_ranks_are_refused():
-    run_local(differing_options, 3)
-
-
-def crossing(group):
-    reducers = [Reducer([np.zeros(8)], group, names=[name]) for name in ("encoder", "decoder")]
-    first = reducers[group.rank]  # the other rank runs the other model's pass
+@pytest.mark.ranks(2, strict=False)
+def test_passes_swapped_between_reducers_are_recognised_by_bucket_names(world):
+    reducers = [Reducer([np.zeros(8)], world, names=[name]) for name in ("encoder", "decoder")]
+    first = reducers[world.rank]  # the other rank runs the other model's pass
     first.begin()
     with pytest.raises(CollectiveMismatch, match=r"bucket 0 of reducer 1 \(encoder\)") as caught:
         finish_with_one(first)
     assert "bucket 0 of reducer 2 (decoder)" in str(caught.value)
 
 
-def finish_with_one(reducer):
-    reducer.grad_ready(0, np.ones(8))
-    reducer.finish()
-
-
-def test_passes_swapped_between_reducers_are_recognised_by_bucket_names():
-    run_ranks(crossing, 2)
-
-
-def delayed(group):
+@pytest.mark.ranks(2)
+def test_delayed_buckets_are_launched_in_plan_order_when_the_pass_ends(world):
     sent = []
 
     def spy(state, bucket):
         sent.append(bucket.index())
         return allreduce_hook(state, bucket)
 
-    reducer = three(group, hook=spy, delay_all_reduce=True)
+    reducer = three(world, hook=spy, delay_all_reduce=True)
     reducer.begin()
     for param in range(3):
-        reducer.grad_ready(param, np.full(2, float(group.rank)))
+        reducer.grad_ready(param, np.full(2, float(world.rank)))
     before = list(sent)
     reducer.finish()
-    return before, sent, [g.tolist() for g in reducer.gradients]
-
-
-def test_delayed_buckets_are_launched_in_plan_order_when_the_pass_ends():
-    assert run_local(delayed, 2) == [([], [0, 1, 2], [[0.5, 0.5]] * 3)] * 2
+    assert before == []
+    assert sent == [0, 1, 2]
+    assert [g.tolist() for g in reducer.gradients] == [[0.5, 0.5]] * 3
 
 
 def test_a_delayed_pass_that_lacks_gradients_sends_nothing():
@@ -580,11 +548,9 @@ def test_parameters_of_several_devices_have_buckets_of_their_own():
     assert gradients == [[0] * 2, [1] * 3, [2] * 4]
 
 
-def where_buckets_lie(group):
-    arena = group.backend("cpu").group.context.arena.mapping.data
-    reducers = (Reducer([np.zeros(5)], group, allocate=how) for how in (None, np.zeros))
-    return [np.may_share_memory(reducer.gradients[0], arena) for reducer in reducers]
-
-
-def test_buckets_are_peer_readable_memory_without_an_allocator():
-    assert run_ranks(where_buckets_lie, 2) == [[True, False]] * 2
+@pytest.mark.ranks(2, strict=False)
+def test_buckets_are_peer_readable_memory_without_an_allocator(world):
+    arena = world.backend("cpu").group.context.arena.mapping.data
+    for allocate, readable in ((None, True), (np.zeros, False)):
+        reducer = Reducer([np.zeros(5)], world, allocate=allocate)
+        assert np.may_share_memory(reducer.gradients[0], arena) == readable

@@ -1,7 +1,5 @@
 """Passes that repeat: what a pass prepares is valid for the next, and costs few Python frames."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -61,27 +59,24 @@ def test_a_long_gradient_after_the_first_bucket_is_divided_by_the_ranks_that_hav
     assert run_ranks(mean_of_a_late_long_gradient, 2)[0] == (6, 6)
 
 
-def means_of_unlike_passes(group: Any) -> list[list[float]]:
-    reducer = Reducer([np.zeros(LONG, np.float32) for _ in range(3)], group)
+@pytest.mark.ranks(2, strict=False)
+def test_each_gradient_of_a_pass_is_divided_once_wherever_it_lies(world: Any) -> None:
+    reducer = Reducer([np.zeros(LONG, np.float32) for _ in range(3)], world)
     found = []
     # The copy of a long gradient divides it; a gradient in its bucket is divided at the launch.
     for own in ([0, 1, 2], [1], [], [0, 2], [0, 1, 2]):
-        given = [np.full(LONG, 2.0 * param + group.rank, np.float32) for param in range(3)]
+        given = [np.full(LONG, 2.0 * param + world.rank, np.float32) for param in range(3)]
         reducer.begin()
         for param, gradient in enumerate(given):
             reducer.gradients[param][...] = gradient
             reducer.grad_ready(param, gradient if param in own else None)
         reducer.finish()
         found.append([float(x[-1]) for x in reducer.gradients])
-    return found
+    assert found == [[0.5, 2.5, 4.5]] * 5
 
 
-def test_each_gradient_of_a_pass_is_divided_once_wherever_it_lies() -> None:
-    for means in run_ranks(means_of_unlike_passes, 2):
-        assert means == [[0.5, 2.5, 4.5]] * 5
-
-
-def means_of_a_resized_buffer(group: Any) -> list[float]:
+@pytest.mark.ranks(2, strict=False)
+def test_a_hook_may_resize_the_array_that_it_sets_between_passes(world: Any) -> None:
     owned = [np.zeros(4, np.float32) for _ in range(3)]
 
     def hook(_: Any, bucket: Any) -> Any:
@@ -90,18 +85,14 @@ def means_of_a_resized_buffer(group: Any) -> list[float]:
         x.resize(4, refcheck=False)
         x[...] = bucket.buffer()
         bucket.set_buffer(x)
-        return bucket.average(group)
+        return bucket.average(world)
 
-    reducer = Reducer([np.zeros(4, np.float32)], group, hook=hook)
+    reducer = Reducer([np.zeros(4, np.float32)], world, hook=hook)
     found = []
     for value in (2.0, 4.0):
         reducer.begin()
-        reducer.gradients[0][...] = value + group.rank
+        reducer.gradients[0][...] = value + world.rank
         reducer.grad_ready(0)
         reducer.finish()
         found.append(float(reducer.gradients[0][0]))
-    return found
-
-
-def test_a_hook_may_resize_the_array_that_it_sets_between_passes() -> None:
-    assert run_ranks(means_of_a_resized_buffer, 2) == [[2.5, 4.5]] * 2
+    assert found == [2.5, 4.5]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nc10d.reducer.buckets.sparse_bucket import sum_rows
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Reducer
-from nc10d.testing import run_local, run_ranks
+from nc10d.testing import run_local
 
 SHAPE = (4, 3, 2)
 DTYPES = st.sampled_from([np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
@@ -73,43 +73,24 @@ def test_sparse_gradients_are_the_means(data, size, depth, own):
             assert np.array_equal(gradient.dense(SHAPE), total / size)
 
 
-def test_sparse_gradients_over_the_engine_are_bitwise_the_same_on_all_ranks():
-    rng = np.random.default_rng(3)
-    given = [
-        [
-            SparseGradient(
-                rng.integers(0, 4, (1, n)), rng.normal(size=(n, *SHAPE[1:])).astype(np.float32)
-            )
-            for n in (5 + rank, 0, 3 * rank)
-        ]
-        for rank in range(3)
-    ]
-    first, *others = run_ranks(embedding, 3, "threads", [given] * 3, [True] * 3)
-    for other in others:
-        for mine, theirs in zip(first, other, strict=True):
-            assert mine.indices.tobytes() == theirs.indices.tobytes()
-            assert mine.values.tobytes() == theirs.values.tobytes()
-
-
-def unused_rows(group):
+@pytest.mark.ranks(3)
+def test_rows_that_no_rank_has_used_stay_unchanged_and_zero_grad_drops_them(world):
     options = {"expect_sparse": [True], "find_unused_parameters": True}
-    reducer = Reducer([np.zeros(SHAPE, np.float32)], group, **options)
+    reducer = Reducer([np.zeros(SHAPE, np.float32)], world, **options)
     before = SparseGradient(np.array([[1]]), np.full((1, 3, 2), 0.1, np.float32))
     reducer.gradients[0].indices, reducer.gradients[0].values = before.indices, before.values
     reducer.begin(unused=[0])
     reducer.finish()
     kept = reducer.gradients[0].values is before.values
     reducer.zero_grad()
-    return kept, reducer.gradients[0].values.shape
-
-
-def test_rows_that_no_rank_has_used_stay_unchanged_and_zero_grad_drops_them():
-    assert run_local(unused_rows, 3) == [(True, (0, 3, 2))] * 3
+    assert kept
+    assert reducer.gradients[0].values.shape == (0, 3, 2)
 
 
 GOOD = SparseGradient(np.array([[0]]), np.zeros((1, 3, 2), np.float32))
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("gradient", "error", "words"),
     [
@@ -122,35 +103,27 @@ GOOD = SparseGradient(np.array([[0]]), np.zeros((1, 3, 2), np.float32))
         (SparseGradient(GOOD.indices, np.zeros((1, 3, 2))), TypeError, "its gradient of float64"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(gradient, error, words):
-    def run(group):
-        reducer = Reducer([np.zeros(SHAPE, np.float32)], group, expect_sparse=[True])
-        reducer.begin()
-        with pytest.raises(error, match=words):
-            reducer.grad_ready(0, gradient)
-
-    run_local(run, 1)
+def test_rows_that_do_not_fit_are_refused(world, gradient, error, words):
+    reducer = Reducer([np.zeros(SHAPE, np.float32)], world, expect_sparse=[True])
+    reducer.begin()
+    with pytest.raises(error, match=words):
+        reducer.grad_ready(0, gradient)
 
 
-def test_rows_are_not_for_a_dense_parameter():
-    def run(group):
-        reducer = Reducer([np.zeros(SHAPE, np.float32)], group, names=["w"])
-        reducer.begin()
-        with pytest.raises(TypeError, match="of w must be an array, got SparseGradient"):
-            reducer.grad_ready(0, GOOD)
-
-    run_local(run, 1)
+@pytest.mark.ranks(1)
+def test_rows_are_not_for_a_dense_parameter(world):
+    reducer = Reducer([np.zeros(SHAPE, np.float32)], world, names=["w"])
+    reducer.begin()
+    with pytest.raises(TypeError, match="of w must be an array, got SparseGradient"):
+        reducer.grad_ready(0, GOOD)
 
 
-def differing_depths(group):
-    reducer = Reducer([np.zeros(SHAPE, np.float32)], group, expect_sparse=[True])
-    depth = 1 + group.rank
+@pytest.mark.ranks(2)
+def test_ranks_that_address_rows_differently_all_raise(world):
+    reducer = Reducer([np.zeros(SHAPE, np.float32)], world, expect_sparse=[True])
+    depth = 1 + world.rank
     reducer.begin()
     values = np.zeros((1, *SHAPE[depth:]), np.float32)
     reducer.grad_ready(0, SparseGradient(np.zeros((depth, 1), np.int64), values))
     with pytest.raises(ValueError, match=r"different numbers of dimensions: \[1, 2\]"):
         reducer.finish()
-
-
-def test_ranks_that_address_rows_differently_all_raise():
-    run_local(differing_depths, 2)

@@ -32,9 +32,9 @@ def rows_of(rank, step=0):
     return SparseGradient(rng.integers(0, SHAPE[0], (1, count)), values)
 
 
-def reducer_of(group, hook, state=None):
-    sparse = [name == "rows" for name in NAMES]
-    return Reducer(parameters(), group, names=NAMES, expect_sparse=sparse, hook=hook, state=state)
+def reducer_of(group, hook, state=None, params=None):
+    options = {"names": NAMES, "expect_sparse": [name == "rows" for name in NAMES]}
+    return Reducer(params or parameters(), group, hook=hook, state=state, **options)
 
 
 def one_pass(reducer, rank, step=0):
@@ -133,12 +133,13 @@ def test_a_hook_sees_the_gradient_and_its_parameter_in_plan_order():
             seen.append((bucket.index(), bucket.is_last(), type(bucket.buffer()).__name__))
             if isinstance(bucket.buffer(), SparseGradient):
                 (parameter,), (gradient,) = bucket.parameters(), bucket.gradients()
-                assert parameter is reducer._params[1]
+                assert parameter is params[1]
                 assert gradient is bucket.buffer()
                 assert bits(gradient) == bits(rows_of(group.rank))
             return hooks.allreduce_hook(state, bucket)
 
-        reducer = reducer_of(group, spy)
+        params = parameters()
+        reducer = reducer_of(group, spy, params=params)
         one_pass(reducer, group.rank)
         return seen, [bucket.sparse for bucket in reducer.plan.buckets]
 
@@ -150,11 +151,9 @@ def test_a_hook_sees_the_gradient_and_its_parameter_in_plan_order():
     assert sum(sparse) == 1
 
 
-def test_noop_leaves_the_rows_unchanged():
-    def run(group):
-        return one_pass(reducer_of(group, hooks.noop_hook), group.rank) == bits(rows_of(group.rank))
-
-    assert run_local(run, 2) == [True, True]
+@pytest.mark.ranks(2)
+def test_noop_leaves_the_rows_unchanged(world):
+    assert one_pass(reducer_of(world, hooks.noop_hook), world.rank) == bits(rows_of(world.rank))
 
 
 def test_post_local_sgd_averages_rows_among_all_and_then_leaves_them():
@@ -224,7 +223,8 @@ def test_after_a_pass_with_refused_rows_the_next_pass_works():
     assert run_local(refused, 2) == expected
 
 
-def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share():
+@pytest.mark.ranks(1)
+def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share(world):
     """A Work's callback runs at another moment on each rank: reductions would not be matched."""
 
     def elsewhere(group, bucket):
@@ -233,11 +233,8 @@ def test_rows_are_not_reduced_at_a_moment_that_other_ranks_do_not_share():
         with ThreadPoolExecutor() as threads:
             return threads.submit(bucket.all_reduce, group, AVG).result()
 
-    def run(group):
-        with pytest.raises(RuntimeError, match="rows of rows must be reduced in the comm hook"):
-            one_pass(reducer_of(group, elsewhere), group.rank)
-
-    run_local(run, 1)
+    with pytest.raises(RuntimeError, match="rows of rows must be reduced in the comm hook"):
+        one_pass(reducer_of(world, elsewhere), world.rank)
 
 
 def failing_after_rows(group):

@@ -33,18 +33,15 @@ def test_ranks_agree_on_the_union_of_their_used_parameters(data, size, sessions)
     assert run_local(agree, size, drawn) == [expected] * size
 
 
-def mark_while_under_way(group):
+@pytest.mark.ranks(2)
+def test_a_mark_while_ranks_agree_belongs_to_the_next_pass(world):
     parameters = UsedParameters(2)
-    parameters.local[group.rank] = 1
-    parameters.agree(group)
+    parameters.local[world.rank] = 1
+    parameters.agree(world)
     parameters.local[0] = 1
     first = parameters.wait()
-    parameters.agree(group)
-    return first, parameters.wait()
-
-
-def test_a_mark_while_ranks_agree_belongs_to_the_next_pass():
-    assert run_local(mark_while_under_way, 2) == [([True, True], [True, False])] * 2
+    parameters.agree(world)
+    assert (first, parameters.wait()) == ([True, True], [True, False])
 
 
 def test_a_wait_without_agree_is_refused():

@@ -5,8 +5,6 @@
 Prints the output of each cell, by number.
 """
 
-from __future__ import annotations
-
 import re
 
 import nbformat

@@ -7,8 +7,6 @@ FOLDER has `programs`, a pickle of them, and gets a pickle of each rank's result
 raises has the error's text in place of its results.
 """
 
-from __future__ import annotations
-
 import functools
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """The checks for writers of stores, Works and groups: nc10d's own pass, faulty ones are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

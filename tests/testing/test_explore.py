@@ -1,7 +1,5 @@
 """Orders of simulated ranks: what can be told apart is explored, and only that."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ranks on hosts that only the network connects: `run_ranks(..., hosts=2)`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

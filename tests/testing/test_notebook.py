@@ -1,7 +1,5 @@
 """Functions and classes of a notebook's cells run on ranks of all kinds."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

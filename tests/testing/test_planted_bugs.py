@@ -1,7 +1,5 @@
 """Ten mistakes in a tutorial's programs are found by the programs' own tests, and explained."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -15,7 +13,7 @@ from nc10d.testing import run_ranks
 from testing.tutorial import MISTAKES, PROGRAMS
 
 pytest_plugins = ["pytester"]
-CACHE = next(iter(cache_dir._roots()))
+CACHE = next(iter(cache_dir.roots()))
 Run = Callable[..., pytest.RunResult]
 
 

@@ -1,7 +1,5 @@
 """The pytest plugin: bodies of tests run on ranks, and what a failure shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -16,7 +14,7 @@ from nc10d.kernels import cache_dir
 from nc10d.testing import run_ranks
 
 pytest_plugins = ["pytester"]
-CACHE = next(iter(cache_dir._roots()))
+CACHE = next(iter(cache_dir.roots()))
 """Where this user's compiled code is; pytester gives its tests another home."""
 Run = Callable[..., pytest.RunResult]
 HEAD = """

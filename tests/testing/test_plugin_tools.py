@@ -1,7 +1,5 @@
 """Tools of users in ranks: a debugger on a chosen rank, and coverage."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,7 +13,7 @@ from at_terminal import AtTerminal
 from nc10d.kernels import cache_dir
 
 pytest_plugins = ["pytester"]
-CACHE = next(iter(cache_dir._roots()))
+CACHE = next(iter(cache_dir.roots()))
 ENVIRONMENT = os.environ | {"NC10D_CACHE_DIR": str(CACHE)}
 PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_nc10d", "-p", "no:cacheprovider"]
 BREAKPOINT = """

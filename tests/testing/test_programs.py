@@ -1,7 +1,5 @@
 """Drawn programs: nc10d, torch over gloo and MPICH compute what the oracle says."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The public names of the kit, and errors on their way from a rank to the test's process."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

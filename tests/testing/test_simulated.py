@@ -1,7 +1,5 @@
 """Simulated ranks: users' programs in virtual time, with faults, each run decided by an integer."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import time

@@ -1,7 +1,5 @@
 """Simulated ranks go on without the dead: `shrink_group` in virtual time."""
 
-from __future__ import annotations
-
 import random
 import time
 from functools import partial

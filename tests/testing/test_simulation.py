@@ -1,7 +1,5 @@
 """Protocols in virtual time: laws hold under any delays, and runs find planted bugs."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -27,10 +25,10 @@ def play_all(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "begin", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (500, 1000, 1500))]
+    ("begin", "end"), [(0, 250), pytest.param(250, 2000, marks=pytest.mark.slow)]
 )
-def test_every_schedule_keeps_its_laws(begin: int) -> None:
-    play_all(range(begin, begin + 500))
+def test_every_schedule_keeps_its_laws(begin: int, end: int) -> None:
+    play_all(range(begin, end))
 
 
 @pytest.mark.long

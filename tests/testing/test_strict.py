@@ -1,7 +1,5 @@
 """Strict mode: Works without a wait, and arrays that are used before it, are named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks of `run_ranks` that can't go on are told so at once, threads as well as processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Programs of a first tutorial, their tests, and ten mistakes that beginners make in them."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 PROGRAMS = '''

@@ -11,7 +11,6 @@ import torch
 
 import nc10d as dist
 from nc10d.api.async_array import AsyncCollectiveArray
-from nc10d.testing import run_ranks
 from nc10d.torch import functional as F
 from nc10d.work import Future, Work
 
@@ -87,33 +86,31 @@ def test_a_result_waits_when_it_is_used_and_gives_plain_tensors(use):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.filterwarnings("ignore")
-def test_results_of_a_call_are_asynchronous_and_pass_through_calls_and_graphs():
-    def run(group):
-        torch._dynamo.reset()
-        x = torch.ones(3) + group.rank
-        a = F.all_reduce(x, "sum")
-        assert type(a) is F.AsyncCollectiveTensor
-        b = F.all_reduce(F.all_reduce(a, "max"), "sum")
-        dist.all_reduce(F.all_gather_tensor(a, 0))
-        objects = [b if group.rank == 0 else None]
-        dist.broadcast_object_list(objects)
-        compiled = torch.compile(lambda y: y + 1, backend="aot_eager", fullgraph=True)
-        return b.tolist(), objects[0].tolist(), compiled(F.all_reduce(x, "sum")).tolist()
+def test_results_of_a_call_are_asynchronous_and_pass_through_calls_and_graphs(world):
+    torch._dynamo.reset()
+    x = torch.ones(3) + world.rank
+    a = F.all_reduce(x, "sum")
+    assert type(a) is F.AsyncCollectiveTensor
+    b = F.all_reduce(F.all_reduce(a, "max"), "sum")
+    dist.all_reduce(F.all_gather_tensor(a, 0))
+    objects = [b if world.rank == 0 else None]
+    dist.broadcast_object_list(objects)
+    compiled = torch.compile(lambda y: y + 1, backend="aot_eager", fullgraph=True)
+    assert b.tolist() == [6.0] * 3
+    assert objects[0].tolist() == [6.0] * 3
+    assert compiled(F.all_reduce(x, "sum")).tolist() == [4.0] * 3
 
-    assert run_ranks(run, 2) == [([6.0] * 3, [6.0] * 3, [4.0] * 3)] * 2
 
-
-def test_a_dropped_result_does_not_wait_for_peers():
-    def run(group):
-        x, told = torch.ones(3), torch.zeros(1)
-        if group.rank == 0:
-            F.all_reduce(x, "sum")
-            gc.collect()
-            group.send(told, 1)
-        else:
-            group.recv(told, 0)
-            F.wait_tensor(F.all_reduce(x, "sum"))
-        return F.all_reduce(x, "sum").tolist()
-
-    assert run_ranks(run, 2) == [[2.0] * 3] * 2
+@pytest.mark.ranks(2, strict=False)
+def test_a_dropped_result_does_not_wait_for_peers(world):
+    x, told = torch.ones(3), torch.zeros(1)
+    if world.rank == 0:
+        F.all_reduce(x, "sum")
+        gc.collect()
+        world.send(told, 1)
+    else:
+        world.recv(told, 0)
+        F.wait_tensor(F.all_reduce(x, "sum"))
+    assert F.all_reduce(x, "sum").tolist() == [2.0] * 3

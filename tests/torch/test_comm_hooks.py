@@ -94,37 +94,34 @@ def compressed_by_torch(group, bucket):
 HOOKS = [allreduce_hook, bf16_compress_hook, theirs.default.allreduce_hook, compressed_by_torch]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("hook", HOOKS)
-def test_an_optimizer_in_a_hook_steps_by_the_mean(hook, views):
-    def run(group):
-        options = {"bucket_cap_mb": 1e-4, "gradient_as_bucket_view": views}
-        after, inside = (DistributedDataParallel(net(), **options) for _ in range(2))
-        after.register_comm_hook(group, hook)
-        inside.register_comm_hook(group, hook_then_optimizer(hook, OptimizerHookState(Descent())))
-        optimizer = torch.optim.SGD(after.parameters(), 0.1)
-        for step in range(3):
-            for model in (after, inside):
-                model.zero_grad()
-                model(data_of(group.rank, step)).square().sum().backward()
-            optimizer.step()
-        pairs = zip(after.parameters(), inside.parameters(), strict=True)
-        return all(torch.equal(a, b) and torch.equal(a.grad, b.grad) for a, b in pairs)
-
-    assert run_local(run, 2) == [True] * 2
+def test_an_optimizer_in_a_hook_steps_by_the_mean(world, hook, views):
+    options = {"bucket_cap_mb": 1e-4, "gradient_as_bucket_view": views}
+    after, inside = (DistributedDataParallel(net(), **options) for _ in range(2))
+    after.register_comm_hook(world, hook)
+    inside.register_comm_hook(world, hook_then_optimizer(hook, OptimizerHookState(Descent())))
+    optimizer = torch.optim.SGD(after.parameters(), 0.1)
+    for step in range(3):
+        for model in (after, inside):
+            model.zero_grad()
+            model(data_of(world.rank, step)).square().sum().backward()
+        optimizer.step()
+    pairs = zip(after.parameters(), inside.parameters(), strict=True)
+    assert all(torch.equal(a, b) and torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-def test_an_optimizer_in_a_hook_steps_the_parameters_it_was_given():
-    def run(group):
-        module = net()
-        before = [x.detach().clone() for x in module.parameters()]
-        state = OptimizerHookState(Descent(), [module[3].bias])
-        model = DistributedDataParallel(module)
-        model.register_comm_hook(group, hook_then_optimizer(allreduce_hook, state))
-        model(data_of(group.rank, 0)).sum().backward()
-        return [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
-
-    assert run_local(run, 2) == [[True, True, True, False]] * 2
+@pytest.mark.ranks(2)
+def test_an_optimizer_in_a_hook_steps_the_parameters_it_was_given(world):
+    module = net()
+    before = [x.detach().clone() for x in module.parameters()]
+    state = OptimizerHookState(Descent(), [module[3].bias])
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(world, hook_then_optimizer(allreduce_hook, state))
+    model(data_of(world.rank, 0)).sum().backward()
+    same = [torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    assert same == [True, True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the import

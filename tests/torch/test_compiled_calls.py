@@ -1,4 +1,7 @@
-"""A compiled function calls nc10d as Python does: calls are graph breaks, and stay uncompiled."""
+"""A compiled function calls nc10d as Python does: calls are graph breaks, and stay uncompiled.
+
+test_functional_graphs has the calls that a graph may have, and those that it may not.
+"""
 
 import inspect
 import subprocess
@@ -9,21 +12,12 @@ import torch
 
 import nc10d as dist
 from nc10d import functional
-from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel
 
 CALLS = {
-    "all_reduce": lambda x: dist.all_reduce(x),
-    "an operation": lambda x: dist.all_reduce(x, dist.AVG),
-    "a group's method": lambda x: dist.get_default_group().all_reduce(x),
-    "asynchronous": lambda x: dist.all_reduce(x, async_op=True).wait(),
     "future": lambda x: dist.all_reduce(x, async_op=True).get_future().then(lambda f: 1).wait(),
     "functional": lambda x: x.copy_(functional.all_reduce(x, "sum") + 0),
     "functional in an operation": lambda x: torch.relu(functional.all_reduce(x, "max").wait()),
-    "broadcast": lambda x: dist.broadcast(x, 0),
-    "all_gather": lambda x: dist.all_gather([torch.zeros(2)], x),
-    "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(torch.zeros(2), x),
-    "barrier": lambda x: dist.barrier(),
     "objects": lambda x: dist.all_gather_object([None], {"a": 1}),
     "queries": lambda x: x.add_(dist.get_rank() * dist.get_world_size()),
     "a new group": lambda x: dist.all_reduce(x, group=dist.new_group([0])),
@@ -54,37 +48,23 @@ def test_a_compiled_function_may_make_any_call(alone, call):
         assert step(torch.ones(2)).tolist() == [3, 3]
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_block_is_coalesced(alone):
+def test_a_compiled_step_of_training_may_reduce_its_loss(world):
+    torch._dynamo.reset()
+    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+
     @torch.compile(backend="eager")
     def step(x):
-        y = x * 2
-        with dist.coalescing_manager():
-            dist.all_reduce(x)
-            dist.all_reduce(y)
-        return x + y
+        loss = model(x).sum()
+        shown = loss.detach().clone()
+        world.all_reduce(shown)
+        return loss, shown
 
-    assert step(torch.ones(2)).tolist() == [3, 3]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_step_of_training_may_reduce_its_loss():
-    def run(group):
-        torch._dynamo.reset()
-        model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
-
-        @torch.compile(backend="eager")
-        def step(x):
-            loss = model(x).sum()
-            shown = loss.detach().clone()
-            group.all_reduce(shown)
-            return loss, shown
-
-        loss, shown = step(torch.ones(1, 2))
-        loss.backward()
-        return shown.item() == loss.item(), model.module.weight.grad.tolist()
-
-    assert run_local(run, 1) == [(True, [[1, 1]])]
+    loss, shown = step(torch.ones(1, 2))
+    loss.backward()
+    assert shown.item() == loss.item()
+    assert model.module.weight.grad.tolist() == [[1, 1]]
 
 
 def test_every_public_call_is_marked_and_is_the_function_itself():

@@ -1,9 +1,6 @@
 """The sampler and the batch normalisation of a data-parallel program ask nc10d, not torch."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -16,16 +13,14 @@ from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel, DistributedSampler, SyncBatchNorm
 
 
-def test_samplers_without_arguments_share_the_dataset_out() -> None:
-    def body(group: dist.ProcessGroup) -> list[int]:
-        sampler = DistributedSampler(range(10), shuffle=False)
-        assert isinstance(sampler, torch.utils.data.DistributedSampler)
-        sampler.set_epoch(3)
-        assert (sampler.rank, sampler.num_replicas) == (group.rank, 2)
-        assert DistributedSampler([1, 2, 3], 3, 2).rank == 2
-        return list(sampler)
-
-    assert run_local(body, 2) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+@pytest.mark.ranks(2)
+def test_samplers_without_arguments_share_the_dataset_out(world: dist.ProcessGroup) -> None:
+    sampler = DistributedSampler(range(10), shuffle=False)
+    assert isinstance(sampler, torch.utils.data.DistributedSampler)
+    sampler.set_epoch(3)
+    assert (sampler.rank, sampler.num_replicas) == (world.rank, 2)
+    assert DistributedSampler([1, 2, 3], 3, 2).rank == 2
+    assert list(sampler) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]][world.rank]
 
 
 def test_a_sampler_without_a_group_is_an_error() -> None:
@@ -82,13 +77,11 @@ def test_it_is_the_batch_norm_of_all_batches(
         torch.testing.assert_close(sum(parts), parameter.grad, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_have_the_inputs_type(dtype: torch.dtype) -> None:
-    def body(group: dist.ProcessGroup) -> Any:
-        y, grad = passed(SyncBatchNorm(2), torch.randn(4, 2).to(dtype), torch.ones(4, 2).to(dtype))
-        return y.dtype, grad.dtype
-
-    assert run_local(body, 2) == [(dtype, dtype)] * 2
+    y, grad = passed(SyncBatchNorm(2), torch.randn(4, 2).to(dtype), torch.ones(4, 2).to(dtype))
+    assert (y.dtype, grad.dtype) == (dtype, dtype)
 
 
 def test_in_evaluation_and_alone_it_is_batch_norm() -> None:

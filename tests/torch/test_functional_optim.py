@@ -1,7 +1,5 @@
 """A functional step is the optimizer's own step, on any tensors and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

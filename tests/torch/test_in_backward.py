@@ -82,21 +82,19 @@ def test_steps_inside_of_a_backward_pass_are_those_after_it(names, options):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_an_optimizer_steps_while_the_rest_of_the_backward_pass_runs():
-    def run(group):
-        model = Net()
-        apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-        ddp = DistributedDataParallel(model, bucket_cap_mb=1e-5)
-        seen = []
-        # Behind the buckets of the last layer, on every rank; the next launch looks at them.
-        model.middle.weight.register_hook(lambda _: group.barrier())
-        model.first.bias.register_hook(lambda _: seen.append(model.last.weight.detach().clone()))
-        for step in range(3):  # later passes have the buckets of the first pass's order
-            seen.append(model.last.weight.detach().clone())
-            ddp(data_of(group.rank, step)).sum().backward()
-        return not torch.equal(seen[-2], seen[-1])
-
-    assert run_local(run, SIZE) == [True] * SIZE
+@pytest.mark.ranks(SIZE)
+def test_an_optimizer_steps_while_the_rest_of_the_backward_pass_runs(world):
+    model = Net()
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+    seen = []
+    # Behind the buckets of the last layer, on every rank; the next launch looks at them.
+    model.middle.weight.register_hook(lambda _: world.barrier())
+    model.first.bias.register_hook(lambda _: seen.append(model.last.weight.detach().clone()))
+    for step in range(3):  # later passes have the buckets of the first pass's order
+        seen.append(model.last.weight.detach().clone())
+        ddp(data_of(world.rank, step)).sum().backward()
+    assert not torch.equal(seen[-2], seen[-1])
 
 
 def test_gradients_are_kept_on_request(monkeypatch):
@@ -113,24 +111,22 @@ def test_gradients_are_kept_on_request(monkeypatch):
     assert all(map(torch.equal, first, second))
 
 
-def test_an_optimizer_may_be_applied_to_a_wrapped_module_until_its_first_pass():
-    def run(group):
-        found = []
-        for late in (False, True):
-            model = Net()
-            given = torch.optim.SGD, model.last.parameters(), {"lr": 0.1}
-            if not late:
-                apply_optimizer_in_backward(*given)
-            ddp = DistributedDataParallel(model)
-            ddp.register_comm_hook(group, hooks.bf16_compress_hook)
-            if late:
-                apply_optimizer_in_backward(*given)
-            for step in range(2):
-                ddp(data_of(group.rank, step)).sum().backward()
-            found.append(model.last.weight.detach().clone())
-        return torch.equal(*found)
-
-    assert run_local(run, SIZE) == [True] * SIZE
+@pytest.mark.ranks(SIZE)
+def test_an_optimizer_may_be_applied_to_a_wrapped_module_until_its_first_pass(world):
+    found = []
+    for late in (False, True):
+        model = Net()
+        given = torch.optim.SGD, model.last.parameters(), {"lr": 0.1}
+        if not late:
+            apply_optimizer_in_backward(*given)
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(world, hooks.bf16_compress_hook)
+        if late:
+            apply_optimizer_in_backward(*given)
+        for step in range(2):
+            ddp(data_of(world.rank, step)).sum().backward()
+        found.append(model.last.weight.detach().clone())
+    assert torch.equal(*found)
 
 
 def test_an_optimizer_applied_after_the_first_pass_is_an_error_of_the_next_forward_pass():

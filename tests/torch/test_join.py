@@ -219,20 +219,18 @@ def test_a_joined_rank_leaves_its_gradients_alone_and_a_failing_rank_ends_the_bl
     assert run_local(run, SIZE) == [(True, True)] * SIZE
 
 
-def test_a_module_that_raises_on_every_rank_gives_each_rank_its_own_exception():
+@pytest.mark.ranks(SIZE, strict=False)
+def test_a_module_that_raises_on_every_rank_gives_each_rank_its_own_exception(world):
     class Failing(nn.Linear):
         def forward(self, x):
             raise KeyError(f"rank {x}")
 
-    def run(group):
-        model = DistributedDataParallel(Failing(2, 2))
-        if group.rank:  # it comes when rank 0 has ended the block
-            with pytest.raises(dist.Aborted):
-                group.recv(torch.ones(1), 0)
-        with pytest.raises(KeyError, match=f"rank {group.rank}"), model.join():
-            model(group.rank)
-
-    run_local(run, SIZE)
+    model = DistributedDataParallel(Failing(2, 2))
+    if world.rank:  # it comes when rank 0 has ended the block
+        with pytest.raises(dist.Aborted):
+            world.recv(torch.ones(1), 0)
+    with pytest.raises(KeyError, match=f"rank {world.rank}"), model.join():
+        model(world.rank)
 
 
 @pytest.mark.parametrize("throw", [False, True])

@@ -1,7 +1,5 @@
 """Errors name the line of the program, where torch's own code calls nc10d for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from torch import nn
 
 import nc10d as dist
 from nc10d.errors import CollectiveMismatch
-from nc10d.testing import run_ranks
 from nc10d.torch import DistributedDataParallel, functional
 
 
@@ -40,14 +37,12 @@ def differ(call: Any, rank: int) -> None:
         dist.barrier()
 
 
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_names_the_programs_line(call: Any) -> None:
-    def run(group: Any) -> str:
-        with pytest.raises(CollectiveMismatch) as caught:
-            differ(call, group.rank)
-        return str(caught.value)
-
+def test_an_error_names_the_programs_line(world: Any, call: Any) -> None:
+    with pytest.raises(CollectiveMismatch) as caught:
+        differ(call, world.rank)
     line = call.__code__.co_firstlineno + CALLS[call]
-    for text in run_ranks(run, 2):
-        assert f"test_lines_in_errors.py:{line}" in text
-        assert "site-packages" not in text
+    text = str(caught.value)
+    assert f"test_lines_in_errors.py:{line}" in text
+    assert "site-packages" not in text

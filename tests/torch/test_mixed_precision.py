@@ -153,61 +153,58 @@ def test_a_static_graph_adds_up_a_layers_gradients(reduce_dtype, accumulates):
         torch.testing.assert_close(x, y, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.ranks(SIZE)
 def test_parameters_outside_of_a_forward_pass_are_whole_and_in_place():
-    def run(group):
-        module = filled(Perceptron())
-        before = {name: id(x) for name, x in module.named_parameters()}
-        model = DistributedDataParallel(module, mixed_precision=MixedPrecision(LOW))
-        inside = []
-        module.first.register_forward_hook(lambda m, *_: inside.append(m.weight.dtype))
-        model(data_of(0)).sum().backward()
-        after = {name: id(x) for name, x in module.named_parameters()}
-        kinds = {
-            x.dtype for x in (*module.state_dict().values(), *[p.grad for p in model.parameters()])
-        }
-        with pytest.raises(RuntimeError):
-            model(torch.ones(2, 2))
-        whole = module(data_of(0)).dtype
-        return before == after, inside[0], kinds, whole
+    module = filled(Perceptron())
+    before = {name: id(x) for name, x in module.named_parameters()}
+    model = DistributedDataParallel(module, mixed_precision=MixedPrecision(LOW))
+    inside = []
+    module.first.register_forward_hook(lambda m, *_: inside.append(m.weight.dtype))
+    model(data_of(0)).sum().backward()
+    after = {name: id(x) for name, x in module.named_parameters()}
+    kinds = {
+        x.dtype for x in (*module.state_dict().values(), *[p.grad for p in model.parameters()])
+    }
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 2))
+    whole = module(data_of(0)).dtype
+    assert before == after
+    assert inside[0] == LOW
+    assert kinds == {torch.float32}
+    assert whole == torch.float32
 
-    assert run_local(run, SIZE) == [(True, LOW, {torch.float32}, torch.float32)] * SIZE
 
-
-def test_buffers_kept_layers_frozen_and_ignored_parameters():
-    def run(group):
-        layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.Linear(4, 4))
-        module = nn.Sequential(*layers)
-        module.register_buffer("table", torch.ones(3))
-        module.register_parameter("own", nn.Parameter(torch.ones(3)))
-        module[3].weight.requires_grad_(False)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["own"])
-        seen = []
-        for layer in layers:
-            layer.register_forward_hook(
-                lambda m, args, y: seen.append((args[0].dtype, m.weight.dtype, m.bias.dtype))
-            )
-        module.register_forward_hook(lambda m, *_: seen.append(m.own.dtype))
-        mixed = MixedPrecision(LOW, buffer_dtype=LOW)
-        model = DistributedDataParallel(module, mixed_precision=mixed)
-        model(data_of(group.rank)).float().sum().backward()
-        return seen, module.table.dtype, module[1].running_mean.dtype
-
+@pytest.mark.ranks(SIZE)
+def test_buffers_kept_layers_frozen_and_ignored_parameters(world):
+    layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.Linear(4, 4))
+    module = nn.Sequential(*layers)
+    module.register_buffer("table", torch.ones(3))
+    module.register_parameter("own", nn.Parameter(torch.ones(3)))
+    module[3].weight.requires_grad_(False)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["own"])
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(
+            lambda m, args, y: seen.append((args[0].dtype, m.weight.dtype, m.bias.dtype))
+        )
+    module.register_forward_hook(lambda m, *_: seen.append(m.own.dtype))
+    mixed = MixedPrecision(LOW, buffer_dtype=LOW)
+    model = DistributedDataParallel(module, mixed_precision=mixed)
+    model(data_of(world.rank)).float().sum().backward()
     low, whole = (LOW,) * 3, (torch.float32,) * 3
     expected = [low, whole, low, low, torch.float32], LOW, torch.float32
-    assert run_local(run, SIZE) == [expected] * SIZE
+    assert (seen, module.table.dtype, module[1].running_mean.dtype) == expected
 
 
-def test_a_recurrent_layer_may_be_kept():
-    def run(group):
-        module = filled(Recurrent())
-        mixed = MixedPrecision(LOW, modules_to_keep=(nn.LSTM,))
-        model = DistributedDataParallel(module, mixed_precision=mixed)
-        model._set_static_graph()
-        output = model(data_of(group.rank))
-        output.float().sum().backward()
-        return output.dtype, module.layer.weight_ih_l0.grad.dtype
-
-    assert run_local(run, SIZE) == [(LOW, torch.float32)] * SIZE
+@pytest.mark.ranks(SIZE)
+def test_a_recurrent_layer_may_be_kept(world):
+    module = filled(Recurrent())
+    mixed = MixedPrecision(LOW, modules_to_keep=(nn.LSTM,))
+    model = DistributedDataParallel(module, mixed_precision=mixed)
+    model._set_static_graph()
+    output = model(data_of(world.rank))
+    output.float().sum().backward()
+    assert (output.dtype, module.layer.weight_ih_l0.grad.dtype) == (LOW, torch.float32)
 
 
 def test_gradients_accumulate_in_whole_precision_and_stay_low_on_request():
@@ -244,20 +241,17 @@ def test_hooks_joins_and_copies_go_with_mixed_precision():
     assert all(map(torch.equal, first, second))
 
 
-def test_large_gradients_are_divided_by_their_copy_unless_they_accumulate():
-    def body(group):
-        layer = nn.Linear(512, 512, bias=False)
-        model = DistributedDataParallel(layer, mixed_precision=MixedPrecision(LOW))
-        assert all(slot._divided_copy for slot in model._gradients._slots)
-        seen = []
-        for _ in range(3):
-            model(torch.full((1, 512), float(group.rank + 1))).sum().backward()
-            seen.append(layer.weight.grad.unique().tolist())
-        layer.weight.grad = None
-        model(torch.full((1, 512), float(group.rank + 1))).sum().backward()
-        return [*seen, layer.weight.grad.unique().tolist()]
-
-    assert run_local(body, SIZE) == [[[1.5], [3.0], [4.5], [1.5]]] * SIZE
+@pytest.mark.ranks(SIZE)
+def test_large_gradients_are_divided_by_their_copy_unless_they_accumulate(world):
+    layer = nn.Linear(512, 512, bias=False)
+    model = DistributedDataParallel(layer, mixed_precision=MixedPrecision(LOW))
+    seen = []
+    for _ in range(3):
+        model(torch.full((1, 512), float(world.rank + 1))).sum().backward()
+        seen.append(layer.weight.grad.unique().tolist())
+    layer.weight.grad = None
+    model(torch.full((1, 512), float(world.rank + 1))).sum().backward()
+    assert [*seen, layer.weight.grad.unique().tolist()] == [[1.5], [3.0], [4.5], [1.5]]
 
 
 def copies_of(model):
@@ -268,38 +262,35 @@ def held(model):
     return [x.untyped_storage().nbytes() > 0 for x in copies_of(model)]
 
 
+@pytest.mark.ranks(SIZE)
 @pytest.mark.parametrize("again", [None, False, True])
-def test_copies_have_memory_while_a_graph_may_read_them(again):
-    def body(group):
-        model = DistributedDataParallel(
-            filled(Perceptron(again)), process_group=group, mixed_precision=MixedPrecision(LOW)
-        )
-        weight, seen = model.module.first.weight, []
+def test_copies_have_memory_while_a_graph_may_read_them(world, again):
+    model = DistributedDataParallel(
+        filled(Perceptron(again)), process_group=world, mixed_precision=MixedPrecision(LOW)
+    )
+    weight, seen = model.module.first.weight, []
 
-        def passed(*losses, retain=False):
-            for loss in losses:
-                loss.backward(retain_graph=retain)
-            gradient, weight.grad = weight.grad, None
-            seen.append((any(held(model)), gradient))
+    def passed(*losses, retain=False):
+        for loss in losses:
+            loss.backward(retain_graph=retain)
+        gradient, weight.grad = weight.grad, None
+        seen.append((any(held(model)), gradient))
 
-        first, second, third = (model(data_of(group.rank)).float().sum() for _ in range(3))
-        passed(first)
-        passed(second, retain=True)
-        passed(second, third)
-        del second
-        name = copies_of(model)[0]
-        passed(model(data_of(group.rank)).float().sum())
-        del name
-        passed(model(data_of(group.rank)).float().sum())
-        return seen
-
-    for rows in run_local(body, SIZE):
-        kept, gradients = zip(*rows, strict=True)
-        # A checkpoint holds no copies: it calls the layer again. The last layer is outside of it.
-        assert kept == (True, True, False, True, False)
-        once = gradients[0]
-        for times, gradient in zip((1, 1, 2, 1, 1), gradients, strict=True):
-            assert torch.allclose(gradient, times * once, rtol=0.01)
+    first, second, third = (model(data_of(world.rank)).float().sum() for _ in range(3))
+    passed(first)
+    passed(second, retain=True)
+    passed(second, third)
+    del second
+    name = copies_of(model)[0]
+    passed(model(data_of(world.rank)).float().sum())
+    del name
+    passed(model(data_of(world.rank)).float().sum())
+    kept, gradients = zip(*seen, strict=True)
+    # A checkpoint holds no copies: it calls the layer again. The last layer is outside of it.
+    assert kept == (True, True, False, True, False)
+    once = gradients[0]
+    for times, gradient in zip((1, 1, 2, 1, 1), gradients, strict=True):
+        assert torch.allclose(gradient, times * once, rtol=0.01)
 
 
 def test_settings_are_checked_and_torchs_are_taken():

@@ -31,34 +31,33 @@ def averaged(averager, group, steps):
     return found
 
 
-def test_a_period_begins_at_the_end_of_the_warm_up():
-    def run(group):
-        return averaged(PeriodicModelAverager(3, warmup_steps=2), group, 7)
-
-    assert run_local(run, 2) == [[r, r, 0.5, r, r, 0.5, r] for r in (0.0, 1.0)]
-
-
-def test_the_largest_group_of_a_step_averages():
-    def run(group):
-        return averaged(HierarchicalModelAverager({2: 2, 4: 4}, warmup_steps=1), group, 6)
-
-    pairs = [0.5, 0.5, 2.5, 2.5]
-    expected = [[r, r, pairs[int(r)], r, 1.5, r] for r in (0.0, 1.0, 2.0, 3.0)]
-    assert run_local(run, 4) == expected
+@pytest.mark.ranks(2)
+def test_a_period_begins_at_the_end_of_the_warm_up(world):
+    r, found = world.rank, averaged(PeriodicModelAverager(3, warmup_steps=2), world, 7)
+    assert found == [r, r, 0.5, r, r, 0.5, r]
 
 
-def test_parameters_without_a_gradient_are_left_alone_and_memory_stays():
-    def run(group):
-        used, unused = ranks_parameter(group), ranks_parameter(group)
-        unused.grad = None
-        address = used.data_ptr()
-        PeriodicModelAverager(1).average_parameters([used, unused])
-        average_parameters([large := torch.full((2,), 60_000, dtype=torch.float16)])
-        return used.tolist(), unused.tolist(), used.data_ptr() == address, large.tolist()
-
-    assert run_local(run, 2) == [([0.5] * 2, [r] * 2, True, [60_000] * 2) for r in (0.0, 1.0)]
+@pytest.mark.ranks(4)
+def test_the_largest_group_of_a_step_averages(world):
+    r, of_pair = world.rank, [0.5, 0.5, 2.5, 2.5][world.rank]
+    found = averaged(HierarchicalModelAverager({2: 2, 4: 4}, warmup_steps=1), world, 6)
+    assert found == [r, r, of_pair, r, 1.5, r]
 
 
+@pytest.mark.ranks(2)
+def test_parameters_without_a_gradient_are_left_alone_and_memory_stays(world):
+    used, unused = ranks_parameter(world), ranks_parameter(world)
+    unused.grad = None
+    address = used.data_ptr()
+    PeriodicModelAverager(1).average_parameters([used, unused])
+    average_parameters([large := torch.full((2,), 60_000, dtype=torch.float16)])
+    assert used.tolist() == [0.5] * 2
+    assert unused.tolist() == [world.rank] * 2
+    assert used.data_ptr() == address
+    assert large.tolist() == [60_000] * 2
+
+
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
@@ -71,11 +70,8 @@ def test_parameters_without_a_gradient_are_left_alone_and_memory_stays():
     ],
 )
 def test_wrong_periods_are_refused(kind, arguments, words):
-    def run(group):
-        with pytest.raises(ValueError, match=words):
-            kind(*arguments)
-
-    run_local(run, 1)
+    with pytest.raises(ValueError, match=words):
+        kind(*arguments)
 
 
 def test_post_local_sgd_keeps_ranks_together_and_resumes_without_a_second_warm_up():

@@ -3,8 +3,6 @@
 The reference is the plain module on all ranks' inputs, or a formula.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -180,6 +178,7 @@ def test_a_unit_may_return_a_parameter(units, grows):
         assert gradient.tolist() == [2.0] * 3
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_hooks_that_compute_with_a_units_parameters_see_them():
     def made() -> nn.Module:
@@ -188,24 +187,19 @@ def test_hooks_that_compute_with_a_units_parameters_see_them():
             x.data.copy_(torch.linspace(-1, 1, x.numel()).view(x.shape))
         return nn.Sequential(layer)
 
-    def run(group: Any) -> Any:
-        return fully_shard(made(), nn.Linear)(torch.ones(1, 4)).tolist()
-
-    assert run_local(run, 2) == [made()(torch.ones(1, 4)).tolist()] * 2
+    x = torch.ones(1, 4)
+    assert torch.equal(fully_shard(made(), nn.Linear)(x), made()(x))
 
 
+@pytest.mark.ranks(2)
 def test_a_graph_that_is_dropped_is_freed():
     """An output that its own node saves does not keep itself alive."""
-
-    def run(group: Any) -> Any:
-        model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear)
-        output = model(torch.ones(1, 4))
-        alive = weakref.ref(output)
-        del output
-        gc.collect()
-        return alive() is None
-
-    assert run_local(run, 2) == [True] * 2
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear)
+    output = model(torch.ones(1, 4))
+    alive = weakref.ref(output)
+    del output
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("again", [None, False, True])
@@ -242,6 +236,7 @@ def test_few_units_have_memory_at_a_time(again):
     assert max(run_local(run, 2)) <= 4
 
 
+@pytest.mark.ranks(2)
 def test_a_pass_that_was_left_leaves_no_gradient():
     class Refuses(torch.autograd.Function):
         @staticmethod
@@ -264,108 +259,93 @@ def test_a_pass_that_was_left_leaves_no_gradient():
         def forward(self, x: torch.Tensor, refuses: bool) -> torch.Tensor:
             return self.layer(Refuses.apply(self.layer(x), refuses))
 
-    def run(group: Any) -> Any:
-        model = fully_shard(Twice(), nn.Linear)
-        x = torch.ones(1, 2)
-        with pytest.raises(ValueError, match="on purpose"):
-            model(x, True).sum().backward()
-        model(x, False).sum().backward()
-        return model.flats()[0].shard.grad.tolist()
-
-    assert run_local(run, 2) == [[2.0, 2.0]] * 2
+    model = fully_shard(Twice(), nn.Linear)
+    x = torch.ones(1, 2)
+    with pytest.raises(ValueError, match="on purpose"):
+        model(x, True).sum().backward()
+    model(x, False).sum().backward()
+    assert model.flats()[0].shard.grad.tolist() == [2.0, 2.0]
 
 
-def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not():
-    def run(group: Any) -> Any:
-        model = fully_shard(nn.Linear(1, 2, bias=False))
-        first = model(torch.full((1, 1), 1.0 + group.rank))
-        with model.no_sync():
-            second = model(torch.full((1, 1), 10.0 + group.rank))
-        (first + second).sum().backward()
-        return model.flats()[0].shard.grad.item()
-
-    assert run_local(run, 2) == [12.0] * 2
+@pytest.mark.ranks(2)
+def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(world: Any):
+    model = fully_shard(nn.Linear(1, 2, bias=False))
+    first = model(torch.full((1, 1), 1.0 + world.rank))
+    with model.no_sync():
+        second = model(torch.full((1, 1), 10.0 + world.rank))
+    (first + second).sum().backward()
+    assert model.flats()[0].shard.grad.item() == 12.0
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_a_checkpoint_may_be_around_the_whole_model(reentrant, accumulates):
-    def run(group: Any) -> Any:
-        model = fully_shard(nn.Linear(1, 2, bias=False))
-        for last in (False, True) if accumulates else (True,):
-            x = torch.zeros(1, 1) + (1.0 + group.rank)
-            with contextlib.nullcontext() if last else model.no_sync():
-                checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
-        return model.flats()[0].shard.grad.item()
-
-    assert run_local(run, 2) == [3.0 if accumulates else 1.5] * 2
+def test_a_checkpoint_may_be_around_the_whole_model(world: Any, reentrant, accumulates):
+    model = fully_shard(nn.Linear(1, 2, bias=False))
+    for last in (False, True) if accumulates else (True,):
+        x = torch.zeros(1, 1) + (1.0 + world.rank)
+        with contextlib.nullcontext() if last else model.no_sync():
+            checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert model.flats()[0].shard.grad.item() == 3.0 if accumulates else 1.5
 
 
+@pytest.mark.ranks(2)
 def test_an_evaluation_after_a_pass_that_was_left_announces_nothing():
-    def run(group: Any) -> Any:
-        model = fully_shard(nn.Linear(1, 2, bias=False))
-        x = torch.ones(1, 1, requires_grad=True)
-        x.register_hook(refuse)
-        with pytest.raises(ValueError, match="on purpose"):
-            model(x).sum().backward()
-        with torch.no_grad():
-            model(torch.ones(1, 1))
-        with model.no_sync():
-            model(torch.ones(1, 1)).sum().backward()
-        return model.flats()[0].shard.grad
-
-    assert run_local(run, 2) == [None] * 2
+    model = fully_shard(nn.Linear(1, 2, bias=False))
+    x = torch.ones(1, 1, requires_grad=True)
+    x.register_hook(refuse)
+    with pytest.raises(ValueError, match="on purpose"):
+        model(x).sum().backward()
+    with torch.no_grad():
+        model(torch.ones(1, 1))
+    with model.no_sync():
+        model(torch.ones(1, 1)).sum().backward()
+    assert model.flats()[0].shard.grad is None
 
 
 def refuse(_: Any) -> None:
     raise ValueError("on purpose")
 
 
+@pytest.mark.ranks(3)
 def test_gradients_are_added_and_divided_in_the_precision_of_reductions():
-    def run(group: Any) -> Any:
-        model = fully_shard(
-            nn.Linear(1, 3, bias=False), param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
-        for value in (256.0, 1.0, 1.0):
-            with model.no_sync():
-                model(torch.full((1, 1), value)).sum().backward()
-        model(torch.ones(1, 1)).sum().backward()
-        return model.flats()[0].shard.grad.item()
-
-    assert run_local(run, 3) == [259.0] * 3
+    model = fully_shard(
+        nn.Linear(1, 3, bias=False), param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
+    for value in (256.0, 1.0, 1.0):
+        with model.no_sync():
+            model(torch.full((1, 1), value)).sum().backward()
+    model(torch.ones(1, 1)).sum().backward()
+    assert model.flats()[0].shard.grad.item() == 259.0
 
 
+@pytest.mark.ranks(2)
 def test_a_backward_pass_after_a_step_is_an_error():
-    def run(group: Any) -> None:
-        model = fully_shard(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), nn.Linear)
-        optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        first, second = model(torch.ones(2, 3)).sum(), model(torch.ones(2, 3)).sum()
-        first.backward(retain_graph=True)
-        first.backward()  # of the same weights
-        optimizer.step()
-        with pytest.raises(RuntimeError, match=r"a shard .* has been changed in place since"):
-            second.backward()
-        model.zero_grad()
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-
-    run_local(run, 2)
+    model = fully_shard(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), nn.Linear)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    first, second = model(torch.ones(2, 3)).sum(), model(torch.ones(2, 3)).sum()
+    first.backward(retain_graph=True)
+    first.backward()  # of the same weights
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"a shard .* has been changed in place since"):
+        second.backward()
+    model.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
 
 
+@pytest.mark.ranks(2)
 def test_a_call_past_the_module_is_an_error_where_gradients_would_be_lost():
-    def run(group: Any) -> list[float]:
-        model = fully_shard(nn.Sequential(nn.Linear(1, 1, bias=False)), nn.Linear)
-        x = torch.ones(1, 1)
-        with pytest.raises(RuntimeError, match="Linear was called past the module"):
-            model.module(x)
-        with torch.no_grad():
-            before = model.module(x).item()
-        assert before == model(x).item()
-        output = model(x)
-        (output + model.module(x)).sum().backward()  # in a pass that has begun
-        return [flat.shard.grad.sum().item() for flat in model.flats()]
-
-    assert all(found in ([2.0], [0.0]) for found in run_local(run, 2))
+    model = fully_shard(nn.Sequential(nn.Linear(1, 1, bias=False)), nn.Linear)
+    x = torch.ones(1, 1)
+    with pytest.raises(RuntimeError, match="Linear was called past the module"):
+        model.module(x)
+    with torch.no_grad():
+        before = model.module(x).item()
+    assert before == model(x).item()
+    output = model(x)
+    (output + model.module(x)).sum().backward()  # in a pass that has begun
+    assert [flat.shard.grad.sum().item() for flat in model.flats()] in ([2.0], [0.0])
 
 
 class Forces(nn.Module):
@@ -382,37 +362,31 @@ class Forces(nn.Module):
             return self.second(slope)
 
 
+@pytest.mark.ranks(2)
 def test_a_forward_pass_may_differentiate_a_unit():
-    def run(group: Any) -> None:
-        torch.manual_seed(0)
-        plain = Forces()
-        model = fully_shard(copy.deepcopy(plain), nn.Linear)
-        plain.load_state_dict(model.full_state_dict())
-        x = torch.ones(2, 3)
-        for _ in range(2):
-            with torch.no_grad():
-                assert torch.equal(model(x), plain(x))
+    torch.manual_seed(0)
+    plain = Forces()
+    model = fully_shard(copy.deepcopy(plain), nn.Linear)
+    plain.load_state_dict(model.full_state_dict())
+    x = torch.ones(2, 3)
+    for _ in range(2):
+        with torch.no_grad():
             assert torch.equal(model(x), plain(x))
+        assert torch.equal(model(x), plain(x))
 
-    run_local(run, 2)
 
-
+@pytest.mark.ranks(2)
 def test_a_frozen_unit_may_be_called_by_itself():
-    def run(group: Any) -> None:
-        module = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
-        model = fully_shard(module, nn.Linear)
-        model(model.module[0](torch.ones(2, 3))).sum().backward()
-
-    run_local(run, 2)
+    module = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
+    model = fully_shard(module, nn.Linear)
+    model(model.module[0](torch.ones(2, 3))).sum().backward()
 
 
+@pytest.mark.ranks(2)
 def test_a_saved_tensor_that_was_changed_in_place_is_an_error():
-    def run(group: Any) -> None:
-        model = fully_shard(nn.Linear(3, 3), nn.Linear)
-        x = torch.ones(2, 3)
-        loss = model(x).sum()
-        x.add_(1)
-        with pytest.raises(RuntimeError, match=r"shape \(2, 3\) .* changed in place"):
-            loss.backward()
-
-    run_local(run, 2)
+    model = fully_shard(nn.Linear(3, 3), nn.Linear)
+    x = torch.ones(2, 3)
+    loss = model(x).sum()
+    x.add_(1)
+    with pytest.raises(RuntimeError, match=r"shape \(2, 3\) .* changed in place"):
+        loss.backward()

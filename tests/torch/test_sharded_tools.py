@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from nc10d.testing import run_ranks
 from nc10d.torch import DistributedDataParallel, apply_optimizer_in_backward, fully_shard
 
 
@@ -59,18 +58,14 @@ class SumOfAll(torch.nn.Module):
         return sum(part.sum() for part in parts)
 
 
-def parameter_returned(group, kind):
+@pytest.mark.ranks(2, strict=False)
+@pytest.mark.parametrize("kind", [InDataclass, InFrozenset, InDict])
+def test_a_unit_returns_a_parameter_in_any_container(kind):
     module = SumOfAll(kind)
     module.unit.weight.data.fill_(2.0)
     loss = fully_shard(module, kind)(torch.ones(1, 4))
     loss.backward()
-    return loss.item(), [x.grad.tolist() for x in module.parameters()]
-
-
-@pytest.mark.parametrize("kind", [InDataclass, InFrozenset, InDict])
-def test_a_unit_returns_a_parameter_in_any_container(kind):
-    for found in run_ranks(parameter_returned, 2, "threads", [kind] * 2):
-        assert found == (64.0, [[2.0] * 8])
+    assert (loss.item(), [x.grad.tolist() for x in module.parameters()]) == (64.0, [[2.0] * 8])
 
 
 class Checkpointed(torch.nn.Linear):
@@ -91,7 +86,9 @@ def check_gradients(model, twin):
                 torch.testing.assert_close(gradient, wanted, rtol=0.02, atol=1e-3)
 
 
-def frozen_twice(group, passes):
+@pytest.mark.ranks(2, strict=False)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_frozen_unit_is_used_twice_with_a_checkpoint_inside(passes):
     def module():
         unit = Checkpointed(4, 4).requires_grad_(False)
         return torch.nn.Sequential(torch.nn.Linear(4, 4), unit, unit)
@@ -107,22 +104,14 @@ def frozen_twice(group, passes):
     check_gradients(model, twin)
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_frozen_unit_is_used_twice_with_a_checkpoint_inside(passes):
-    run_ranks(frozen_twice, 2, "threads", [passes] * 2)
-
-
-def ignored(group):
+@pytest.mark.ranks(2, strict=False)
+def test_ddp_leaves_a_divided_part_that_it_is_to_ignore(world):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), fully_shard(torch.nn.Linear(2, 2)))
     names = [name for name, _ in model.named_parameters() if name.startswith("1.")]
     model._ddp_params_and_buffers_to_ignore = names
     ddp = DistributedDataParallel(model)
-    ddp(torch.full((1, 2), 1.0 + group.rank)).sum().backward()
-    return [x.grad is not None for x in ddp.parameters()]
-
-
-def test_ddp_leaves_a_divided_part_that_it_is_to_ignore():
-    assert run_ranks(ignored, 2) == [[True] * 3] * 2
+    ddp(torch.full((1, 2), 1.0 + world.rank)).sum().backward()
+    assert [x.grad is not None for x in ddp.parameters()] == [True] * 3
 
 
 WAYS = {
@@ -132,80 +121,66 @@ WAYS = {
 }
 
 
-def wrapped_again(group, way):
+@pytest.mark.ranks(2, strict=False)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_divided_module_is_not_divided_again(way):
     with pytest.raises(ValueError, match="has divided this part already"):
         WAYS[way](fully_shard(torch.nn.Linear(2, 2)))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_divided_module_is_not_divided_again(way):
-    run_ranks(wrapped_again, 2, "threads", [way] * 2)
-
-
-def steps_of(group):
+@pytest.mark.ranks(2, strict=False)
+def test_an_optimizer_in_the_backward_pass_steps_by_the_mean_of_that_pass(world):
     model = fully_shard(torch.nn.Linear(1, 1, bias=False))
     model.load_full_state_dict({"weight": torch.ones(1, 1)})
     apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 1.0})
     found = []
     for x in (1.0, 10.0, 100.0):
-        model(torch.full((1, 1), x + group.rank)).sum().backward()
+        model(torch.full((1, 1), x + world.rank)).sum().backward()
         found.append(model.full_state_dict()["weight"].item())
-    return found
+    assert found == [-0.5, -11.0, -111.5]
 
 
-def test_an_optimizer_in_the_backward_pass_steps_by_the_mean_of_that_pass():
-    assert run_ranks(steps_of, 2) == [[-0.5, -11.0, -111.5]] * 2
-
-
-def marked_before(group):
+@pytest.mark.ranks(2, strict=False)
+def test_an_optimizer_of_whole_parameters_is_refused():
     layer = torch.nn.Linear(1, 1)
     apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 1.0})
     with pytest.raises(ValueError, match="call apply_optimizer_in_backward on the shards"):
         fully_shard(layer)
 
 
-def test_an_optimizer_of_whole_parameters_is_refused():
-    run_ranks(marked_before, 2)
+@pytest.mark.ranks(2, strict=False)
+def test_shards_can_be_neither_converted_nor_copied(capsys):
+    model = fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    for convert in (model.double, model.bfloat16, lambda: model.to("meta")):
+        with pytest.raises(RuntimeError, match="before fully_shard"):
+            convert()
+    assert model.float() is model.to("cpu") is model
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="use its full_state_dict"):
+            copied(model)
+    model(torch.ones(1, 2)).sum().backward()
+    assert all(x.grad is not None for x in model.parameters())
 
 
-def assigned(group):
+@pytest.mark.ranks(2, strict=False)
+def test_a_replaced_shard_is_an_error():
     model = fully_shard(torch.nn.Linear(2, 2))
     model.load_state_dict(model.state_dict(), assign=True)
     with pytest.raises(RuntimeError, match="load states without assign=True"):
         model(torch.ones(1, 2))
 
 
-def test_shards_can_be_neither_converted_nor_copied(capsys):
-    def run(group):
-        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-        for convert in (model.double, model.bfloat16, lambda: model.to("meta")):
-            with pytest.raises(RuntimeError, match="before fully_shard"):
-                convert()
-        assert model.float() is model.to("cpu") is model
-        for copied in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="use its full_state_dict"):
-                copied(model)
-        model(torch.ones(1, 2)).sum().backward()
-        assert all(x.grad is not None for x in model.parameters())
-
-    run_ranks(run, 2)
-
-
-def test_a_replaced_shard_is_an_error():
-    run_ranks(assigned, 2)
-
-
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}])
 def test_embeddings_that_no_flat_tensor_can_train_are_refused(options):
-    def refused(group):
-        with pytest.raises(ValueError, match="has sparse=True or max_norm"):
-            fully_shard(torch.nn.Sequential(torch.nn.Embedding(3, 2, **options)))
-
-    run_ranks(refused, 2)
+    with pytest.raises(ValueError, match="has sparse=True or max_norm"):
+        fully_shard(torch.nn.Sequential(torch.nn.Embedding(3, 2, **options)))
 
 
-def clipped(group, how):
-    norm_type, dtype = how
+@pytest.mark.ranks(3, strict=False)
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_are_clipped_by_the_norm_of_all_shards(norm_type, dtype):
     module, twin = (
         torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)).to(dtype)
         for _ in range(2)
@@ -223,13 +198,11 @@ def clipped(group, how):
         model.clip_grad_norm_(1.0, 0.0)
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gradients_are_clipped_by_the_norm_of_all_shards(norm_type, dtype):
-    run_ranks(clipped, 3, "threads", [(norm_type, dtype)] * 3)
-
-
-def compiled(group, way):
+# Processes: torch's compiler keeps the state of a trace in global variables.
+# Its compilation takes a minute beside other programs.
+@pytest.mark.ranks(2, kind="processes", timeout=150.0, strict=False)
+@pytest.mark.parametrize("way", ["inside", "outside"])
+def test_a_compiled_module_has_units(way):
     linear = torch.nn.Linear
     module, twin = (torch.nn.Sequential(linear(4, 4), linear(4, 4)) for _ in range(2))
     if way == "inside":
@@ -243,10 +216,3 @@ def compiled(group, way):
         model(x).square().sum().backward()
         twin(x).square().sum().backward()
     check_gradients(model, twin)
-
-
-@pytest.mark.parametrize("way", ["inside", "outside"])
-def test_a_compiled_module_has_units(way):
-    # A process: torch's compiler keeps the state of a trace in global variables.
-    # Its compilation takes a minute beside other programs.
-    run_ranks(compiled, 2, "processes", [way] * 2, timeout=150.0)

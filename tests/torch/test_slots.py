@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from nc10d.testing import run_local, run_ranks
+from nc10d.testing import run_local
 from nc10d.torch import DistributedDataParallel, ZeroRedundancyOptimizer, slots
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -133,7 +133,8 @@ def test_gradients_with_other_memory_are_averaged_as_without_bucket_views(
     torch.testing.assert_close(views, own)
 
 
-def test_a_hook_may_give_the_tensor_of_a_bucket_other_memory():
+@pytest.mark.ranks(2)
+def test_a_hook_may_give_the_tensor_of_a_bucket_other_memory(world):
     def replaced(group, bucket):
         buffer = bucket.buffer()
         buffer.data = buffer + group.rank
@@ -142,34 +143,29 @@ def test_a_hook_may_give_the_tensor_of_a_bucket_other_memory():
         done.set_result(buffer)
         return done
 
-    def run(group):
-        model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-        model.register_comm_hook(group, replaced)
-        model(torch.ones(1, 1)).sum().backward()
-        return model.module.weight.grad.item()
-
-    assert run_local(run, 2) == [3.0] * 2
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    model.register_comm_hook(world, replaced)
+    model(torch.ones(1, 1)).sum().backward()
+    assert model.module.weight.grad.item() == 3.0
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("view", [False, True])
 def test_parameters_with_other_memory_step_on_all_ranks(view):
-    def run(group):
-        params = [nn.Parameter(torch.ones(2, 2)) for _ in range(4)]
-        zero = ZeroRedundancyOptimizer(
-            params, torch.optim.SGD, parameters_as_bucket_view=view, lr=1.0
-        )
-        for _ in range(3):
-            for x in params:
-                x.data = x.data * 2
-                x.grad = torch.ones_like(x)
-            zero.step()
-        return [x.tolist() for x in params]
-
-    assert run_local(run, 2) == [[[[1.0] * 2] * 2] * 4] * 2
+    params = [nn.Parameter(torch.ones(2, 2)) for _ in range(4)]
+    zero = ZeroRedundancyOptimizer(params, torch.optim.SGD, parameters_as_bucket_view=view, lr=1.0)
+    for _ in range(3):
+        for x in params:
+            x.data = x.data * 2
+            x.grad = torch.ones_like(x)
+        zero.step()
+    assert [x.tolist() for x in params] == [[[1.0] * 2] * 2] * 4
 
 
-def frames_of_gradients(group, as_views):
-    """Return how many Python functions each gradient enters that launches and begins nothing."""
+@pytest.mark.ranks(2, kind="processes", strict=False)
+@pytest.mark.parametrize("as_views", [False, True])
+def test_a_gradient_of_the_third_pass_enters_at_most_eight_python_functions(as_views):
+    """Of the gradients that launch and begin nothing."""
     layers = [nn.Linear(3, 3) for _ in range(5)]
     model = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=as_views)
     found = []
@@ -189,11 +185,5 @@ def frames_of_gradients(group, as_views):
             loss.backward()
         finally:
             sys.setprofile(None)
-    return found[1:-1]
-
-
-@pytest.mark.parametrize("as_views", [False, True])
-def test_a_gradient_of_the_third_pass_enters_at_most_eight_python_functions(as_views):
-    for found in run_ranks(frames_of_gradients, 2, "processes", [as_views] * 2):
-        assert len(found) == 8
-        assert max(found) <= 8
+    assert len(found[1:-1]) == 8
+    assert max(found[1:-1]) <= 8

@@ -1,7 +1,5 @@
 """nc10d's stores are torch's and torch's are nc10d's: adapters obey the laws of every store."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import pickle

@@ -12,7 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import nc10d as dist
 import nc10d.torch
-from nc10d.testing import Ranks, run_local, run_ranks
+from nc10d.testing import Ranks, run_ranks
 
 RANKS = {"world_size": 3}
 
@@ -91,21 +91,18 @@ REFUSED = {
 }
 
 
+@pytest.mark.ranks(1, strict=False)
 @warned
 @pytest.mark.parametrize("reason", REFUSED)
 def test_a_tensor_without_memory_of_its_values_is_refused(reason):
-    def run(group):
-        x, out = REFUSED[reason](), torch.zeros(4)
-        for mode in (False, True):
+    x, out = REFUSED[reason](), torch.zeros(4)
+    for mode in (False, True):
+        with pytest.raises((TypeError, ValueError), match=reason):
+            dist.all_reduce(x, async_op=mode)
+        if "share" not in reason:
             with pytest.raises((TypeError, ValueError), match=reason):
-                dist.all_reduce(x, async_op=mode)
-            if "share" not in reason:
-                with pytest.raises((TypeError, ValueError), match=reason):
-                    dist.all_gather([out], x, async_op=mode)
-        assert out.tolist() == [0] * 4
-
-    with Ranks(1) as one:
-        one.run(run)
+                dist.all_gather([out], x, async_op=mode)
+    assert out.tolist() == [0] * 4
 
 
 @warned
@@ -161,30 +158,27 @@ def test_a_tensor_of_any_type_is_its_values_or_is_refused(ranks, steps):
     ranks.run(gathers_or_refuses, [steps] * 3)
 
 
+@pytest.mark.ranks(2, strict=False)
 def test_results_reach_the_memory_of_a_subclass():
-    def run(group):
-        x = torch.ones(3, dtype=torch.bfloat16).as_subclass(Sub)
-        y = torch.ones(3, requires_grad=True).as_subclass(Loud)
-        for _ in range(3):
-            dist.all_reduce(x)
-            dist.all_reduce(y)
-        work = dist.all_reduce(x, async_op=True)
-        assert work.result()[0] is x
-        return x.tolist(), y.tolist()
-
-    assert run_local(run, 2) == [([16.0] * 3, [8.0] * 3)] * 2
+    x = torch.ones(3, dtype=torch.bfloat16).as_subclass(Sub)
+    y = torch.ones(3, requires_grad=True).as_subclass(Loud)
+    for _ in range(3):
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    work = dist.all_reduce(x, async_op=True)
+    assert work.result()[0] is x
+    assert (x.tolist(), y.tolist()) == ([16.0] * 3, [8.0] * 3)
 
 
+@pytest.mark.ranks(2)
 def test_an_asynchronous_tensor_of_torch_is_the_tensor_in_it():
-    def run(group):
-        x = torch.ones(3)
-        dist.all_reduce(AsyncCollectiveTensor(x))
-        return x.tolist()
-
-    assert run_local(run, 2) == [[2.0] * 3] * 2
+    x = torch.ones(3)
+    dist.all_reduce(AsyncCollectiveTensor(x))
+    assert x.tolist() == [2.0] * 3
 
 
-def cut_where_others_were(group):
+@pytest.mark.ranks(1)
+def test_a_tensor_is_refused_though_its_address_had_a_longer_one():
     for _ in range(50):  # torch's allocator gives the same addresses again
         x = torch.ones(4)
         dist.all_reduce(x)
@@ -193,11 +187,8 @@ def cut_where_others_were(group):
             dist.all_reduce(x)
 
 
-def test_a_tensor_is_refused_though_its_address_had_a_longer_one():
-    run_local(cut_where_others_were, 1)
-
-
-def moved_tensors(group):
+@pytest.mark.ranks(2, strict=False)
+def test_a_kept_block_follows_the_memory_of_its_tensors():
     x, y = torch.ones(1000), torch.ones(1000).as_subclass(Sub)
     z = bytearray(8)
     with dist.coalescing_manager() as block:
@@ -213,11 +204,7 @@ def moved_tensors(group):
     x.untyped_storage().resize_(4000)
     x.fill_(5)
     plan.launch()
-    return x[0].item(), y[0].item()
-
-
-def test_a_kept_block_follows_the_memory_of_its_tensors():
-    assert run_ranks(moved_tensors, 2) == [(10.0, 24.0)] * 2
+    assert (x[0].item(), y[0].item()) == (10.0, 24.0)
 
 
 def loses_its_storage(group):
@@ -239,12 +226,9 @@ def test_the_memory_of_an_operation_in_flight_outlives_its_tensor():
     assert run_ranks(loses_its_storage, 2) == [[0.0], [2.0]]
 
 
+@pytest.mark.ranks(1, strict=False)
 def test_a_lazy_negative_is_not_confused_with_the_tensor_of_its_memory():
-    def run(group):
-        x = torch.zeros(1, dtype=torch.complex64)
-        dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is in the cache now
-        with pytest.raises(TypeError, match="resolve_neg"):
-            dist.all_reduce(x.conj().imag)
-
-    with Ranks(1) as one:
-        one.run(run)
+    x = torch.zeros(1, dtype=torch.complex64)
+    dist.all_reduce(torch.view_as_real(x)[:, 1])  # this memory is in the cache now
+    with pytest.raises(TypeError, match="resolve_neg"):
+        dist.all_reduce(x.conj().imag)

@@ -14,7 +14,7 @@ import nc10d as dist
 import nc10d.torch
 from nc10d import ops as O
 from nc10d.errors import DistError
-from nc10d.testing import Ranks, reference, run_local, run_ranks, strategies
+from nc10d.testing import reference, run_local, run_ranks, strategies
 from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor, is_dense, like
 
 FIELDS = ("x", "out", "inp")
@@ -45,28 +45,25 @@ def performed(group, calls, modes):
     return [[as_numpy(x) for x in strategies.outputs(op)] for op in ops]
 
 
-def repeated_messages(group):
+@pytest.mark.ranks(2, strict=False)
+def test_a_completed_message_of_a_tensor_refers_to_the_tensor(world):
     """Exchange a prepared message until it completes immediately on both ranks."""
     ended = []
     for turn in range(12):
         x = torch.full((8,), float(turn))
-        if group.rank == 0:
-            work = group.isend(x, 1)
-            group.barrier()
+        if world.rank == 0:
+            work = world.isend(x, 1)
+            world.barrier()
         else:
-            group.barrier()  # the whole message has arrived
+            world.barrier()  # the whole message has arrived
             x, expected = torch.zeros(8), x
-            work = group.irecv(x, 0)
+            work = world.irecv(x, 0)
         ended.append(type(work).__name__)
         (op,) = work.ops
         assert op.x is x
-        assert work.result() == (0 if group.rank else [])
-        assert group.rank == 0 or torch.equal(x, expected)
-    return ended
-
-
-def test_a_completed_message_of_a_tensor_refers_to_the_tensor():
-    assert all("CompletedCall" in ended for ended in run_ranks(repeated_messages, 2))
+        assert work.result() == (0 if world.rank else [])
+        assert world.rank == 0 or torch.equal(x, expected)
+    assert "CompletedCall" in ended
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,30 +91,27 @@ def test_messages_are_tensors_too():
     assert run_local(run, 2) == [(1, [0, 1, 2]), [5.0] * 3]
 
 
+@pytest.mark.ranks(2)
 def test_parameters_are_used_as_memory_and_autograd_records_nothing():
-    def run(group):
-        p = torch.nn.Parameter(torch.ones(3))
-        y = p * 1
-        dist.all_reduce(p)
-        dist.all_reduce(y)
-        y.sum().backward()
-        return p.tolist(), p.grad.tolist(), y.requires_grad
+    p = torch.nn.Parameter(torch.ones(3))
+    y = p * 1
+    dist.all_reduce(p)
+    dist.all_reduce(y)
+    y.sum().backward()
+    assert p.tolist() == [2.0] * 3
+    assert p.grad.tolist() == [1.0] * 3
+    assert y.requires_grad
 
-    assert run_local(run, 2) == [([2.0] * 3, [1.0] * 3, True)] * 2
 
-
+@pytest.mark.ranks(2, strict=False)
 def test_a_tensor_with_new_memory_is_noticed():
-    def run(group):
-        x = torch.ones(2)
-        dist.all_reduce(x)
-        x.set_(torch.full((5,), 3.0))
-        dist.all_reduce(x)
-        x.resize_(1000).fill_(1)
-        dist.all_reduce(x)
-        return x.sum().item()
-
-    with Ranks(2) as two:
-        assert two.run(run) == [2000.0] * 2
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    x.set_(torch.full((5,), 3.0))
+    dist.all_reduce(x)
+    x.resize_(1000).fill_(1)
+    dist.all_reduce(x)
+    assert x.sum().item() == 2000.0
 
 
 @pytest.mark.parametrize("kind", list(DTYPES), ids=str)
@@ -169,18 +163,16 @@ class Broken:
         assert prepared is self
 
 
-def test_a_tensor_of_a_failed_call_stays_alive():
-    def run(group):
-        group._preparing = Broken()
-        x = torch.ones(2)
-        with pytest.raises(dist.PeerLost):
-            group.all_reduce(x)
-        kept = weakref.ref(x)
-        del x
-        gc.collect()
-        return kept() is not None
-
-    assert run_local(run, 1) == [True]
+@pytest.mark.ranks(1)
+def test_a_tensor_of_a_failed_call_stays_alive(world):
+    world._preparing = Broken()
+    x = torch.ones(2)
+    with pytest.raises(dist.PeerLost):
+        world.all_reduce(x)
+    kept = weakref.ref(x)
+    del x
+    gc.collect()
+    assert kept() is not None
 
 
 @settings(deadline=None)
@@ -199,20 +191,17 @@ def test_other_tensors_are_contiguous_in_a_bucket():
     assert like(torch.arange(8.0), x).tolist() == np.arange(8.0).reshape(4, 2).tolist()
 
 
-def fail_and_close(group):
-    x = torch.ones(4 + group.rank)
+@pytest.mark.ranks(2, strict=False)
+def test_a_tensor_of_a_failed_call_is_kept_until_the_group_is_closed(world):
+    x = torch.ones(4 + world.rank)
     with contextlib.suppress(DistError):
-        group.all_reduce(x)
+        world.all_reduce(x)
     reference = weakref.ref(x)
     del x
     held = [reference() is not None]
-    group.close()
+    world.close()
     gc.collect()
-    return [*held, reference() is not None]
-
-
-def test_a_tensor_of_a_failed_call_is_kept_until_the_group_is_closed():
-    assert run_ranks(fail_and_close, 2) == [[True, False]] * 2
+    assert [*held, reference() is not None] == [True, False]
 
 
 def storage_in_flight(group) -> bool:

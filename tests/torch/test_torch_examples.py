@@ -1,7 +1,5 @@
 """The examples of torch.distributed on nc10d run, and what they say is true."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """Object calls carry whatever a training program has: state dicts, sizes, dtypes, devices."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

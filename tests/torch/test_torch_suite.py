@@ -1,7 +1,5 @@
 """The tool that runs torch's own tests with nc10d in gloo's place runs them, and counts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Ranks are threads. The reference is a formula, or the module in a single process.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -40,24 +38,22 @@ def gradients(model: Any) -> list[Any]:
     return [None if x.grad is None else x.grad.item() for x in model.parameters()]
 
 
+@pytest.mark.ranks(SIZE)
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
 @pytest.mark.parametrize("both", [False, True])
-def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(options, both):
+def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(world: Any, options, both):
     """As in torch: a forward pass in no_sync does not take the announcement back."""
-
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Scaled(), **options)
-        first = model(1.0 + group.rank)
-        with model.no_sync():
-            second = model(10.0 + group.rank)
-        (first + second if both else first).backward()
-        return gradients(model)
-
+    model = DistributedDataParallel(Scaled(), **options)
+    first = model(1.0 + world.rank)
+    with model.no_sync():
+        second = model(10.0 + world.rank)
+    (first + second if both else first).backward()
     mean = 1.5 + (10.5 if both else 0)
-    assert run_local(run, SIZE) == [[mean] * 2] * SIZE
+    assert gradients(model) == [mean] * 2
 
 
-def test_the_backward_pass_of_another_pass_may_be_the_announced_one():
+@pytest.mark.ranks(SIZE)
+def test_the_backward_pass_of_another_pass_may_be_the_announced_one(world: Any):
     """Also with nested backward passes, which end before it."""
 
     class Two(nn.Module):
@@ -70,98 +66,60 @@ def test_the_backward_pass_of_another_pass_may_be_the_announced_one():
                 x = checkpoint(layer, x, use_reentrant=True)
             return x
 
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Two())
-        for x in model.parameters():
-            x.data.fill_(1.0)
-        model(torch.ones(1, 1, requires_grad=True))
-        with model.no_sync():
-            output = model(torch.full((1, 1), 1.0 + group.rank, requires_grad=True))
-        output.sum().backward()
-        return gradients(model)
-
-    assert run_local(run, SIZE) == [[1.5, 1.0, 2.5, 1.0, 3.5, 1.0]] * SIZE
+    model = DistributedDataParallel(Two())
+    for x in model.parameters():
+        x.data.fill_(1.0)
+    model(torch.ones(1, 1, requires_grad=True))
+    with model.no_sync():
+        output = model(torch.full((1, 1), 1.0 + world.rank, requires_grad=True))
+    output.sum().backward()
+    assert gradients(model) == [1.5, 1.0, 2.5, 1.0, 3.5, 1.0]
 
 
+@pytest.mark.ranks(SIZE)
 @pytest.mark.parametrize("first", ["a", "b"])
 @pytest.mark.parametrize("together", [False, True])
-def test_two_announced_passes_may_use_different_parameters(first, together):
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
-        outputs = {use: model(1.0 + group.rank, use) for use in "ab"}
-        if together:
-            sum(outputs.values()).backward()
-        else:
-            for use in (first, "b" if first == "a" else "a"):
-                outputs[use].backward()
-        return gradients(model)
-
-    assert run_local(run, SIZE) == [[1.5, 1.5]] * SIZE
+def test_two_announced_passes_may_use_different_parameters(world: Any, first, together):
+    model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+    outputs = {use: model(1.0 + world.rank, use) for use in "ab"}
+    if together:
+        sum(outputs.values()).backward()
+    else:
+        for use in (first, "b" if first == "a" else "a"):
+            outputs[use].backward()
+    assert gradients(model) == [1.5, 1.5]
 
 
-def test_a_static_graph_learns_from_a_first_pass_that_is_whole():
-    """An exception in the first backward pass is over with the next call, which raises."""
-
-    def refuse(_: Any) -> None:
-        raise ValueError("on purpose")
-
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(
-            nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), static_graph=True
-        )
-        for x in model.parameters():
-            x.data.fill_(1.0)
-        handle = model.module[0].weight.register_hook(refuse)
-        with pytest.raises(ValueError, match="on purpose"):
-            model(torch.ones(1, 1)).sum().backward()
-        handle.remove()
-        with pytest.raises(RuntimeError, match="exception has ended the last backward pass"):
-            model(torch.ones(1, 1))
-        found = []
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.full((1, 1), 1.0 + group.rank)).sum().backward()
-            found.append(gradients(model))
-        return found
-
-    assert run_local(run, SIZE) == [[[1.5, 1.0, 2.5, 1.0]] * 3] * SIZE
-
-
+@pytest.mark.ranks(SIZE)
 @pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
 def test_an_optimizer_in_the_backward_pass_leaves_parameters_that_no_rank_uses(options):
-    def run(group: Any) -> Any:
-        module = Scaled()
-        apply_optimizer_in_backward(
-            torch.optim.AdamW, module.parameters(), {"lr": 0.1, "weight_decay": 0.5}
-        )
-        model = DistributedDataParallel(module, **options)
-        for _ in range(3):
-            model(1.0, "a").backward()
-        return module.a.item() < 1, module.b.item()
-
-    assert run_local(run, SIZE) == [(True, 1.0)] * SIZE
+    module = Scaled()
+    apply_optimizer_in_backward(
+        torch.optim.AdamW, module.parameters(), {"lr": 0.1, "weight_decay": 0.5}
+    )
+    model = DistributedDataParallel(module, **options)
+    for _ in range(3):
+        model(1.0, "a").backward()
+    assert module.a.item() < 1
+    assert module.b.item() == 1.0
 
 
+@pytest.mark.ranks(SIZE)
 def test_the_error_of_an_unseen_use_says_what_to_return():
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
-        with pytest.raises(RuntimeError, match="declared unused") as caught:
-            (model(1.0, "a") + model.module.b).backward()
-        return caught.value.__notes__
-
-    for (note,) in run_local(run, SIZE):
-        assert "forward() must return all tensors that the loss depends on" in note
+    model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+    with pytest.raises(RuntimeError, match="declared unused") as caught:
+        (model(1.0, "a") + model.module.b).backward()
+    (note,) = caught.value.__notes__
+    assert "forward() must return all tensors that the loss depends on" in note
 
 
+@pytest.mark.ranks(SIZE)
 def test_the_error_of_a_hook_is_not_taken_for_an_unseen_use():
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Scaled())
-        model.register_comm_hook(None, refused)
-        with pytest.raises(RuntimeError, match="of the hook") as caught:
-            model(1.0).backward()
-        return getattr(caught.value, "__notes__", [])
-
-    assert run_local(run, SIZE) == [[]] * SIZE
+    model = DistributedDataParallel(Scaled())
+    model.register_comm_hook(None, refused)
+    with pytest.raises(RuntimeError, match="of the hook") as caught:
+        model(1.0).backward()
+    assert getattr(caught.value, "__notes__", []) == []
 
 
 def refused(_state: Any, _bucket: Any) -> Any:
@@ -179,13 +137,21 @@ def image(rank: int, step: int) -> torch.Tensor:
     return torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(10 * rank + step))
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("channels_last", "options"),
+    [
+        (False, {}),
+        (True, {}),
+        (False, {"find_unused_parameters": True}),
+        (True, {"static_graph": True}),
+    ],
+)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_that_has_joined_steps_by_the_others_gradients(channels_last, size):
+def test_a_rank_that_has_joined_steps_by_the_others_gradients(channels_last, options, size):
     """Whatever the order of a parameter's elements in memory."""
 
     def run(group: Any) -> Any:
-        model = DistributedDataParallel(conv(channels_last))
+        model = DistributedDataParallel(conv(channels_last), **options)
         zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.01)
         with Join([model, zero]):
             for step in range(1 + 2 * group.rank):
@@ -206,36 +172,32 @@ def test_a_rank_that_has_joined_steps_by_the_others_gradients(channels_last, siz
         torch.testing.assert_close(found, [x.detach() for x in module.parameters()])
 
 
-def test_a_rank_that_has_joined_forgets_a_gradient_that_the_others_do_not_have():
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
-        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
-        with Join([model, zero]):
-            for step in range(4 if group.rank else 0):
-                zero.zero_grad()
-                model(1.0, "ab" if step == 0 else "b").backward()
-                zero.step()
-        return [x.item() for x in model.module.parameters()]
-
-    assert run_local(run, SIZE) == [[0.5, -1.0]] * SIZE
+@pytest.mark.ranks(SIZE)
+def test_a_rank_that_has_joined_forgets_a_gradient_that_the_others_do_not_have(world: Any):
+    model = DistributedDataParallel(Scaled(), find_unused_parameters=True)
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+    with Join([model, zero]):
+        for step in range(4 if world.rank else 0):
+            zero.zero_grad()
+            model(1.0, "ab" if step == 0 else "b").backward()
+            zero.step()
+    assert [x.item() for x in model.module.parameters()] == [0.5, -1.0]
 
 
+@pytest.mark.ranks(SIZE)
 def test_a_layer_that_is_frozen_after_wrapping_stays_in_mixed_precision():
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(
-            Scaled(), find_unused_parameters=True, mixed_precision=MixedPrecision(torch.bfloat16)
-        )
-        optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        found = []
-        for grows in (True, False, True):
-            model.module.a.requires_grad_(grows)
-            optimizer.zero_grad()
-            model(torch.ones(())).backward()
-            optimizer.step()
-            found.append([x.item() for x in model.module.parameters()])
-        return found
-
-    assert run_local(run, SIZE) == [[[0.5, 0.5], [0.5, 0.0], [0.0, -0.5]]] * SIZE
+    model = DistributedDataParallel(
+        Scaled(), find_unused_parameters=True, mixed_precision=MixedPrecision(torch.bfloat16)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    found = []
+    for grows in (True, False, True):
+        model.module.a.requires_grad_(grows)
+        optimizer.zero_grad()
+        model(torch.ones(())).backward()
+        optimizer.step()
+        found.append([x.item() for x in model.module.parameters()])
+    assert found == [[0.5, 0.5], [0.5, 0.0], [0.0, -0.5]]
 
 
 class Lists(nn.Module):
@@ -270,6 +232,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
+@pytest.mark.ranks(SIZE)
 def test_ctrl_c_in_a_checkpointed_layer_leaves_a_usable_model_in_mixed_precision():
     class Interrupted(nn.Module):
         def __init__(self) -> None:
@@ -282,15 +245,13 @@ def test_ctrl_c_in_a_checkpointed_layer_leaves_a_usable_model_in_mixed_precision
                 raise KeyboardInterrupt
             return self.layer(x)
 
-    def run(group: Any) -> Any:
-        module = Checkpointed(Interrupted(), False)
-        model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
-        with pytest.raises(KeyboardInterrupt):
-            model(torch.ones(1, 4)).float().sum().backward()
+    module = Checkpointed(Interrupted(), False)
+    model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
+    with pytest.raises(KeyboardInterrupt):
         model(torch.ones(1, 4)).float().sum().backward()
-        return {x.dtype for x in module.parameters()}, module.inner.layer.bias.grad.tolist()
-
-    assert run_local(run, SIZE) == [({torch.float32}, [1.0] * 4)] * SIZE
+    model(torch.ones(1, 4)).float().sum().backward()
+    assert {x.dtype for x in module.parameters()} == {torch.float32}
+    assert module.inner.layer.bias.grad.tolist() == [1.0] * 4
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -313,14 +274,11 @@ def test_mixed_precision_checkpoints_layers_that_read_others_parameters(name, re
         assert kinds == {torch.float32}
 
 
+@pytest.mark.ranks(SIZE)
 def test_a_second_derivative_of_a_synchronised_norm_is_refused():
     """autograd would not see the reduction over ranks: the result would be wrong."""
-
-    def run(group: Any) -> None:
-        layer = SyncBatchNorm(2)
-        x = torch.randn(3, 2).requires_grad_()
-        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="differentiate twice"):
-            grad.sum().backward()
-
-    run_local(run, SIZE)
+    layer = SyncBatchNorm(2)
+    x = torch.randn(3, 2).requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()

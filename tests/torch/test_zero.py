@@ -1,7 +1,5 @@
 """ZeroRedundancyOptimizer trains as the optimizer on a single process, with divided state."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 
 import nc10d as dist
 from nc10d.testing import run_local
-from nc10d.torch import DistributedDataParallel, ZeroRedundancyOptimizer
+from nc10d.torch import ZeroRedundancyOptimizer
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -313,21 +311,20 @@ def test_parameters_in_other_dimension_orders_keep_their_strides(view):
     assert all(equal(params, expected) and kept for params, kept in others)
 
 
+@pytest.mark.ranks(2)
 def test_bucket_views_share_memory_until_a_parameter_is_frozen():
-    def run(group: Any) -> Any:
-        params = params_of([(4,), (4,), (4,), (4,)])
-        optimizer = ZeroRedundancyOptimizer(
-            params, torch.optim.SGD, parameters_as_bucket_view=True, lr=0.1
-        )
-        storages = {x.untyped_storage().data_ptr() for x in params}
-        params[0].requires_grad = False
-        train(optimizer, params, range(1))
-        own = params[0].untyped_storage().nbytes()
-        return len(storages), own
-
-    assert run_local(run, 2) == [(2, 16)] * 2
+    params = params_of([(4,), (4,), (4,), (4,)])
+    optimizer = ZeroRedundancyOptimizer(
+        params, torch.optim.SGD, parameters_as_bucket_view=True, lr=0.1
+    )
+    storages = {x.untyped_storage().data_ptr() for x in params}
+    params[0].requires_grad = False
+    train(optimizer, params, range(1))
+    own = params[0].untyped_storage().nbytes()
+    assert (len(storages), own) == (2, 16)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("params", "kind"),
     [
@@ -341,28 +338,24 @@ def test_bucket_views_share_memory_until_a_parameter_is_frozen():
     ids=["nothing", "a tensor", "a number", "no tensor in it", "sparse", "two types"],
 )
 def test_other_parameters_are_refused_before_anything_is_sent(params, kind):
-    def run(group: Any) -> None:
-        with pytest.raises(kind):
-            ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
-
-    run_local(run, 1)
+    with pytest.raises(kind):
+        ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
 
 
+@pytest.mark.ranks(1)
 def test_mistakes_are_refused_and_change_nothing():
-    def run(group: Any) -> Any:
-        params = params_of([(3,), (4,)])
-        with pytest.raises(ValueError, match="couples all parameters"):
-            ZeroRedundancyOptimizer(params, torch.optim.LBFGS)
-        optimizer = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
-        with pytest.raises(ValueError, match="single dense type"):
-            optimizer.add_param_group({"params": [torch.ones(1, dtype=torch.float64)]})
-        with pytest.raises(RuntimeError, match=r"consolidate_state_dict\(to=0\)"):
-            optimizer.state_dict()
-        with pytest.raises(ValueError, match=r"groups of \[1\] parameters, .* of \[2\]"):
-            optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0], "lr": 1.0}]})
-        return len(optimizer.param_groups), optimizer.param_groups[0]["lr"]
-
-    assert run_local(run, 1) == [(1, 0.1)]
+    params = params_of([(3,), (4,)])
+    with pytest.raises(ValueError, match="couples all parameters"):
+        ZeroRedundancyOptimizer(params, torch.optim.LBFGS)
+    optimizer = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match="single dense type"):
+        optimizer.add_param_group({"params": [torch.ones(1, dtype=torch.float64)]})
+    with pytest.raises(RuntimeError, match=r"consolidate_state_dict\(to=0\)"):
+        optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"groups of \[1\] parameters, .* of \[2\]"):
+        optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0], "lr": 1.0}]})
+    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_a_pickle_goes_on_where_it_was_made_and_nowhere_else():
@@ -384,107 +377,6 @@ def test_a_pickle_goes_on_where_it_was_made_and_nowhere_else():
     (data, went_on), _ = run_local(run, 2)
     assert went_on
     run_local(run, 1, [data])
-
-
-def test_a_rank_without_a_batch_still_steps_its_share():
-    batches = (1, 3, 2)
-
-    class Setter(dist.Joinable):
-        """Gives every rank the gradients of the step, as an earlier joinable does."""
-
-        def __init__(self, group: Any, params: list[Any]) -> None:
-            super().__init__()
-            self.group, self.params, self.step = group, params, 0
-
-        def next(self) -> None:
-            set_gradients(self.params, self.step)
-            self.step += 1
-
-        def join_hook(self, **_: Any) -> dist.JoinHook:
-            hook = dist.JoinHook()
-            hook.main_hook = self.next
-            return hook
-
-        @property
-        def join_device(self) -> Any:
-            return torch.device("cpu")
-
-        @property
-        def join_process_group(self) -> Any:
-            return self.group
-
-    def run(group: Any) -> Any:
-        params = params_of([(3,), (4,), (5,), (6,)])
-        optimizer = ZeroRedundancyOptimizer(params, torch.optim.Adam, lr=0.1)
-        setter = Setter(group, params)
-        with dist.Join([setter, optimizer]):
-            for _ in range(batches[group.rank]):
-                dist.Join.notify_join_context(setter)
-                setter.next()
-                optimizer.step()
-        return [x.detach().clone() for x in params]
-
-    expected = params_of([(3,), (4,), (5,), (6,)])
-    train(torch.optim.Adam(expected, lr=0.1), expected, range(max(batches)))
-    assert all(equal(params, expected) for params in run_local(run, 3))
-
-
-def test_training_with_data_parallel_is_that_of_the_plain_optimizer():
-    def run(group: Any, sharded: bool) -> Any:
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-        for i, x in enumerate(model.parameters()):
-            x.data = values(tuple(x.shape), i)
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        optimizer = (
-            ZeroRedundancyOptimizer(
-                model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=0.1
-            )
-            if sharded
-            else torch.optim.AdamW(model.parameters(), lr=0.1)
-        )
-        for step in range(4):
-            optimizer.zero_grad()
-            model(values((5, 3), 10 * step + group.rank)).square().mean().backward()
-            optimizer.step()
-        return [x.detach().clone() for x in model.parameters()]
-
-    (expected, _), found = run_local(run, 2, [False] * 2), run_local(run, 2, [True] * 2)
-    assert all(equal(params, expected) for params in found)
-
-
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
-def test_in_a_block_with_data_parallel_ranks_without_batches_step_by_the_means(options):
-    batches = (1, 4, 2)
-
-    def model_of(index: int) -> Any:
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-        for i, x in enumerate(model.parameters()):
-            x.data = values(tuple(x.shape), i)
-        return model
-
-    def loss(model: Any, rank: int, step: int) -> Any:
-        return model(values((5, 3), 10 * step + rank)).square().mean()
-
-    def run(group: Any) -> Any:
-        model = DistributedDataParallel(model_of(0), **options)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-        with dist.Join([model, optimizer]):
-            for step in range(batches[group.rank]):
-                optimizer.zero_grad()
-                loss(model, group.rank, step).backward()
-                optimizer.step()
-        return [x.detach().clone() for x in model.parameters()]
-
-    model = model_of(0)
-    plain = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for step in range(max(batches)):
-        plain.zero_grad()
-        for rank in (rank for rank, count in enumerate(batches) if step < count):
-            (loss(model, rank, step) / len(batches)).backward()
-        plain.step()
-    for params in run_local(run, 3):
-        for x, expected in zip(params, model.parameters(), strict=True):
-            torch.testing.assert_close(x, expected)
 
 
 def test_it_takes_groups_of_torch_distributed_and_subgroups():

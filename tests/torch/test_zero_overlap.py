@@ -1,7 +1,5 @@
 """Steps inside the backward pass equal the plain optimizer's after it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -156,37 +154,33 @@ def test_a_loaded_state_is_used_from_the_first_step_on():
         assert equal(params, expected)
 
 
-def test_a_schedule_of_rates_reaches_the_steps_and_step_does_nothing():
-    def run(group: Any) -> Any:
-        model = model_of()
-        zero = ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
-        )
-        schedule = torch.optim.lr_scheduler.StepLR(zero, 1, gamma=0.0)
-        model.register_comm_hook(None, hook_with_zero_step(hooks.allreduce_hook, model, zero))
-        backward(model, group.rank, range(3))
-        before = [x.detach().clone() for x in model.parameters()]
-        assert zero.step() is None
-        schedule.step()
-        backward(model, group.rank, range(3, 4))
-        return equal(list(model.parameters()), before)
-
-    assert run_local(run, 2) == [True, True]
+@pytest.mark.ranks(2)
+def test_a_schedule_of_rates_reaches_the_steps_and_step_does_nothing(world: Any):
+    model = model_of()
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(zero, 1, gamma=0.0)
+    model.register_comm_hook(None, hook_with_zero_step(hooks.allreduce_hook, model, zero))
+    backward(model, world.rank, range(3))
+    before = [x.detach().clone() for x in model.parameters()]
+    assert zero.step() is None
+    schedule.step()
+    backward(model, world.rank, range(3, 4))
+    assert equal(list(model.parameters()), before)
 
 
+@pytest.mark.ranks(1)
 def test_mistakes_are_refused():
-    def run(group: Any) -> None:
-        model = model_of()
-        eager = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-        with pytest.raises(ValueError, match="made with overlap_with_ddp=True"):
-            hook_with_zero_step(hooks.allreduce_hook, model, eager)
-        params = list(model.parameters())[1:]
-        zero = ZeroRedundancyOptimizer(params, torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
-        with pytest.raises(RuntimeError, match="the groups are fixed"):
-            zero.add_param_group({"params": [torch.ones(1)]})
-        model.register_comm_hook(None, hook_with_zero_step(hooks.allreduce_hook, model, zero))
-        backward(model, 0, range(2))
-        with pytest.raises(ValueError, match="is not in the optimizer"):
-            backward(model, 0, range(2, 3))
-
-    run_local(run, 1)
+    model = model_of()
+    eager = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match="made with overlap_with_ddp=True"):
+        hook_with_zero_step(hooks.allreduce_hook, model, eager)
+    params = list(model.parameters())[1:]
+    zero = ZeroRedundancyOptimizer(params, torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    with pytest.raises(RuntimeError, match="the groups are fixed"):
+        zero.add_param_group({"params": [torch.ones(1)]})
+    model.register_comm_hook(None, hook_with_zero_step(hooks.allreduce_hook, model, zero))
+    backward(model, 0, range(2))
+    with pytest.raises(ValueError, match="is not in the optimizer"):
+        backward(model, 0, range(2, 3))

@@ -4,8 +4,6 @@ Sizes are small, and numbers are double: the mean of two ranks then has the same
 of additions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -77,13 +77,9 @@ def differing(group, place, backend):
     return found, [name for name in files if name.startswith(nc10d.__path__[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend",
-    [
-        "eager",
-        pytest.param("aot_eager", marks=pytest.mark.slow),
-        pytest.param("inductor", marks=pytest.mark.long),
-    ],
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 )
 def test_a_compiled_program_gives_what_it_gives_uncompiled(backend, ranks, tmp_path):
     for found in ranks.run(differing, [tmp_path / "store"] * 2, [backend] * 2):

@@ -1,6 +1,7 @@
 """What a torch group on nc10d has beside plain collectives; test_torch_conformance has those."""
 
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -65,15 +66,6 @@ def message(group, rank):
     return torch.tensor([work._source_rank(), *x]), torch.tensor([2.0, 3.0, 3.0])
 
 
-def coalesced_messages(group, rank):
-    x, y = mine(rank, 2), torch.zeros(2)
-    group._start_coalescing(torch.device("cpu"))
-    group.send([x], (rank + 1) % SIZE, 0)
-    group.recv([y], (rank - 1) % SIZE, 0)
-    assert group._end_coalescing(torch.device("cpu")).wait()
-    return y, mine((rank - 1) % SIZE, 2)
-
-
 def all_reduces_together(group, rank):
     xs = [mine(rank, 2), mine(rank, 3)]
     waited(group.allreduce_coalesced(xs))
@@ -129,7 +121,6 @@ CALLS = [
     all_gather_coalesced,
     all_to_all_by_sizes,
     message,
-    coalesced_messages,
     all_reduces_together,
     a_tensor_twice_in_a_list,
     a_tensor_twice_in_a_block,
@@ -144,14 +135,6 @@ CALLS = [
 def test_a_call_gives_torch_s_result(ranks, call):
     for found, expected in on(ranks, call):
         assert torch.equal(found, expected)
-
-
-def test_a_future_has_the_outputs_and_its_callbacks_run(ranks):
-    def body(group, rank):
-        future = group.allreduce([mine(rank, 2)]).get_future()
-        return future.then(lambda done: done.value()[0] * 2).wait().tolist()
-
-    assert on(ranks, body) == [[12.0, 12.0]] * SIZE
 
 
 def test_a_wait_for_a_work_ends_its_future_with_its_callbacks(ranks):
@@ -309,11 +292,15 @@ def test_a_mistake_is_found_before_anything_is_sent(ranks, mistake):
 
 def test_works_that_have_ended_keep_no_tensors(ranks):
     def body(group, rank):
-        for _ in range(10):
-            group.allreduce([mine(rank, 1)]).wait()
-        return len(group._works)
+        tensors = [mine(rank, 1) for _ in range(10)]
+        for x in tensors:
+            group.allreduce([x]).wait()
+        references = [weakref.ref(x) for x in tensors]
+        tensors.clear()
+        del x
+        return sum(reference() is not None for reference in references)
 
-    assert on(ranks, body) == [1] * SIZE
+    assert max(on(ranks, body)) <= 1
 
 
 def test_launches_are_counted(ranks):

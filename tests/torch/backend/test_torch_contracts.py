@@ -69,14 +69,6 @@ def test_a_loop_that_polls_a_work_ends(ranks, name):
     assert ranks.run(lambda group: ended(LAUNCHES[name](torch.ones(2)))) == [True] * SIZE
 
 
-def test_a_work_has_its_outputs(ranks):
-    def body(group):
-        (x,) = dist.all_reduce(torch.ones(2), async_op=True).result()
-        return x.tolist()
-
-    assert ranks.run(body) == [[3.0, 3.0]] * SIZE
-
-
 def splits(group):
     """Return for each split rank, members and description, or what a rank outside gets."""
     found = []

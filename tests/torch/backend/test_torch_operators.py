@@ -1,7 +1,5 @@
 """Dispatch modes see torch's collectives on nc10d, and tensors that wrap others take them apart."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,15 +1,17 @@
-"""Programs of torch.distributed on nc10d, ranks as processes: DDP, FSDP, DTensor, groups."""
+"""Programs of torch.distributed on nc10d in processes: DDP, FSDP, DTensor, messages, hooks."""
 
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import nc10d
 import nc10d.torch
 from nc10d.errors import CollectiveMismatch
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 
 RANKS = {"world_size": 2, "kind": "processes"}
 
@@ -149,34 +151,6 @@ def test_groups_come_and_go(ranks):
     assert ranks.run(groups) == [[{"rank": 0}, {"rank": 1}] * 3] * 2
 
 
-def coalesced(group):
-    xs, out = [torch.ones(2), torch.ones(3)], torch.zeros(4)
-    with dist._coalescing_manager():
-        for x in xs:
-            dist.all_reduce(x)
-    with dist._coalescing_manager(async_ops=True) as manager:
-        dist.all_gather_into_tensor(out, xs[0])
-    manager.wait()
-    other = 1 - group.rank()
-    y = torch.zeros(3)
-    batch_of = [dist.P2POp(dist.irecv, y, other), dist.P2POp(dist.isend, xs[1], other)]
-    for work in dist.batch_isend_irecv(batch_of):
-        work.wait()
-    z = torch.zeros(2)
-    sender = None
-    if group.rank():
-        dist.send(out[:2], 0)
-    else:
-        sender = dist.recv(z)
-    return torch.cat([*xs, out, y]).tolist(), sender
-
-
-def test_blocks_and_messages(ranks):
-    first, second = ranks.run(coalesced)
-    assert first[0] == second[0] == [2.0] * 12
-    assert (first[1], second[1]) == (1, None)
-
-
 def own_calls_between(group):
     x = torch.ones(2)
     dist.all_reduce(x)
@@ -246,3 +220,100 @@ def test_torchs_power_sgd_on_a_group_of_torchs_averages(ranks, name, kind):
     for found, same in ranks.run(with_torchs_power_sgd, [name] * 2, [kind] * 2):
         assert same
         assert found == [pytest.approx([0.5] * 5)] * 4
+
+
+def meets_a_failure(group):
+    """Return how often each hook was called when calls differ."""
+    pair = dist.new_group([0, 1])
+    called = []
+    pair.register_abort_hook(1, lambda: called.append("abort"))
+    pair.register_abort_hook(2, lambda: called.append("never"))
+    pair.unregister_abort_hook(2)
+    pair.register_pre_hook(3, lambda given: called.append("before"))
+    pair.register_post_hook(4, lambda given: called.append("after"))
+    x = torch.ones(2)
+    dist.all_reduce(x, group=pair)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(2 + dist.get_rank()), group=pair)
+    return called[:2], called.count("abort"), "never" in called
+
+
+@pytest.mark.skipif(not PYTHON_BACKENDS, reason="hooks are new in torch 2.14")
+def test_hooks_are_called_before_and_after_a_call_and_at_a_failure(ranks):
+    assert hasattr(c10d.ProcessGroup, "register_pre_hook")
+    assert ranks.run(meets_a_failure) == [(["before", "after"], 1, False)] * 2
+
+
+def messages_with_hooks(group):
+    """Return what the hooks of a group saw of messages, and the sender that a receive names."""
+    pair = dist.new_group([0, 1])
+    seen = []
+    pair.register_pre_hook(1, lambda given: seen.append((given.name.name, given.op_id)))
+    pair.register_post_hook(2, lambda given: seen.append((given.name.name, given.op_id)))
+    x = torch.full((2,), 3.0)
+    if dist.get_rank() == 0:
+        dist.send(x, 1, pair)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1, pair)])
+        sender = 0
+    else:
+        y, z = torch.zeros(2), torch.zeros(2)
+        sender = dist.recv(y, None, pair)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, z, 0, pair)])
+    for work in works:
+        work.wait()
+    assert dist.get_rank() == 0 or (torch.equal(x, y) and torch.equal(x, z))
+    return sender, [name for name, _ in seen], len({number for _, number in seen})
+
+
+@pytest.mark.skipif(not PYTHON_BACKENDS, reason="hooks are new in torch 2.14")
+def test_hooks_see_messages(ranks):
+    expected = [(0, [name] * 4, 2) for name in ("SEND", "RECV")]
+    assert ranks.run(messages_with_hooks) == expected
+
+
+def starts_after_a_refused_call(group):
+    """Return whether messages that nobody takes yet start without blocking, after an error."""
+    rank = dist.get_rank()
+    for call in (dist.send, dist.recv):
+        with pytest.raises(ValueError, match="rank"):
+            call(torch.ones(2), rank)
+    large = torch.full((1 << 18,), float(rank))
+    work = dist.isend(large, 1 - rank, tag=5)
+    dist.barrier()
+    early = work.is_completed()
+    dist.barrier()
+    received = torch.empty_like(large)
+    dist.recv(received, 1 - rank, tag=5)
+    work.wait()
+    return early, bool((received == 1 - rank).all())
+
+
+def test_only_blocking_calls_wait_for_their_message(ranks):
+    """isend does not block, even after a send that was refused before it reached the group."""
+    assert ranks.run(starts_after_a_refused_call) == [(False, True)] * 2
+
+
+def leave(x, device):
+    """Begin calls in a block, and raise."""
+    if device is not None:
+        dist.send(x, 1 - dist.get_rank())
+    dist.all_reduce(torch.full((2,), 100.0))
+    raise KeyError
+
+
+def blocks(group):
+    """Exchange in a block by torch's waiting calls; then leave blocks by an exception."""
+    peer, x, y = 1 - dist.get_rank(), torch.full((2,), float(dist.get_rank())), torch.zeros(2)
+    with dist._coalescing_manager(device=x.device):
+        dist.send(x, peer)
+        dist.recv(y, peer)
+    for device in (x.device, None):
+        with pytest.raises(KeyError), dist._coalescing_manager(device=device):
+            leave(x, device)
+    total = y.clone()
+    dist.all_reduce(total)
+    return y.tolist(), total.tolist()
+
+
+def test_waiting_messages_join_a_block_and_an_exception_ends_it(ranks):
+    assert ranks.run(blocks) == [([1.0, 1.0], [1.0, 1.0]), ([0.0, 0.0], [1.0, 1.0])]

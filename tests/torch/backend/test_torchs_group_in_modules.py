@@ -3,8 +3,6 @@
 Ranks are processes.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

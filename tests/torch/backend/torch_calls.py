@@ -3,8 +3,6 @@
 A row takes a tensor of its rank with four elements, and returns what the call gives or writes.
 """
 
-from __future__ import annotations
-
 import tempfile
 from datetime import timedelta
 from itertools import count
