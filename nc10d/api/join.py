@@ -179,7 +179,7 @@ def _having_batches(group: ProcessGroup) -> int:
     return int(count[0])
 
 
-def _same(attribute: str, joinables: Sequence[Any], form: Callable[[Any], Any]) -> Any:
+def _same(attribute: str, joinables: Sequence[object], form: Callable[[Any], object]) -> Any:
     first, *others = [form(getattr(x, attribute)) for x in joinables]
     for other in others:
         if other != first:

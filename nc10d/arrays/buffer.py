@@ -123,12 +123,12 @@ def register(
         _devices[kind] = device or (lambda x: resolve(x).device)
 
 
-def _family(x: Any) -> type | None:
+def _family(x: object) -> type | None:
     """Return the type that has been registered with its subclasses and has `x` among them."""
     return next((kind for kind in type(x).__mro__ if kind in _families), None)
 
 
-def _register_by_name(x: Any) -> bool:
+def _register_by_name(x: object) -> bool:
     """Register the type of an array that `_RESOLVERS_BY_NAME` has; return whether it does."""
     kind = type(x)
     resolve = _RESOLVERS_BY_NAME.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -156,7 +156,7 @@ def device_type(x: Any) -> str:
     return _guess_device(x)
 
 
-def _guess_device(x: Any) -> str:
+def _guess_device(x: object) -> str:
     family = _family(x)
     if family is not None:
         return _devices[family](x)
@@ -172,7 +172,7 @@ def _guess_device(x: Any) -> str:
     return "cpu"
 
 
-def _resolver_for(x: Any) -> Resolver:
+def _resolver_for(x: object) -> Resolver:
     if isinstance(x, type):
         raise TypeError(f"expected an array, got the class {x.__name__}: pass an instance of it")
     if isinstance(x, np.ma.MaskedArray):
@@ -244,7 +244,7 @@ Their attributes give the same Buffer as `__cuda_array_interface__`, and faster.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _resolve_exported(x: Any) -> Buffer:
+def _resolve_exported(x: object) -> Buffer:
     device = _guess_device(x)
     if device != "cpu":
         kind = type(x).__name__

@@ -11,7 +11,7 @@ from nc10d.ops.reductions import KINDS
 _MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
 
 
-def advice_for(op: Any) -> str:
+def advice_for(op: object) -> str:
     """Return the end of an error's text that names the ReduceOp meant by `op`; "" if unknown.
 
     Such as ": use ReduceOp.MAX" for numpy.maximum, max, "max", and torch's and MPI's MAX.

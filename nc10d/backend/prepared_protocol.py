@@ -80,7 +80,7 @@ class PreparingBackend(Protocol[W]):
         """The calls that `find_hooked` has found, by kind of operation and `extra`."""
 
     def find_hooked(
-        self, kind: type[Any], extra: Any, x: Arguments, y: Arguments
+        self, kind: type[object], extra: object, x: Arguments, y: Arguments
     ) -> PreparedCall[W] | None:
         """Return the prepared call of operations between hooks, and add it to `hooked`.
 

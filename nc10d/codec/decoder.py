@@ -160,12 +160,12 @@ class _Decoder:
             raise CodecError(f"{len(self._header) - self.at} bytes follow the object")
         self._payload.finish()
 
-    def _built(self, frame: _Frame) -> Any:
+    def _built(self, frame: _Frame) -> object:
         """Build the container from its children."""
         value = _BUILD[frame.tag](frame.items)
         return self._located(value) if _is_array(frame) else value
 
-    def _located(self, array: Any) -> Any:
+    def _located(self, array: object) -> object:
         """Return the replacement of an array."""
         return array if self._locate is None else call_user("map_location", self._locate, array)
 
@@ -272,13 +272,13 @@ def _dict(items: list[Any]) -> dict[Any, Any]:
     return found
 
 
-def _object(items: list[Any]) -> Any:
+def _object(items: list[Any]) -> object:
     name, state = items
     codec = codec_named(name)
     return call_user(f"the decoder of {codec.name!r}", codec.decode, state)
 
 
-def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+def call_user(name: str, function: Callable[[Any], object], argument: object) -> Any:
     """Call a function of the user on a received value; CodecError if it fails."""
     try:
         return function(argument)

@@ -35,7 +35,7 @@ def encode(value: Any) -> EncodedMessage:
     return walk(value) if stream is None else EncodedMessage(MessageKind.PLAIN, stream)
 
 
-def walk(value: Any) -> EncodedMessage:
+def walk(value: object) -> EncodedMessage:
     """Return the message of a value that need not be plain; errors are as in `encode`."""
     encoder = _Encoder()
     encoder.walk(value)
@@ -70,7 +70,7 @@ class _Encoder:
         self._count = 0
         self._open: set[int] = set()
 
-    def walk(self, value: Any) -> None:
+    def walk(self, value: object) -> None:
         """Write a value and everything that it contains."""
         frames = self._frames = [_Frame(None, iter((value,)), 0)]
         while frames:
@@ -114,7 +114,7 @@ class _Encoder:
         write(self, value)
         return None
 
-    def _refer(self, value: Any, hashed: bool) -> bool:
+    def _refer(self, value: object, hashed: bool) -> bool:
         """Write a reference if the value was written before; return whether it did."""
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
@@ -137,7 +137,7 @@ class _Encoder:
         self.chunks.append(chunk)
         return True
 
-    def _number(self, value: Any, levels: int = 0) -> None:
+    def _number(self, value: object, levels: int = 0) -> None:
         self._seen[id(value)] = (self._count, value, levels)
         self._count += 1
 
@@ -244,7 +244,7 @@ def _dtype_object(encoder: _Encoder, value: np.dtype[Any]) -> None:
 _Writer = Callable[[_Encoder, Any], None]
 
 
-def _writer_for_numpy(kind: type[Any]) -> _Writer | None:
+def _writer_for_numpy(kind: type[object]) -> _Writer | None:
     """Return the writer of a type of NumPy scalars or dtypes, and cache it; None for others."""
     if not issubclass(kind, (np.generic, np.dtype)):
         return None

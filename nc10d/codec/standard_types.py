@@ -48,7 +48,7 @@ def _ordered_dict(state: Any) -> Any:
     return _with_attributes(OrderedDict(items), attributes)
 
 
-def _factory_name(factory: Any) -> str | None:
+def _factory_name(factory: object) -> str | None:
     if factory is None or _FACTORIES.get(getattr(factory, "__name__", "")) is factory:
         return None if factory is None else str(factory.__name__)
     raise CodecError(f"a defaultdict with the factory {factory!r} can't be carried: send dict(it)")
@@ -61,7 +61,7 @@ def _default_dict(state: Any) -> Any:
     return defaultdict(_FACTORIES[name], items)
 
 
-def _counter(state: Any) -> Any:
+def _counter(state: object) -> Any:
     if type(state) is not dict:
         raise CodecError(f"the counts are a dict, not a {type(state).__name__}")
     return Counter(state)
@@ -131,7 +131,7 @@ register_type(
 register_type(datetime.timezone, _parts_of, _zone)
 
 
-def _find(module: Any, qualname: Any) -> Any:
+def _find(module: Any, qualname: object) -> object:
     """Return what an imported module holds under a name, None if it has no such name.
 
     Only the dicts of modules and classes are looked at: a module's `__getattr__` may run anything.

@@ -79,7 +79,7 @@ class DeviceArray:
             raise ValueError(f"{prod(self.shape)} elements can't have the shape {shape}")
         return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
 
-    def __setitem__(self, index: Any, source: Any) -> None:
+    def __setitem__(self, index: object, source: object) -> None:
         """Queue a write of all elements: `x[...] = y`, a device array of the same count, or 0."""
         if index is not Ellipsis:
             raise IndexError(f"write to all of it: x[...] or x[3:5][...], not x[{index!r}]")
@@ -208,7 +208,7 @@ def bytes_now(x: Any) -> HostArray:
     return found
 
 
-def copy_now(target: Any, source: Any) -> None:
+def copy_now(target: object, source: object) -> None:
     """Copy a contiguous device array to another one alike, in the order of no stream; blocks."""
     to, of = as_buffer(target), as_buffer(source)
     if to.nbytes:
@@ -218,7 +218,7 @@ def copy_now(target: Any, source: Any) -> None:
             mine.synchronize()
 
 
-def write_now(target: Any, x: HostArray) -> None:
+def write_now(target: object, x: HostArray) -> None:
     """Copy a host array to a contiguous device array alike, in the order of no stream; blocks."""
     to, packed = as_buffer(target), np.ascontiguousarray(x)
     if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
@@ -283,7 +283,7 @@ def to_device(x: HostArray, device: Any = None) -> DeviceArray:
     return array
 
 
-def to_host(x: Any) -> HostArray:
+def to_host(x: object) -> HostArray:
     """Return a copy of any contiguous device array in host memory; blocks until done."""
     buffer = as_buffer(x)
     if not buffer.contiguous:

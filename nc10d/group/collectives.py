@@ -66,7 +66,9 @@ class Runner:
         # keys, and has checked a tag.
         return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
-    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
+    def _start(
+        self, kind: type[Op], extra: object, x: Array, y: object, timeout: Timeout
+    ) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 

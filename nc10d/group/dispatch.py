@@ -63,7 +63,7 @@ def _start(
 
 
 def _start_messages(
-    backend: Preparing, _call: Any, ops: Any, _y: Any, timeout: float, _: Originals
+    backend: Preparing, _call: object, ops: Any, _y: object, timeout: float, _: Originals
 ) -> list[Work] | None:
     return backend.start_messages(ops, timeout)
 
@@ -148,7 +148,13 @@ class Dispatcher(Collectives, PointToPoint):
         return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def _attempt(
-        self, run: Attempt[R], kind: type[Op] | None, extra: Any, x: Any, y: Any, timeout: Timeout
+        self,
+        run: Attempt[R],
+        kind: type[Op] | None,
+        extra: object,
+        x: object,
+        y: object,
+        timeout: Timeout,
     ) -> R | None:
         """Return `run(backend, prepared, x, y, timeout, originals)`; None: nothing has happened.
 
@@ -186,7 +192,13 @@ class Dispatcher(Collectives, PointToPoint):
         return result
 
     def run_hooked(
-        self, kind: type[Op], extra: Any, pool: OpeningsPool, task: int, value: Any, places: Any
+        self,
+        kind: type[Op],
+        extra: object,
+        pool: OpeningsPool,
+        task: int,
+        value: object,
+        places: object,
     ) -> Openings | None:
         """Run a prepared call between the hooks of its openings (nc10d.kernels.hooks); blocks.
 
@@ -247,7 +259,9 @@ class Dispatcher(Collectives, PointToPoint):
         for _ in range(openings.ran):
             next(self._launches)
 
-    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
+    def _start(
+        self, kind: type[Op], extra: object, x: Array, y: object, timeout: Timeout
+    ) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         work = self._attempt(_start, kind, extra, x, y, timeout)
         if work is not None:

@@ -29,10 +29,10 @@ def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
-    device_id: Any = None,
+    device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember | None:
     """Make a group of global `ranks` (None: all); every rank calls, in the same order.
@@ -98,9 +98,9 @@ def make_groups(
     lists: Sequence[Sequence[int]],
     timeout: Timeout = None,
     backend: str | None = None,
-    options: Any = None,
+    options: object = None,
     description: str | None = None,
-    device: Any = None,
+    device: object = None,
 ) -> list[ProcessGroup | NonMember]:
     """Make a group of each list of global ranks in a single `call` of all ranks, given as text."""
     parent = get_default_group()
@@ -142,7 +142,7 @@ def new_subgroups(
     group: ProcessGroup | None = None,
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Cut the ranks of `group` into runs of `group_size`; return (this rank's group, all groups).
@@ -173,7 +173,7 @@ def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Make a group per list of global ranks; return (this rank's group or None, all groups).
@@ -196,7 +196,7 @@ def split_group(
     parent_pg: ProcessGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Timeout = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:

@@ -50,7 +50,7 @@ class ArrayUse:
     before: Any = None
     """The contents before the launch, where the array is changed meanwhile."""
 
-    device_array: Any = None
+    device_array: object = None
     """The array, if it is on a device."""
 
     @property
@@ -334,7 +334,7 @@ def _unlock(x: Any) -> None:
             _make_writable([x])
 
 
-def _make_writable(arrays: Sequence[Any]) -> None:
+def _make_writable(arrays: Sequence[object]) -> None:
     """Make arrays without operations in flight writable; a view waits for its base array."""
     _waiting_views.extend(arrays)
     _waiting_views.sort(key=lambda x: x.base is not None)

@@ -251,8 +251,8 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
-    pg_options: Any = None,
-    device_id: Any = None,
+    pg_options: object = None,
+    device_id: object = None,
 ) -> None:
     """Meet the other ranks and make the default group; blocks until all have come.
 

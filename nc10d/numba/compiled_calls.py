@@ -51,7 +51,7 @@ def all_reduce(x: Any, op: Any = _SUM) -> None:
     world.get_default_group().all_reduce(x, REDUCE_OPS[Reductions(op)])
 
 
-def broadcast(x: Any, src: int) -> None:
+def broadcast(x: object, src: int) -> None:
     """Copy rank `src`'s `x` into every rank's. Blocks."""
     world.get_default_group().broadcast(x, src)
 
@@ -82,7 +82,7 @@ _raised: dict[int, BaseException] = {}
 """By thread: the last error, kept until compiled code has raised it."""
 
 
-def _array(key: int, count: int, data: int) -> Any:
+def _array(key: int, count: int, data: int) -> object:
     dtype = _BY_CODE[key // _DTYPES % 64].numpy
     if not count:
         return np.empty(0, dtype)
@@ -90,7 +90,7 @@ def _array(key: int, count: int, data: int) -> Any:
     return np.frombuffer(memoryview(memory), dtype)
 
 
-def _operation(key: int, x: Any, rank: int, tag: int) -> Op:
+def _operation(key: int, x: object, rank: int, tag: int) -> Op:
     kind = key % _DTYPES + (key & raw.MESSAGES)
     if kind == _ALL_REDUCE:
         return ops.AllReduce(x, REDUCE_OPS[(key & (raw.MESSAGES - 1)) // _REDUCTIONS])
@@ -220,7 +220,7 @@ def _raise_from(_context: Any, status: Any) -> Any:
     return types.void(status), generate
 
 
-def _key(call: str, x: Any, kind: int, written: bool) -> int:
+def _key(call: str, x: object, kind: int, written: bool) -> int:
     """Return the key of a call on arrays of a Numba type; TypingError if it can't take them."""
     if not isinstance(x, types.Array) or x.layout != "C":
         raise errors.TypingError(f"nc10d.numba.{call} needs a C-contiguous array, got {x}")
@@ -232,7 +232,7 @@ def _key(call: str, x: Any, kind: int, written: bool) -> int:
         raise errors.TypingError(f"nc10d.numba.{call}: {error}") from error
 
 
-def _require_integers(call: str, **arguments: Any) -> None:
+def _require_integers(call: str, **arguments: object) -> None:
     """Raise TypingError for ranks and tags that are floats: Numba would cut them to integers."""
     for name, kind in arguments.items():
         if isinstance(kind, (types.Float, types.Complex)):
@@ -244,7 +244,7 @@ def _check(status: int) -> None:
 
 
 @overload(_check, inline="always")
-def _check_compiled(status: Any) -> Callable[..., None]:
+def _check_compiled(status: object) -> Callable[..., None]:
     unknown = raw.NO_THREAD
 
     def check(status: Any) -> None:

@@ -136,7 +136,7 @@ def settled(arrays: Any) -> Any:
     return tuple(arrays) if type(arrays) is list else arrays
 
 
-def _is_listed(arrays: Any) -> bool:
+def _is_listed(arrays: object) -> bool:
     return isinstance(arrays, (list, tuple))
 
 

@@ -113,7 +113,7 @@ class Reducer(PassStats):
         self._between_passes("zero_grad")
         self._storage.zero()
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
 
         A PowerSGDState or PostLocalSGDState without a group takes the Reducer's.
@@ -337,7 +337,7 @@ class Reducer(PassStats):
         self.settle()
 
 
-def _bound(state: Any, group: ProcessGroup) -> Any:
+def _bound(state: object, group: ProcessGroup) -> object:
     """Give a state of nc10d's hooks that has no group this one; return the state."""
     if isinstance(state, (PowerSGDState, PostLocalSGDState)) and state.process_group is None:
         state.process_group = group

@@ -46,7 +46,7 @@ def _async(group: ProcessGroup, make: Make) -> list[Any]:
     return ops
 
 
-def _ended(work: Any) -> None:
+def _ended(work: object) -> None:
     assert isinstance(work, Work), f"an async call must return a Work, got {work!r}"
     assert work.wait() is True, "wait() must return True"
     assert work.is_completed(), f"{work!r} has been waited for"

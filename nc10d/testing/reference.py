@@ -118,7 +118,7 @@ def assign(out: Any, value: Any) -> None:
     np.copyto(out, np.asarray(value).reshape(out.shape))
 
 
-def _assign_all(outs: Any, value: Any) -> None:
+def _assign_all(outs: object, value: object) -> None:
     """Write an array, or a list of an array per rank: into a list, or in sequence if flat."""
     if not isinstance(value, list):
         assign(outs, value)
@@ -232,7 +232,7 @@ def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
         return np.asarray(rule(wide)).astype(x.dtype)
 
 
-def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> Any:
+def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> object:
     """Round `factor` to the array's real dtype, and return it in the dtype of the computation."""
     narrow = dtype if dtype_of(dtype) in NARROW else wide
     return np.asarray(factor, wide).astype(narrow).astype(wide)[()]

@@ -141,7 +141,7 @@ class CollectiveCall:
             made["in_splits"] = [len(x) for x in self.inputs[rank]]
         return self.kind(**{name: made[name] for name in facts.fields if name in made})
 
-    def _array(self, name: str, rank: int) -> Any:
+    def _array(self, name: str, rank: int) -> object:
         """Return an argument on fresh memory; None where only the root has it."""
         facts = FACTS[self.kind]
         of_chunks = "inp" in facts.per_rank
@@ -180,7 +180,7 @@ def outputs(op: Any) -> list[Array]:
     return access.outputs([op])
 
 
-def issue(group: Any, op: Any, async_op: bool = False) -> Any:
+def issue(group: object, op: Any, async_op: bool = False) -> Any:
     """Make the call of `group` for an operation; return the call's result."""
     facts = facts_of(op)
     flat = _is_flat(op)
@@ -225,7 +225,7 @@ def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Col
 
 
 @st.composite
-def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: bool) -> list[Any]:
+def _inputs(draw: st.DrawFn, kind: type[object], size: int, dtype: DType, flat: bool) -> list[Any]:
     """Draw each rank's input; sizes agree where the collective requires it."""
     facts = FACTS[kind]
     if not facts.arrays:

@@ -100,7 +100,7 @@ class CompletedCall(_OfCall, Work):
         return True
 
 
-def completed_call(call: CallOfWork, x: Any, y: Any, sender: int | None) -> CompletedCall:
+def completed_call(call: CallOfWork, x: object, y: object, sender: int | None) -> CompletedCall:
     """Return the Work of a prepared call that has ended."""
     # Without __init__, which costs as much again.
     work: CompletedCall = _new_work(CompletedCall)

@@ -69,7 +69,7 @@ _opaque_dtypes: dict[int, DType] = {}
 
 
 @functools.cache
-def _opaque(dtype: DType) -> Any:
+def _opaque(dtype: DType) -> object:
     """Make the MPI datatype by which a kernel's op knows `dtype`."""
     datatype = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
     _opaque_dtypes[datatype.handle] = dtype
@@ -77,7 +77,7 @@ def _opaque(dtype: DType) -> Any:
 
 
 @functools.cache
-def _kernel_op(step: str) -> Any:
+def _kernel_op(step: str) -> object:
     def combine(lower: Any, upper: Any, datatype: Any) -> None:
         """upper := lower op upper"""
         run = kernel(kernel_address(step, _opaque_dtypes[datatype.handle]))

@@ -76,7 +76,7 @@ class MpiCalls(CollectiveLibrary):
         """Post MPI_Iscatterv."""
         return self._comm.Iscatterv(inp and in_chunks(inp), self._piece(out, inp), root)
 
-    def _piece(self, piece: FlatBuffer, chunks: Chunks | None) -> Any:
+    def _piece(self, piece: FlatBuffer, chunks: Chunks | None) -> object:
         """Describe `piece` for MPI: IN_PLACE if it is this rank's chunk of the other array."""
         return MPI.IN_PLACE if is_chunk_of(piece, chunks, self.rank) else whole(piece)
 

@@ -114,7 +114,7 @@ class Window:
         if not 0 <= peer < self._backend.size:
             raise ValueError(f"expected a rank of {self._backend.size}, got {peer}")
 
-    def _queue(self, name: str, *arguments: Any) -> None:
+    def _queue(self, name: str, *arguments: object) -> None:
         """Queue a call, which may be part of a captured graph; a failure ends the group."""
         comm, backend = self._comm, self._backend
         if self._registration[1].handle is None:

@@ -20,7 +20,7 @@ def device_arrays(batch: Sequence[Op]) -> Iterator[tuple[Op, Any, str]]:
                 yield op, array, device
 
 
-def flat_on_device(library: str, op: Op, array: Any, device: str) -> Buffer:
+def flat_on_device(library: str, op: Op, array: object, device: str) -> Buffer:
     """Return the memory of a device array; TypeError for a list, and if it is not contiguous."""
     if isinstance(array, (list, tuple)) or not as_buffer(array).contiguous:
         text = f"{library} takes arrays on {device} as a flat array, and contiguous, only"

@@ -72,7 +72,7 @@ class Task:
         self.agreed = False
         self.result: int | None = None
         self.steps: Steps
-        self.requests: Sequence[Any] = ()
+        self.requests: Sequence[object] = ()
 
     def begin(self, steps: Steps) -> None:
         """Run the first step."""

@@ -68,7 +68,7 @@ class PolledGroup(ProgressedGroup, ABC):
         """Return the steps of a message."""
 
     @abstractmethod
-    def _requests_ended(self, requests: Sequence[Any]) -> bool:
+    def _requests_ended(self, requests: Sequence[object]) -> bool:
         """Return whether the requests of a step have ended; never blocks."""
 
     @abstractmethod

@@ -209,7 +209,7 @@ def averaging_factor(over: ProcessGroup | None) -> float:
     return 1.0 if over is None else 1 / over.size
 
 
-def call_hook(hook: CommHook, state: Any, bucket: GradBucket) -> Work | Future[Any]:
+def call_hook(hook: CommHook, state: object, bucket: GradBucket) -> Work | Future[Any]:
     """Call a hook and return its result; TypeError if it is neither a Work nor a Future."""
     outcome = hook(state, bucket)
     if not isinstance(outcome, (Work, Future)):
@@ -232,7 +232,7 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
     return value
 
 
-def single_array(value: Any, default: Array) -> Any:
+def single_array(value: object, default: Array) -> Any:
     """Return the array in a hook's value (an array or a list of it); `default` without a value."""
     if isinstance(value, (list, tuple)):
         value = value[0] if len(value) == 1 else value or None  # an empty list is no value

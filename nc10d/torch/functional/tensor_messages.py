@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -191,15 +191,17 @@ def _batch(
     return [x for kind, x in zip(kinds, outs, strict=True) if kind == "irecv"]
 
 
-def _fake_ticket(*_: Any) -> Tensor:
+def _fake_ticket(*_: object) -> Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _fake_batch(kinds: Sequence[str], _peers: Any, _tags: Any, xs: Any, _name: str) -> Any:
+def _fake_batch(
+    kinds: Sequence[str], _peers: object, _tags: object, xs: Sequence[Tensor], _name: str
+) -> list[Tensor]:
     return [x.new_empty(x.shape) for kind, x in zip(kinds, xs, strict=True) if kind == "irecv"]
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     return None
 
 
@@ -218,7 +220,7 @@ _TABLE: dict[str, tuple[operators.Kernel, operators.Kernel]] = {
 
 
 def _refused(name: str) -> operators.Kernel:
-    def rule(*_: Any) -> NoReturn:
+    def rule(*_: object) -> NoReturn:
         raise TypeError(f"{name} has no meaning below vmap: send the whole batch outside of it")
 
     return rule

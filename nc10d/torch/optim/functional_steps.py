@@ -22,7 +22,7 @@ Gradients = Sequence["torch.Tensor | None"]
 
 
 def as_functional_optim(
-    optim_cls: type[Optimizer], *args: Any, **kwargs: Any
+    optim_cls: type[Optimizer], *args: object, **kwargs: object
 ) -> FunctionalOptimizer:
     """Return an `optim_cls` without parameters, which steps those that it is given.
 
@@ -32,7 +32,7 @@ def as_functional_optim(
     return FunctionalOptimizer(optim_cls, [], *args, **kwargs)
 
 
-def require_separable(optim_cls: Any) -> None:
+def require_separable(optim_cls: type[Optimizer]) -> None:
     """Raise a ValueError for an optimizer that does not treat each parameter alone."""
     if isinstance(optim_cls, type) and issubclass(optim_cls, torch.optim.LBFGS):
         raise ValueError(
@@ -48,10 +48,16 @@ class FunctionalOptimizer:
     """
 
     def __init__(
-        self, optim_cls: type[Optimizer], params: Iterable[Any], *args: Any, **kwargs: Any
+        self,
+        optim_cls: type[Optimizer],
+        params: Iterable[torch.Tensor | dict[str, Any]],
+        *args: object,
+        **kwargs: object,
     ) -> None:
         require_separable(optim_cls)
-        self._make: Callable[[Any], Optimizer] = lambda rows: optim_cls(rows, *args, **kwargs)
+        self._make: Callable[[list[dict[str, Any]]], Optimizer] = lambda rows: optim_cls(
+            rows, *args, **kwargs
+        )
         self._lock = threading.Lock()
         self._twins: dict[torch.Tensor, torch.Tensor] = {}
         self._group_of: dict[torch.Tensor, int] = {}

@@ -13,7 +13,7 @@ optimizer on a part of the parameters. A saved state is that of the optimizer on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,7 +25,7 @@ from nc10d.api.join import Joinable, JoinConfig, JoinHook
 from nc10d.api.objects import gather_object
 from nc10d.optim import Shares, partition
 from nc10d.reducer.left_pass import LeftPass
-from nc10d.torch.backend.groups import meant_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
 from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
 from nc10d.torch.optim.param_buckets import ParamBuckets
@@ -56,12 +56,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def __init__(
         self,
-        params: Any,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
         optimizer_class: type[Optimizer],
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
         parameters_as_bucket_view: bool = False,
         overlap_with_ddp: bool = False,
-        **defaults: Any,
+        **defaults: object,
     ) -> None:
         self._owners: list[list[int]] = []
         self._made = False
@@ -95,7 +95,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.optim = make(rows, **self._defaults)
         copy_options(self.optim.param_groups, self.param_groups)
 
-    def _attach(self, process_group: Any) -> None:
+    def _attach(self, process_group: AnyGroup | None) -> None:
         self.process_group = meant_group(process_group)
         self._group = own_group(process_group)
         self.rank, self.world_size = self._group.rank, self._group.size()
@@ -165,7 +165,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             params, owners = self._buckets.flats, self._buckets.owners
         self._shares = Shares(params, owners, self._group)
 
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: object) -> float | None:
         """Step by this rank's share, then give every rank all values; return the loss, if any.
 
         `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. After an
@@ -274,7 +274,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _after_steps(self) -> None:
         copy_options(self.optim.param_groups, self.param_groups)
 
-    def join_hook(self, **_kwargs: Any) -> JoinHook:
+    def join_hook(self, **_kwargs: object) -> JoinHook:
         """Return the hook of a Join block: a rank without a batch steps by the gradients it has.
 
         An earlier hook of the block sets these gradients, as that of DistributedDataParallel.
@@ -287,7 +287,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._all_params[0].device
 
     @property
-    def join_process_group(self) -> Any:
+    def join_process_group(self) -> AnyGroup:
         """The group, as it was given or meant."""
         return self.process_group
 

@@ -27,7 +27,7 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
         True
     )  # of the innermost block around: torch calls no others
 
-    def pack(x: torch.Tensor) -> Any:
+    def pack(x: torch.Tensor) -> object:
         flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
         if flat is not None:
             return _View.of(flat, x)

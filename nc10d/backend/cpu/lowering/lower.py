@@ -182,7 +182,7 @@ class Pieces:
         return [user(first + index, offset) for index, offset, _ in self.cuts]
 
 
-def _by_rows(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
+def _by_rows(arrays: object, splits: Sequence[int] | None, size: int) -> Pieces:
     """Return pieces as `_per_rank`, but a single array is cut along dimension 0 by `splits`."""
     if splits is None or isinstance(arrays, (list, tuple)):
         return _per_rank(arrays, size)
@@ -194,14 +194,14 @@ def _by_rows(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
     return Pieces([flat], cuts, flat.dtype)
 
 
-def _for_one_rank(array: Any, rank: int, size: int) -> Pieces:
+def _for_one_rank(array: object, rank: int, size: int) -> Pieces:
     """Return a whole array as the piece of a single rank; the pieces of others are empty."""
     buffer = as_buffer(array)
     cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
     return Pieces([buffer], cuts, buffer.dtype)
 
 
-def _per_rank(arrays: Any, size: int) -> Pieces:
+def _per_rank(arrays: object, size: int) -> Pieces:
     """Return a piece for each rank: the arrays of a list, or equal chunks of a single array."""
     if isinstance(arrays, (list, tuple)):
         buffers = [as_buffer(x) for x in arrays]
@@ -224,7 +224,7 @@ def _scatter(op: ops.Scatter, shape: GroupShape) -> LoweredOp:
     return _sized_exchange(op, shape, sends, recvs)
 
 
-def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
+def _at_root(arrays: object, root: int, shape: GroupShape, dtype: DType) -> Pieces:
     """Return a piece for each rank on the root, empty pieces on other ranks."""
     if shape.rank == root:
         return _per_rank(arrays, shape.size)

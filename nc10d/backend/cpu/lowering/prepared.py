@@ -152,7 +152,11 @@ class Prepared:
 
 
 def _first_run(
-    reference: weakref.ref[Prepared], entry: Callable[[], EntryPoint], words: Any, x: Any, y: Any
+    reference: weakref.ref[Prepared],
+    entry: Callable[[], EntryPoint],
+    words: object,
+    x: object,
+    y: object,
 ) -> int:
     """Run a call for the first time; later calls go to the compiled function directly."""
     prepared = reference()
@@ -363,7 +367,9 @@ class PreparedProgram(Prepared):
         return CpuWork(waiter, x, self.channel, submission, deadline)
 
 
-def _run_program(channel: int, program: int, table: int, _words: Any, _x: Any, _y: Any) -> int:
+def _run_program(
+    channel: int, program: int, table: int, _words: object, _x: object, _y: object
+) -> int:
     run = entry_points.run
     while (answer := run(channel, program, table)) == at.NEW_SITE:
         call_sites.learn()  # of this frame, too, which is gone when the caller learns

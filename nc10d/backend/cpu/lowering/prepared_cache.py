@@ -202,7 +202,7 @@ def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
     return parts if found and all(type(each) is np.ndarray for each in found) else None
 
 
-def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
+def _key(op: Op, extra: Any, x: Any, y: object) -> tuple[Any, ...]:
     if type(y) is int:
         return extra, x.dtype, x.size
     if type(x) is np.ndarray and type(y) is np.ndarray:
@@ -212,7 +212,7 @@ def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     return extra, arrays_in(x, y)[0].dtype, _sizes(x), _sizes(y)
 
 
-def _sizes(argument: Any) -> Any:
+def _sizes(argument: Any) -> object:
     if type(argument) is tuple:
         return tuple([each.size for each in argument])
     return None if argument is None else argument.size
@@ -239,7 +239,7 @@ def _read(arrays: list[Any]) -> Words | None:
     return table if intervals.columns_disjoint(table[0], sizes) else None
 
 
-def _shape(arrays: list[Any], reductions: list[ReduceOp], table: Words) -> tuple[Any, ...]:
+def _shape(arrays: list[Any], reductions: list[ReduceOp], table: Words) -> tuple[object, ...]:
     """Return the key of a batch's program: everything that it depends on."""
     # Dtypes stand there by address, too, which is sound because the key keeps them alive.
     return (*table[1:].ravel().tolist(), *reductions, *(x.dtype for x in arrays))

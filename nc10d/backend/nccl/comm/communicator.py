@@ -126,7 +126,7 @@ class Communicator:
         made.settle(deadline, call_name)
         return made
 
-    def call_with_all(self, name: str, deadline: Deadline, *arguments: Any) -> None:
+    def call_with_all(self, name: str, deadline: Deadline, *arguments: object) -> None:
         """Make a call that waits for the same call of all ranks, who have met for it before.
 
         CollectiveTimeout at the deadline.
