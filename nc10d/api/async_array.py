@@ -77,12 +77,12 @@ class AsyncCollectiveArray:
     ) -> Any:
         return getattr(ufunc, method)(*unwrapped(inputs), **unwrapped(options))
 
-    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: object, args: object, kwargs: object) -> Any:
         return function(*unwrapped(args), **unwrapped(kwargs))
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: object, args: Any = (), kwargs: Any = None
+        cls, function: Any, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         return function(*unwrapped(args), **unwrapped(kwargs or {}))
 
@@ -141,7 +141,7 @@ def _release_dropped() -> None:
 
 
 def _forward(name: str, apply: Callable[..., object]) -> None:
-    def method(self: AsyncCollectiveArray, *others: Any) -> Any:
+    def method(self: AsyncCollectiveArray, *others: object) -> object:
         return apply(self.wait(), *unwrapped(others))
 
     method.__name__ = method.__qualname__ = name

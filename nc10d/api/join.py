@@ -62,7 +62,7 @@ class Joinable(ABC):
         self._join_config = JoinConfig()
 
     @abstractmethod
-    def join_hook(self, **kwargs: Any) -> JoinHook:
+    def join_hook(self, **kwargs: object) -> JoinHook:
         """Return a hook for a Join block; `kwargs` are the keyword arguments of Join."""
 
     @property
@@ -100,7 +100,7 @@ class Join:
         joinables: Sequence[Any],
         enable: bool = True,
         throw_on_early_termination: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._joinables = list(joinables)
         if not self._joinables:
@@ -191,7 +191,7 @@ groups_of_others: list[Callable[[Any], ProcessGroup | None]] = []
 """Functions that return nc10d's group under a group of another library, or None."""
 
 
-def own_group(group: Any) -> ProcessGroup:
+def own_group(group: object) -> ProcessGroup:
     """Return a group of nc10d's, or the group of nc10d's under another library's group."""
     if isinstance(group, Collectives):
         return group  # type: ignore[return-value]

@@ -45,7 +45,7 @@ class DeviceMesh:
     def __init__(
         self,
         device_type: str,
-        mesh: Any,
+        mesh: object,
         *,
         mesh_dim_names: Sequence[str] | None = None,
         _groups: Sequence[ProcessGroup | None] | None = None,

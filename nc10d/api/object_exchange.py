@@ -149,7 +149,7 @@ class ObjectCall:
         allow_pickle: bool | None,
         weights_only: bool,
         location: Location = None,
-        device: Any = None,
+        device: object = None,
     ) -> None:
         """Take over the openings; the timeout began with them.
 
@@ -272,7 +272,7 @@ class ObjectCall:
         places[:] = objects
 
 
-def _kind(device: Any) -> str:
+def _kind(device: object) -> str:
     """Return the kind of a device: "cuda" for "cuda:1", a torch.device or a CuPy device."""
     if isinstance(device, int):
         return "cuda"

@@ -35,7 +35,7 @@ def is_list(x: object) -> bool:
     return isinstance(x, (list, tuple))
 
 
-def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
+def array(call: str, name: str, x: object, *, written: bool) -> Argument:
     """Return an array that the operation reads, or writes if `written`."""
     try:
         found = Argument(call, name, as_buffer(x), written)
@@ -52,7 +52,9 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
     return found
 
 
-def arrays(call: str, name: str, xs: Sequence[Any], size: int, *, written: bool) -> list[Argument]:
+def arrays(
+    call: str, name: str, xs: Sequence[object], size: int, *, written: bool
+) -> list[Argument]:
     """Return a list with an array for each rank; see `array`."""
     if len(xs) != size:
         message = f"{call}: {name} must have one array per rank, {size} in this group"

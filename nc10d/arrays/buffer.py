@@ -31,7 +31,7 @@ class Buffer:
     count: int
     dtype: DType
     device: str
-    owner: Any
+    owner: object
     writable: bool
     contiguous: bool
     shape: tuple[int, ...]
@@ -137,7 +137,7 @@ def _register_by_name(x: object) -> bool:
     return resolve is not None
 
 
-def as_buffer(x: Any) -> Buffer:
+def as_buffer(x: object) -> Buffer:
     """Return the memory of `x`; TypeError if it is no array, or its dtype can't be sent."""
     resolve = _resolvers.get(type(x))
     if resolve is None:
@@ -145,7 +145,7 @@ def as_buffer(x: Any) -> Buffer:
     return resolve(x)
 
 
-def device_type(x: Any) -> str:
+def device_type(x: object) -> str:
     """Return the type of device ("cpu", "cuda") of an array, or of a list's first array."""
     find = _devices.get(type(x))
     if find is not None:

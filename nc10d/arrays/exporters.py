@@ -76,7 +76,7 @@ class _Described:
 
     __slots__ = ("__array_interface__", "_array")
 
-    def __init__(self, x: Any, found: dict[str, Any]) -> None:
+    def __init__(self, x: object, found: dict[str, Any]) -> None:
         self.__array_interface__, self._array = found, x
 
 

@@ -77,7 +77,7 @@ class _Owned:
 
     __slots__ = ("__array_interface__", "_owner")
 
-    def __init__(self, view: Any, owner: Any) -> None:
+    def __init__(self, view: Any, owner: object) -> None:
         found = view.__array_interface__
         # Untyped bytes, as in buffer._Memory: not all dtypes have a name of NumPy's.
         del found["descr"]

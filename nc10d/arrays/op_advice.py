@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.ops.reductions import KINDS
@@ -21,7 +20,7 @@ def advice_for(op: object) -> str:
     return "" if named is None else f": use ReduceOp.{named}"
 
 
-def _name(op: Any) -> str:
+def _name(op: object) -> str:
     """Return the name under which `op` would be pickled; its repr if that is no name."""
     try:
         found = op.__reduce_ex__(4)

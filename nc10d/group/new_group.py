@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from nc10d.arrays.arguments import check_distinct_ranks, integer
 from nc10d.base.deadline import Deadline, Timeout
@@ -79,9 +78,9 @@ def _join(
     members: Sequence[int],
     timeout: Timeout,
     backend: str | None,
-    options: Any,
+    options: object,
     description: str | None,
-    device: Any,
+    device: object,
 ) -> ProcessGroup:
     """Make a group that this rank is in; blocks until all members have come."""
     parent = get_default_group()

@@ -110,7 +110,7 @@ class ProcessGroup(_Dispatcher, Members):
         timeout: float,
         config: BackendConfig,
         *,
-        options: Any = None,
+        options: object = None,
         parent: ProcessGroup | None = None,
         survivors: Sequence[int] | None = None,
         description: str | None = None,
@@ -314,7 +314,7 @@ class ProcessGroup(_Dispatcher, Members):
             self.abort(error)
             raise copy_to_raise(self._backends.failure or error) from None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
             f"{self!r} can't be pickled or copied: it belongs to this process. Send its ranks, and "
             "make a group of them by new_group where they are received"

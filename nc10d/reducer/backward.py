@@ -16,6 +16,7 @@ from operator import methodcaller
 from typing import Any
 
 from nc10d.base.deadline import monotonic_ns
+from nc10d.ops import Array
 from nc10d.reducer.buckets.storage import Storage
 from nc10d.reducer.settings import Settings
 
@@ -37,7 +38,7 @@ class BackwardPass:
         marks: Sequence[int] | None,
         launch: Callable[[int, bool], None],
         *,
-        lock: AbstractContextManager[Any],
+        lock: AbstractContextManager[object],
         used: bytearray,
         divisor: int,
         reduced: Callable[[int], None] | None = None,
@@ -63,7 +64,7 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def mark(self, param: int, gradient: Any = None, divided: bool = False) -> None:
+    def mark(self, param: int, gradient: Array = None, divided: bool = False) -> None:
         """Take a final gradient: an array that gets the mean later, or None if it is in its bucket.
 
         May launch buckets. The caller may have divided a gradient in its bucket by `divisor`

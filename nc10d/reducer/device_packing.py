@@ -47,7 +47,7 @@ class DevicePacker:
         pool = event_pool(self._device)
         self._launched = pool.take()
         weakref.finalize(self, pool.give, self._launched).atexit = False
-        self._seen: list[Any] = []
+        self._seen: list[Array] = []
         self._packing, self._unpacking = _Tables(self._device), _Tables(self._device)
         self._inner = self._outer = as_buffer(flat).dtype
         self.take(arrays, offsets)

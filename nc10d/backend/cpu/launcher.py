@@ -24,6 +24,7 @@ from nc10d.backend.cpu.lowering.prepared import (
     SOON,
     Prepared,
     PreparedCollective,
+    PreparedMessage,
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
@@ -35,6 +36,7 @@ from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Flight, Waiter
 from nc10d.backend.cpu.works import CombinedWork, CpuWork
+from nc10d.backend.prepared_protocol import Arguments
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.signal_errors import from_handler
@@ -79,7 +81,7 @@ class OpLauncher:
 
     # -- prepared calls --------------------------------------------------------------------------
 
-    def run(self, prepared: Prepared, x: Any, y: Any, timeout: float) -> bool:
+    def run(self, prepared: Prepared, x: Arguments, y: Arguments, timeout: float) -> bool:
         """Run a prepared call in this thread; False: nothing has happened."""
         try:
             answer = prepared.run(prepared.words, x, y)
@@ -88,7 +90,9 @@ class OpLauncher:
             self.abandon(prepared, x, y)
             raise
 
-    def finish(self, prepared: Prepared, answer: int, x: Any, y: Any, timeout: float) -> bool:
+    def finish(
+        self, prepared: Prepared, answer: int, x: Arguments, y: Arguments, timeout: float
+    ) -> bool:
         """Complete a call after `prepared.run`, which returned `answer`; see PreparingBackend."""
         while answer == at.NEW_SITE:
             call_sites.learn()
@@ -108,7 +112,7 @@ class OpLauncher:
             prepared.channel.reap()
         return True
 
-    def abandon(self, prepared: Prepared, x: Any, y: Any) -> None:
+    def abandon(self, prepared: Prepared, x: Arguments, y: Arguments) -> None:
         """Leave a call after an exception such as Ctrl-C; see PreparingBackend."""
         self.waiter.abandon(prepared.channel, prepared.ops(x, y))
 
@@ -144,7 +148,7 @@ class OpLauncher:
         return [works[number] for number in range(len(ops))]
 
     def exchange(
-        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+        self, dst: int, x: Arguments, tag: int, src: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
         latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
@@ -158,7 +162,14 @@ class OpLauncher:
         return pair != latest and self._exchange_by(*pair, x, tag, y, take, timeout)
 
     def _exchange_by(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self,
+        send: Any,
+        receive: Any,
+        x: Arguments,
+        tag: int,
+        y: Arguments,
+        take: int,
+        timeout: float,
     ) -> bool:
         """Exchange by two PreparedMessages; False: nothing has happened. Blocks."""
         if send.short and self._exchange_soon(send, receive, x, tag, y, take, timeout):
@@ -169,7 +180,14 @@ class OpLauncher:
         return self._exchange_long(send, receive, x, tag, y, take, timeout)
 
     def _exchange_soon(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self,
+        send: PreparedMessage,
+        receive: PreparedMessage,
+        x: Arguments,
+        tag: int,
+        y: Arguments,
+        take: int,
+        timeout: float,
     ) -> bool:
         """Exchange if the send, a short one, can end at once; False: nothing has happened."""
         run = prepared_exchange.run_exchange
@@ -193,7 +211,14 @@ class OpLauncher:
         return True
 
     def _exchange_long(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self,
+        send: PreparedMessage,
+        receive: PreparedMessage,
+        x: Arguments,
+        tag: int,
+        y: Arguments,
+        take: int,
+        timeout: float,
     ) -> bool:
         """Submit both messages and advance them in this thread; False: nothing has happened."""
         deadline = Deadline.after(timeout)
@@ -333,7 +358,7 @@ class OpLauncher:
         return started
 
 
-def _blank_flight(message: Any, x: Any) -> Flight:
+def _blank_flight(message: PreparedMessage, x: Arguments) -> Flight:
     """Return a prepared message as a submission in flight, which the engine fills in."""
     channel = message.channel
     submission = channel.blank(1)

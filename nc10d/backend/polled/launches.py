@@ -38,7 +38,7 @@ class PolledWork(Work):
         self._parts_left -= 1
         return self._parts_left == 0
 
-    def outcome(self) -> Any:
+    def outcome(self) -> object:
         """Return the value of `result()`: the sender, a list of senders, or None."""
         if len(self.ops) == 1:
             return self._results[0]

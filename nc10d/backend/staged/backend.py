@@ -17,12 +17,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
-from nc10d.backend.protocol import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup, Options
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
@@ -83,7 +83,7 @@ class StagedOptions:
     """`pg_options` of a staged group: the backend for host memory, by name, and its own options."""
 
     inner: str = "cpu"
-    options: Any = None
+    options: Options = None
 
 
 def make(setup: BackendSetup) -> StagedBackend:
@@ -280,7 +280,12 @@ class StagedBackend(Backend):
     # Groups and ends
 
     def split(
-        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
+        self,
+        ranks: Sequence[int],
+        name: str,
+        store: Store,
+        deadline: Deadline,
+        options: object = None,
     ) -> StagedBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)

@@ -66,7 +66,7 @@ class UccLibrary:
         """Return a function of the table as ctypes calls it."""
         return self._functions[name]
 
-    def call(self, name: str, *arguments: Any) -> int:
+    def call(self, name: str, *arguments: object) -> int:
         """Call a function; return its status unless that is an error, which raises UCCError."""
         status = int(self._functions[name](*arguments))
         if status < 0:

@@ -33,7 +33,7 @@ class UccRequest:
 
     __slots__ = ("_args", "_handle", "_kept", "_name", "_team")
 
-    def __init__(self, team: UccTeam, name: str, args: Any, kept: Any) -> None:
+    def __init__(self, team: UccTeam, name: str, args: Any, kept: object) -> None:
         """Post a collective; UCCError, and nothing is in flight, if UCC refuses it."""
         self._team, self._name, self._args, self._kept = team, name, args, kept
         call, made = team.context.library.call, ctypes.c_void_p()

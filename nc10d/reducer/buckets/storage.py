@@ -35,8 +35,8 @@ class Storage:
         self.plan, self.buckets = plan, buckets
         self.schedule = Schedule([bucket.params for bucket in plan.buckets], names)
         self.sparse = [bucket for bucket in buckets if isinstance(bucket, SparseBucket)]
-        views: dict[int, Any] = {}
-        takes: dict[int, Callable[[int, Any, int, bool], None]] = {}
+        views: dict[int, Array] = {}
+        takes: dict[int, Callable[[int, Array, int, bool], None]] = {}
         for bucket in buckets:
             views.update(bucket.views)
             takes.update(dict.fromkeys(bucket.views, bucket.take))

@@ -61,7 +61,7 @@ def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
         whole, small = bucket.flat(), bucket.narrowed(dtype)
         bucket.set_buffer(small)
 
-        def restore(value: Callable[[], Any]) -> Array:
+        def restore(value: Callable[[], object]) -> Array:
             try:
                 reduced = single_array(value(), small)
             finally:

@@ -6,6 +6,7 @@ Contract: all work is queued on the current stream of the tensors' device; no me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from nc10d.reducer.hooks.deferred_future import awaited
 from nc10d.reducer.hooks.grad_bucket import GradBucket
 from nc10d.torch.tensors import as_tensor
 from nc10d.work import Future, Work
+
+T = TypeVar("T")
 
 
 class TensorMath(ArrayMath):
@@ -41,13 +44,11 @@ class TensorMath(ArrayMath):
         """Replace columns of zeros by those of `values`, an array of the host."""
         super().fill(columns, torch.from_numpy(values).to(columns, non_blocking=True))
 
-    def after(
-        self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], object]
-    ) -> Future[Array]:
+    def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], T]) -> Future[T]:
         """Return the Future of `step()`, which the waiting thread queues behind all Works."""
         first, *rest = works
 
-        def end(value: Callable[[], object]) -> object:
+        def end(value: Callable[[], object]) -> T:
             value()
             for work in rest:
                 awaited(work)

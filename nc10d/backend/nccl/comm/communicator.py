@@ -150,7 +150,7 @@ class Communicator:
         """Whether it has not ended yet."""
         return self._handle is not None
 
-    def call(self, name: str, *arguments: Any) -> int:
+    def call(self, name: str, *arguments: object) -> int:
         """Call a function whose first argument is the communicator."""
         with self.lock, self.enter():
             return self.library.call(name, self.handle, *arguments)

@@ -56,7 +56,7 @@ class CachedLaunch:
         self._freed: list[object] = []
         self._ids = array("q")
         self._refs: Sequence[Callable[[], object]] = ()
-        self._descriptions: list[tuple[Callable[[], Any], Description]] = []
+        self._descriptions: list[tuple[Callable[[], object], Description]] = []
 
     def remember(self, arrays: Sequence[object]) -> None:
         """Refer to the arrays weakly; TypeError for an array without weak references."""
