@@ -48,12 +48,7 @@ Observer = Callable[[Any, Sequence[Op], int], object]
 
 
 def _run(
-    backend: Preparing,
-    call: PreparedCall[Any],
-    x: Arguments,
-    y: Arguments,
-    timeout: float,
-    _: Originals,
+    backend: Preparing, call: Any, x: Arguments, y: Arguments, timeout: float, _: Originals
 ) -> Literal[True] | None:
     answer = call.run(call.words, x, y)
     done = not (answer or call.in_flight) or backend.finish(call, answer, x, y, timeout)
@@ -61,12 +56,7 @@ def _run(
 
 
 def _start(
-    backend: Preparing,
-    call: PreparedCall[Any],
-    x: Arguments,
-    y: Arguments,
-    timeout: float,
-    originals: Originals,
+    backend: Preparing, call: Any, x: Arguments, y: Arguments, timeout: float, originals: Originals
 ) -> Work | None:
     started: Work | None = call.start(backend.waiter, x, y, timeout, False, originals)
     return started
@@ -79,12 +69,7 @@ def _start_messages(
 
 
 def _exchange(
-    backend: Preparing,
-    route: tuple[int, int, int, int],
-    x: Arguments,
-    y: Arguments,
-    timeout: float,
-    _: Originals,
+    backend: Preparing, route: Any, x: Arguments, y: Arguments, timeout: float, _: Originals
 ) -> Literal[True] | None:
     dst, tag, src, take = route
     return True if backend.exchange(dst, x, tag, src, y, take, timeout) else None
@@ -133,13 +118,7 @@ class Dispatcher(Collectives, PointToPoint):
         """Be called when the backend of a device has been made."""
 
     def _call(
-        self,
-        kind: type[Op],
-        extra: object,
-        x: Array,
-        y: Arguments,
-        async_op: bool,
-        timeout: Timeout,
+        self, kind: type[Op], extra: object, x: Array, y: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
         backend = self._preparing
         if async_op:

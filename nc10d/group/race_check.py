@@ -145,7 +145,7 @@ class DeviceRaceCheckedWork(RaceCheckedWork):
                 return _written_to(self.ops, use.memory.count, use.memory.dtype.label)
         for use in self.uses:
             if use.written:
-                _copy_back(use.copy, use.array)
+                _device_memory().copy_now(use.array, use.copy)
         return None
 
 
@@ -209,10 +209,6 @@ def _device_memory() -> Any:
 
 def _device_checksum(x: Array) -> int:
     return zlib.crc32(_device_memory().bytes_now(x).data)
-
-
-def _copy_back(copy: Array, x: Array) -> None:
-    _device_memory().copy_now(x, copy)
 
 
 def _written_to(ops: Sequence[Op], count: int, dtype: npt.DTypeLike) -> ValueError:

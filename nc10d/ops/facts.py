@@ -136,10 +136,6 @@ def settled(arrays: Any) -> Any:
     return tuple(arrays) if type(arrays) is list else arrays
 
 
-def _is_listed(arrays: object) -> bool:
-    return isinstance(arrays, (list, tuple))
-
-
 def _split_all_gather(op: AllGather) -> Parts:
     out = settled(op.out)
     return LISTS if type(out) is tuple else None, op.inp, out
@@ -177,7 +173,7 @@ def _plain(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _has_splits(op: AllToAll) -> bool:
-    return _is_listed(op.inp) or (op.in_splits, op.out_splits) != (None, None)
+    return isinstance(op.inp, (list, tuple)) or (op.in_splits, op.out_splits) != (None, None)
 
 
 def _split_message(op: Send | Recv) -> Parts:

@@ -137,9 +137,6 @@ class BackwardPass:
             self._reduced(self._handed)
             self._handed += 1
 
-    def _is_unused(self, index: int) -> bool:
-        return set(self._storage.buckets[index].views) <= set(self._unused)
-
     def restore(self, used: Sequence[bool]) -> None:
         """Restore the old values of gradients that no rank has used."""
         self._storage.restore([param for param in self._unused if not used[param]])
@@ -170,7 +167,9 @@ class BackwardPass:
         for index in indices:
             self.first_launch = self.first_launch or monotonic_ns()
             try:
-                unused = self._skips and self._is_unused(index)
+                unused = self._skips and (
+                    set(self._storage.buckets[index].views) <= set(self._unused)
+                )
                 self._launch(index, unused)
                 self.skipped += unused
                 self._launched += 1

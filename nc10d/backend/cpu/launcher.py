@@ -43,6 +43,9 @@ from nc10d.base.signal_errors import from_handler
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
+Pair = tuple[PreparedMessage, PreparedMessage]
+"""A send, and a receive that runs beside it."""
+
 
 class OpLauncher:
     """Launches the operations of a group. Synchronous launches block."""
@@ -152,44 +155,32 @@ class OpLauncher:
     ) -> bool:
         """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
         latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
-        if None not in latest and self._exchange_by(*latest, x, tag, y, take, timeout):
+        if None not in latest and self._exchange_by(latest, x, tag, y, take, timeout):
             return True
         found = self.cache.find_messages((Send(x, dst, tag), Recv(y, src, take)))
         if found is None:
             return False
         pair = found[0][0], found[1][0]
         # Not the latest: arrays of other sizes.
-        return pair != latest and self._exchange_by(*pair, x, tag, y, take, timeout)
+        return pair != latest and self._exchange_by(pair, x, tag, y, take, timeout)
 
     def _exchange_by(
-        self,
-        send: Any,
-        receive: Any,
-        x: Arguments,
-        tag: int,
-        y: Arguments,
-        take: int,
-        timeout: float,
+        self, pair: Any, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Exchange by two PreparedMessages; False: nothing has happened. Blocks."""
-        if send.short and self._exchange_soon(send, receive, x, tag, y, take, timeout):
+        send, receive = pair
+        if send.short and self._exchange_soon(pair, x, tag, y, take, timeout):
             return True
         # Through sockets, two threads move more.
         if send.channel.spec.streams or receive.channel.spec.streams:
             return False
-        return self._exchange_long(send, receive, x, tag, y, take, timeout)
+        return self._exchange_long(pair, x, tag, y, take, timeout)
 
     def _exchange_soon(
-        self,
-        send: PreparedMessage,
-        receive: PreparedMessage,
-        x: Arguments,
-        tag: int,
-        y: Arguments,
-        take: int,
-        timeout: float,
+        self, pair: Pair, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Exchange if the send, a short one, can end at once; False: nothing has happened."""
+        send, receive = pair
         run = prepared_exchange.run_exchange
         try:
             while (answer := run(send.words, receive.words, x, y, tag, take)) == at.NEW_SITE:
@@ -211,16 +202,10 @@ class OpLauncher:
         return True
 
     def _exchange_long(
-        self,
-        send: PreparedMessage,
-        receive: PreparedMessage,
-        x: Arguments,
-        tag: int,
-        y: Arguments,
-        take: int,
-        timeout: float,
+        self, pair: Pair, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Submit both messages and advance them in this thread; False: nothing has happened."""
+        send, receive = pair
         deadline = Deadline.after(timeout)
         flights = [_blank_flight(message, array) for message, array in ((send, x), (receive, y))]
         sent, received = [submission for _, submission in flights]

@@ -36,6 +36,7 @@ Tensors: TypeAlias = "Sequence[Tensor] | Tensor"
 """A tensor, or a list of one."""
 TensorLists: TypeAlias = "Sequence[Sequence[Tensor]] | Sequence[Tensor]"
 """A list of tensors, or a list of one such list."""
+Limit: TypeAlias = "timedelta | None"
 
 
 class _Blocks(threading.local):
@@ -62,7 +63,7 @@ class TorchCalls(TorchLauncher):
     # -- collectives -----------------------------------------------------------------------------
 
     def allreduce(
-        self, tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Reduce a tensor in place."""
         if type(opts) is not c10d.AllreduceOptions:
@@ -83,14 +84,14 @@ class TorchCalls(TorchLauncher):
         opts = opts or c10d.AllreduceCoalescedOptions()
         op, xs = reduction(opts.reduceOp), [*tensors]
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             for x in each_once("all_reduce_coalesced", "tensors", xs):
                 self.nc10d_group.all_reduce(x, op, timeout=timeout)
 
         return self._together("all_reduce", xs, calls, opts, xs)
 
     def broadcast(
-        self, tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy the root's tensor into every rank's."""
         if type(opts) is not c10d.BroadcastOptions:
@@ -103,7 +104,7 @@ class TorchCalls(TorchLauncher):
         tensors: Tensors,
         opts: Any = None,
         op: c10d.ReduceOp | None = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Reduce a tensor into the root's."""
         if type(opts) is not c10d.ReduceOptions:
@@ -113,11 +114,7 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Reduce, (opts.rootRank, reduction(opts.reduceOp)), x, x, opts, [x])
 
     def allgather(
-        self,
-        outputs: TensorLists,
-        inputs: Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, outputs: TensorLists, inputs: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy rank r's tensor into every rank's `outputs[0][r]`."""
         opts = _options(c10d.AllgatherOptions, opts, timeout)
@@ -146,7 +143,7 @@ class TorchCalls(TorchLauncher):
 
         outs = [[*xs] for xs in zip(*outputs, strict=True)]
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("all_gather_coalesced", outs, inputs)
             for xs, x in zip(outs, inputs, strict=True):
                 self.nc10d_group.all_gather(xs, x, timeout=timeout)
@@ -163,7 +160,7 @@ class TorchCalls(TorchLauncher):
         """Gather each of `inputs` into the output of the same place, together."""
         opts = opts or c10d.AllgatherOptions()
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("all_gather_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.all_gather_into_tensor(output, x, timeout=timeout)
@@ -173,11 +170,7 @@ class TorchCalls(TorchLauncher):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(
-        self,
-        outputs: Tensors,
-        inputs: TensorLists,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Reduce `inputs[0][r]` of all ranks into rank r's output."""
         opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
@@ -205,7 +198,7 @@ class TorchCalls(TorchLauncher):
         opts = opts or c10d.ReduceScatterOptions()
         op = reduction(opts.reduceOp)
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("reduce_scatter_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.reduce_scatter_tensor(output, x, op, timeout=timeout)
@@ -221,7 +214,7 @@ class TorchCalls(TorchLauncher):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Exchange slices of dimension 0; without split sizes they are equally long."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
@@ -237,7 +230,7 @@ class TorchCalls(TorchLauncher):
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Send `inputs[r]` to rank r, into its list's place of this rank."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
@@ -245,11 +238,7 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.AllToAll, LISTS, tuple(inputs), tuple(xs), opts, xs)
 
     def gather(
-        self,
-        outputs: TensorLists,
-        inputs: Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, outputs: TensorLists, inputs: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy rank r's tensor into the root's `outputs[0][r]`; others give an empty list."""
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
@@ -258,25 +247,19 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Gather, extra, x, tuple(xs) or None, opts, xs or [x])
 
     def scatter(
-        self,
-        outputs: Tensors,
-        inputs: TensorLists,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy the root's `inputs[0][r]` into rank r's tensor; others give an empty list."""
         opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
         (x,), xs = _single(outputs), _single_list(inputs)
         return self._run(ops.Scatter, (opts.rootRank, False), x, tuple(xs) or None, opts, [x])
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork | None:
+    def barrier(self, opts: Any = None, timeout: Limit = None) -> TorchWork | None:
         """Wait until every rank of the group has made this call."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
         return self._run(ops.Barrier, None, NOTHING, NOTHING, opts, [])
 
-    def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
+    def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has come; after the timeout, name the missing ranks."""
         timeout = getattr(timeout, "timeout", timeout)  # torch 2.14 passes options
         limit = None if timeout is None or timeout == UNSET else timeout
@@ -378,7 +361,7 @@ def _single_list(lists: TensorLists) -> list[Tensor]:
     return [*found[0]]
 
 
-def _options(kind: type[Any], given: object, timeout: timedelta | None, argument: str = "") -> Any:
+def _options(kind: type[Any], given: object, timeout: Limit, argument: str = "") -> Any:
     """Return options of torch's `kind`: as given, or the default with a given `argument`.
 
     torch's bindings take the argument, a root or a reduction, and a timeout in place of options.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -23,6 +23,8 @@ from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.uncompiled import in_python
 from nc10d.work import Work
+
+Rank: TypeAlias = "int | None"
 
 
 def _ordinary(function: object) -> Any:
@@ -89,10 +91,10 @@ def all_reduce(
 
 def broadcast(
     tensor: Array,
-    src: int | None = None,
+    src: Rank = None,
     group: Group = None,
     async_op: bool = False,
-    group_src: int | None = None,
+    group_src: Rank = None,
 ) -> Work | None:
     """Stand for nc10d.broadcast."""
     if _fits(group, async_op, tensor):
@@ -162,11 +164,7 @@ def all_to_all_single(
 
 
 def send(
-    tensor: Array,
-    dst: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_dst: int | None = None,
+    tensor: Array, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None
 ) -> Work | None:
     """Stand for nc10d.send."""
     if _fits(group, False, tensor):
@@ -180,11 +178,7 @@ def send(
 
 
 def recv(
-    tensor: Array,
-    src: int | None = None,
-    group: Group = None,
-    tag: int = 0,
-    group_src: int | None = None,
+    tensor: Array, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None
 ) -> int | None:
     """Stand for nc10d.recv from a named rank."""
     if src is not None and _fits(group, False, tensor):
