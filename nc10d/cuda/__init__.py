@@ -10,8 +10,6 @@ It needs no framework, and importing it imports nothing of CUDA. The first call 
 driver loads it; UnsupportedPlatform names the missing part.
 """
 
-from __future__ import annotations
-
 from nc10d.cuda.driver import available as available
 from nc10d.cuda.driver import current_device as current_device
 from nc10d.cuda.driver import device_count as device_count

@@ -56,8 +56,7 @@ _handles = WeakTensorKeyDictionary()
 
 def optimizers(x: torch.Tensor) -> list[torch.optim.Optimizer]:
     """Return the optimizers that step in the backward pass of a parameter."""
-    found: list[torch.optim.Optimizer] = getattr(x, MARK, [])
-    return found
+    return getattr(x, MARK, [])
 
 
 def take_over(params: Iterable[torch.Tensor]) -> None:

@@ -203,8 +203,7 @@ class _CompressedMean:
             self._restore()
             if last is not None:
                 last()
-            result: Array = math.result(self._bucket)
-            return result
+            return math.result(self._bucket)
 
         works = [rest, self._reduce_to_mean(self._q)]
         return math.after(self._bucket, works, restore)

@@ -52,7 +52,6 @@ def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Ar
         for message in messages:
             total += math.decode(message, count, width)
         whole[...] = math.copy(total, whole.dtype)
-        result: Array = math.result(bucket)
-        return result
+        return math.result(bucket)
 
     return bucket.following(work, average)

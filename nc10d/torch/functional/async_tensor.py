@@ -51,8 +51,7 @@ class AsyncCollectiveTensor(Tensor):
 
     def wait(self) -> Tensor:
         """Block until the tensor is complete and return it, plain; raise the collective's error."""
-        found: Tensor = self._pending.wait()
-        return found
+        return self._pending.wait()
 
     trigger_wait = wait  # torch's name
 

@@ -47,8 +47,7 @@ def recv(like: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tenso
     """Receive a tensor of the shape, dtype and device of `like` from rank `src`. Blocks."""
     x = plain(like).detach()
     if needs_operator(x):
-        received: Tensor = torch.ops.nc10d.recv(x, src, tag, label(group)[0])
-        return received
+        return torch.ops.nc10d.recv(x, src, tag, label(group)[0])
     out = x.new_empty(x.shape)
     found_group(group).recv(out, src, tag)
     return out
@@ -90,8 +89,7 @@ def batch_p2p(
         raise ValueError(f"batch_p2p: ops are 'isend' or 'irecv', got {list(op_list)}")
     if needs_operator(*xs):
         lists = list(op_list), list(peer_list), list(tag_list)
-        received: list[Tensor] = torch.ops.nc10d.batch_p2p(*lists, xs, label(group)[0])
-        return received
+        return torch.ops.nc10d.batch_p2p(*lists, xs, label(group)[0])
     works, outs = _launch(op_list, peer_list, tag_list, xs, found_group(group))
     pending = [_pending(x, work) for x, work in zip(outs, works, strict=True)]
     return [x for kind, x in zip(op_list, pending, strict=True) if kind == "irecv"]
@@ -108,10 +106,8 @@ def barrier(group: GroupLike = None) -> None:
 def wait_tensor(tensor: Tensor | Ticket) -> Tensor:
     """Block until a result is complete; return its plain tensor. Others return as they are."""
     if isinstance(tensor, Ticket):
-        received: Tensor = torch.ops.nc10d.wait_tensor(tensor.number, tensor.like)
-        return received
-    found: Tensor = plain(tensor)
-    return found
+        return torch.ops.nc10d.wait_tensor(tensor.number, tensor.like)
+    return plain(tensor)
 
 
 def _pending(x: Tensor, work: Work | None) -> Tensor:

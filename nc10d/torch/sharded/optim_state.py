@@ -107,8 +107,7 @@ def scatter_full_optim_state_dict(
         raise error
     if isinstance(mine[0], str):
         raise ValueError(f"rank 0: {mine[0]}")
-    found: State = mine[0]
-    return found
+    return mine[0]
 
 
 def _share(whole: State, model: FullyShardedModule, rank: int) -> State:

@@ -38,8 +38,7 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
         if isinstance(packed, _View):
             return packed.read()
         if around:
-            found: torch.Tensor = around[1](packed)
-            return found
+            return around[1](packed)
         x, version = packed
         _require_version(x, version, "a tensor")
         return x

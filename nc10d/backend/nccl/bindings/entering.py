@@ -7,8 +7,6 @@ compared with it meanwhile. A slot of a board has the number and the chain of th
 this call and all calls before.
 """
 
-from __future__ import annotations
-
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     exchange,
