@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays import intervals
 from nc10d.arrays.dtypes import DType, dtype_of
@@ -68,7 +69,7 @@ class Buffer:
             reach += (n - 1) * step
         return False
 
-    def as_numpy(self) -> np.ndarray[Any, Any]:
+    def as_numpy(self) -> npt.NDArray[Any]:
         """Return an ndarray on the same memory, which it keeps alive; TypeError off the CPU."""
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")

@@ -24,7 +24,7 @@ from nc10d.codec.type_registry import codec_of
 from nc10d.errors import CodecError
 
 
-def encode(value: Any) -> EncodedMessage:
+def encode(value: object) -> EncodedMessage:
     """Return the message of a value; it refers to the value's arrays and does not copy them.
 
     CodecError for an unsupported type (the message names it), for an object with arrays or
@@ -50,7 +50,7 @@ class _Frame:
 
     __slots__ = ("children", "hashed", "levels", "taken", "value")
 
-    def __init__(self, value: Any, children: Iterator[Any], hashed: int) -> None:
+    def __init__(self, value: object, children: Iterator[object], hashed: int) -> None:
         self.value = value
         self.children = children
         self.hashed = hashed
@@ -65,7 +65,7 @@ class _Encoder:
         self.chunks: list[Array] = []
         # By id, the number of each written value, the value itself, so that its id stays valid, and
         # its levels.
-        self._seen: dict[int, tuple[int, Any, int]] = {}
+        self._seen: dict[int, tuple[int, object, int]] = {}
         self._frames: list[_Frame] = []
         self._count = 0
         self._open: set[int] = set()
@@ -141,7 +141,7 @@ class _Encoder:
         self._seen[id(value)] = (self._count, value, levels)
         self._count += 1
 
-    def _open_frame(self, value: Any, kind: type[Any], hashed: bool) -> _Frame:
+    def _open_frame(self, value: Any, kind: type, hashed: bool) -> _Frame:
         if id(value) in self._open:
             raise CodecError(f"a {kind.__name__} contains itself, which can't be carried")
         tag = _CONTAINERS.get(kind)
@@ -174,7 +174,7 @@ def _length(count: int) -> bytes:
     return tags.COUNT.pack(count)
 
 
-def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
+def _state(value: Any, kind: type) -> Sequence[object]:
     """Return name and state of a value of a registered type; CodecError for other types."""
     codec = codec_of(kind) or codec_by_name(kind)
     if codec is None:
@@ -252,7 +252,7 @@ def _writer_for_numpy(kind: type[object]) -> _Writer | None:
     return _PLAIN[kind]
 
 
-_PLAIN: dict[type[Any], _Writer] = {
+_PLAIN: dict[type, _Writer] = {
     type(None): lambda e, _: e.header.append(Tag.NONE),
     bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
     int: _int,
@@ -260,18 +260,18 @@ _PLAIN: dict[type[Any], _Writer] = {
     float: lambda e, value: e.tagged(Tag.FLOAT, tags.FLOAT.pack(value)),
     complex: lambda e, value: e.tagged(Tag.COMPLEX, tags.COMPLEX.pack(value.real, value.imag)),
 }
-_NUMBERED: dict[type[Any], _Writer] = {
+_NUMBERED: dict[type, _Writer] = {
     str: _text,
     CallableStr: _text,
     bytes: _byte_string(Tag.BYTES, Tag.BLOB),
     bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
     np.ndarray: _array,
 }
-_PACKS: dict[type[Any], tuple[Tag, type[Any]]] = {
+_PACKS: dict[type, tuple[Tag, type[np.generic]]] = {
     float: (Tag.FLOATS, np.float64),
     int: (Tag.INTS, np.int64),
 }
-_CONTAINERS: dict[type[Any], Tag] = {
+_CONTAINERS: dict[type, Tag] = {
     list: Tag.LIST,
     tuple: Tag.TUPLE,
     dict: Tag.DICT,

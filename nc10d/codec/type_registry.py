@@ -22,22 +22,22 @@ class TypeCodec(NamedTuple):
     """
 
     name: str
-    kind: type[Any]
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-    move: Callable[[Any, str], Any] | None = None
+    kind: type
+    encode: Callable[[Any], object]
+    decode: Callable[[Any], object]
+    move: Callable[[Any, str], object] | None = None
 
 
-_by_type: dict[type[Any], TypeCodec] = {}
+_by_type: dict[type, TypeCodec] = {}
 _by_name: dict[str, TypeCodec] = {}
 
 
 def register_type(
     kind: type[T],
-    encode: Callable[[T], Any],
+    encode: Callable[[T], object],
     decode: Callable[[Any], T],
     name: str | None = None,
-    move: Callable[[T, str], Any] | None = None,
+    move: Callable[[T, str], object] | None = None,
 ) -> None:
     """Let the object calls send values of exactly the type `kind`.
 

@@ -21,6 +21,7 @@ from nc10d.ops.operations import (
     AllGather,
     AllReduce,
     AllToAll,
+    Arrays,
     Barrier,
     Broadcast,
     ExScan,
@@ -105,7 +106,7 @@ class OperationFacts:
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
-    def replace(self, op: Op, **arrays: Any) -> Op:
+    def replace(self, op: Op, **arrays: Arrays | None) -> Op:
         """Return the operation on other arrays."""
         made: Op = self.kind(*[arrays.get(name, getattr(op, name)) for name in self.fields])
         return made
@@ -131,7 +132,7 @@ def rank_is_in(ranks: str, op: Any, rank: int) -> bool:
     return ranks is EVERYWHERE or (rank == op.root) == (ranks is AT_ROOT)
 
 
-def settled(arrays: Any) -> Any:
+def settled(arrays: Arrays) -> Arrays:
     """Return an argument as prepared calls take it: a list as a tuple, which cannot change."""
     return tuple(arrays) if type(arrays) is list else arrays
 
@@ -146,7 +147,7 @@ def _split_reduce_scatter(op: ReduceScatter) -> Parts:
     return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
 
 
-def _make_reduce_scatter(extra: Any, x: Any, y: Any) -> ReduceScatter:
+def _make_reduce_scatter(extra: Any, x: Arrays, y: Arrays) -> ReduceScatter:
     return ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra)
 
 
@@ -162,7 +163,7 @@ def _split_all_to_all(op: AllToAll) -> Parts:
         return None, None, None
 
 
-def _make_all_to_all(extra: Any, x: Any, y: Any) -> AllToAll:
+def _make_all_to_all(extra: Any, x: Arrays, y: Arrays) -> AllToAll:
     in_splits, out_splits = extra if type(extra) is tuple else (None, None)
     return AllToAll(y, x, out_splits, in_splits)
 

@@ -23,8 +23,9 @@ import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
 from nc10d.arrays.dtypes import identity as neutral
-from nc10d.ops import SUM, ReduceOp
+from nc10d.ops import SUM, Op, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
+from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import Pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,7 +105,7 @@ def same_bits(x: Array, y: Array) -> bool:
 # The collectives as operations
 
 
-def compute(ops: Sequence[Any]) -> None:
+def compute(ops: Sequence[Op]) -> None:
     """Run an operation, given as the operations of all ranks."""
     facts = facts_of(ops[0])
     for name, ranks in facts.writes.items():
@@ -129,7 +130,7 @@ def _assign_all(outs: object, value: object) -> None:
         assign(outs, np.concatenate([np.ravel(part) for part in value]))
 
 
-def _results(ops: Sequence[Any]) -> Sequence[Any]:
+def _results(ops: Sequence[Any]) -> Sequence[object]:
     """Return the result of each rank by the function of the operation's name."""
     facts, first, size = facts_of(ops[0]), ops[0], len(ops)
     by_name: Any = globals()[facts.name]
@@ -143,11 +144,11 @@ def _results(ops: Sequence[Any]) -> Sequence[Any]:
     return list(by_name(inputs, *options))
 
 
-def _chunks(xs: Any, size: int) -> list[Any]:
+def _chunks(xs: Arrays, size: int) -> list[Array]:
     return list(xs) if isinstance(xs, (list, tuple)) else np.split(np.ravel(xs), size)
 
 
-def _sent(op: Any, size: int) -> list[Any]:
+def _sent(op: Any, size: int) -> list[Array]:
     """Return the chunks of an operation's input."""
     if getattr(op, "in_splits", None) is None:
         return _chunks(op.inp, size)

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from nc10d import ops as O
 from nc10d.arrays import access
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops import Op
 from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, facts_of
+from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import REDUCE_OPS
 from nc10d.testing.layouts import lay
 from nc10d.testing.programs.draw import mixed_programs as mixed_programs
@@ -164,7 +166,7 @@ class CollectiveCall:
         """Return a copy of `x` in this call's layout."""
         return lay(x, self.layout)
 
-    def pack(self, chunks: Sequence[Array]) -> Any:
+    def pack(self, chunks: Sequence[Array]) -> Arrays:
         """Return copies of the chunks, as a list or as a flat array."""
         if self.flat:
             return self.lay(np.concatenate([np.ravel(x) for x in chunks]))
@@ -190,7 +192,7 @@ def issue(group: object, op: Any, async_op: bool = False) -> Any:
     return getattr(group, facts.flat_name if flat else facts.name)(*given, async_op=async_op)
 
 
-_ORDER: dict[type[Any], tuple[str, ...]] = {O.Gather: ("inp", "out")}
+_ORDER: dict[type[Op], tuple[str, ...]] = {O.Gather: ("inp", "out")}
 """The order of a public call's arrays where they are not in the order of the fields."""
 
 
@@ -209,7 +211,7 @@ KINDS = COLLECTIVE_KINDS
 
 
 @st.composite
-def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> CollectiveCall:
+def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Op]] = KINDS) -> CollectiveCall:
     """Draw a collective of `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
     facts = FACTS[kind]

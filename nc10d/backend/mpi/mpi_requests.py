@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import MpiReduction, carrier, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Request
@@ -81,11 +79,11 @@ class MpiCalls(CollectiveLibrary):
         return MPI.IN_PLACE if is_chunk_of(piece, chunks, self.rank) else whole(piece)
 
 
-def _operand(x: FlatBuffer, how: MpiReduction) -> list[Any]:
+def _operand(x: FlatBuffer, how: MpiReduction) -> list[object]:
     return [memory(x), x.count * how.width, how.datatype]
 
 
-def _each(chunks: Chunks) -> list[Any]:
+def _each(chunks: Chunks) -> list[object]:
     """Return mpi4py's description of chunks of the same size."""
     x, counts = chunks
     return [memory(x), counts[0], carrier(x.dtype)]

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from nc10d.torch.optim.global_state import State
+
 Gradients = Sequence["torch.Tensor | None"]
 
 
@@ -117,11 +119,11 @@ class FunctionalOptimizer:
                 for x, _ in pairs:
                     self._twins[x].grad = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state in the form of torch's optimizers, of all tensors so far."""
         return self._optimizer.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load a copy of a state of as many tensors; ValueError if it has another number."""
         self._optimizer.load_state_dict(deepcopy(state_dict))
 

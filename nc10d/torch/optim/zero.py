@@ -27,7 +27,7 @@ from nc10d.optim import Shares, partition
 from nc10d.reducer.left_pass import LeftPass
 from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
-from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
+from nc10d.torch.optim.global_state import State, copy_options, merged, options_of, owned, share_of
 from nc10d.torch.optim.param_buckets import ParamBuckets
 from nc10d.torch.uneven_inputs import notify
 
@@ -70,7 +70,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.overlap_with_ddp = overlap_with_ddp
         self._optimizer_class, self._defaults = optimizer_class, defaults
         self._overlapping = False
-        self._pending: dict[str, Any] | None = None
+        self._pending: State | None = None
         require_separable(optimizer_class)
         Optimizer.__init__(self, params, defaults)
         self._join_config = JoinConfig()
@@ -211,7 +211,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.state.update((params[i], x) for i, x in merged(shares, self._owners).items())
         self._has_whole = shares is not None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state as `consolidate_state_dict` found it, on the rank that received it.
 
         It is that of an `optimizer_class` on a single process. RuntimeError on other ranks.
@@ -223,7 +223,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load this rank's share of a whole state: of any world size, or of a plain optimizer.
 
         Every rank calls with the whole state, which stays unchanged. ValueError if it is of other

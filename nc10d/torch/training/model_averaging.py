@@ -19,6 +19,7 @@ from nc10d.group.new_group import new_subgroups
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.hooks import local_sgd
 from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
+from nc10d.torch.optim.global_state import State
 
 
 class ModelAverager:
@@ -128,11 +129,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return repr(self.optim)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the optimizer's state, with the averager's step under "step"."""
         return {**self.optim.state_dict(), "step": self.averager.step}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load the optimizer's state and the averager's step; ValueError without a step."""
         if "step" not in state_dict:
             raise ValueError(
