@@ -168,7 +168,6 @@ class _Decoder:
         return self._located(value) if _is_array(frame) else value
 
     def _located(self, array: object) -> object:
-        """Return the replacement of an array."""
         return array if self._locate is None else call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:

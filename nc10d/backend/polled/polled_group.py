@@ -114,7 +114,6 @@ class PolledGroup(ProgressedGroup, ABC):
             raise copy_to_raise(self.failure) from None  # its context is another call's
 
     def _begin(self, task: Task, queue: deque[Any], steps_of_task: Steps) -> None:
-        """Run a task's first step."""
         if self.failure is not None:  # an earlier task of the launch could not begin
             return
         queue.append(task)
@@ -174,7 +173,6 @@ class PolledGroup(ProgressedGroup, ABC):
                 self._messages.remove(message)
 
     def _advance_task(self, task: Task) -> bool:
-        """Advance a task; return whether it has ended."""
         if self.failure is not None:
             return False
         try:

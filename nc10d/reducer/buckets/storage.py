@@ -77,7 +77,6 @@ def _on_device(bucket: Bucket | SparseBucket) -> bool:
 
 
 def _bucket_class(device: str) -> type[Bucket]:
-    """Return the class of dense buckets on a device."""
     if not device.startswith("cuda"):
         return Bucket
     found: type[Bucket] = import_to_end("nc10d.reducer.buckets.device_bucket").DeviceBucket
@@ -85,7 +84,6 @@ def _bucket_class(device: str) -> type[Bucket]:
 
 
 def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
-    """Return the allocator for a device."""
     if callable(allocate):
         return allocate
     if allocate is None:

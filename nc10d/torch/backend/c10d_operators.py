@@ -89,7 +89,6 @@ class _Call:
         self.carrier = dist.ProcessGroup(group.rank(), group.size())
 
     def run(self, tensors: tuple[object, ...]) -> TorchWork | None:
-        """Make the call of the group, of these tensors."""
         work = self.method(self.group, *tensors, *self.rest, **self.options)
         self.works.append(work)
         return work

@@ -198,7 +198,8 @@ class _Transformed(torch.autograd.Function):
         ctx: FunctionCtx, _name: None, _args: None, *tangents: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
         several = ctx.name.endswith("_coalesced")
-        _check_linear(ctx.name, ctx.arguments)
+        if "reduce" in ctx.name:
+            _linear(ctx.name, ctx.arguments[0])
         out = call(ctx.name, list(tangents) if several else tangents[0], *ctx.arguments)
         return tuple(out) if several else out
 
@@ -209,11 +210,6 @@ class _Transformed(torch.autograd.Function):
         whole, dim = _batched(name, info, in_dims[2:], xs)
         out = _Transformed.apply(name, args, *whole)
         return out, (dim,) * len(xs) if isinstance(out, tuple) else dim
-
-
-def _check_linear(name: str, args: tuple[Any, ...]) -> None:
-    if "reduce" in name:
-        _linear(name, args[0])
 
 
 for _name, _formula in _FORMULAS.items():

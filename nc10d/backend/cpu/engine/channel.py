@@ -164,7 +164,6 @@ class Channel:
         return int(self.words[field // 8])
 
     def _new_ring(self, slots: int) -> int:
-        """Make a ring and return its address."""
         # Kept as long as the channel: a thread may still read from a ring that was replaced.
         words: Words = np.zeros(1 + slots, np.int64)
         words[0] = slots - 1
