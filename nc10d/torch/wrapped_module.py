@@ -25,7 +25,7 @@ from nc10d.torch import in_backward
 _KINDS = {"cpu", "cuda"}
 _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
 T = TypeVar("T")
-Device: TypeAlias = "int | str | torch.device"
+Device: TypeAlias = int | str | torch.device
 Tables = Sequence[dict[str, torch.Tensor | None]]
 """Dicts of layers, with what a layer has by name."""
 SHARD = "_flat_shard_"

@@ -32,11 +32,11 @@ from nc10d.torch.backend.torch_reductions import BY_NUMBER, reduction, sparse_al
 from nc10d.torch.backend.works import TorchWork, ended_work
 from nc10d.torch.stores import as_timedelta, release
 
-Tensors: TypeAlias = "Sequence[Tensor] | Tensor"
+Tensors: TypeAlias = Sequence[Tensor] | Tensor
 """A tensor, or a list of one."""
-TensorLists: TypeAlias = "Sequence[Sequence[Tensor]] | Sequence[Tensor]"
+TensorLists: TypeAlias = Sequence[Sequence[Tensor]] | Sequence[Tensor]
 """A list of tensors, or a list of one such list."""
-Limit: TypeAlias = "timedelta | None"
+Limit: TypeAlias = timedelta | None
 
 
 class _Blocks(threading.local):

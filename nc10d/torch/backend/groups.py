@@ -12,7 +12,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
 from nc10d.torch.backend.group_calls import TorchCalls
 
-AnyGroup: TypeAlias = "Collectives | dist.ProcessGroup"
+AnyGroup: TypeAlias = Collectives | dist.ProcessGroup
 
 
 def calls_of(group: object) -> TorchCalls | None:

@@ -24,7 +24,7 @@ from nc10d.torch.backend.groups import own_group
 from nc10d.torch.uncompiled import in_python
 from nc10d.work import Work
 
-Rank: TypeAlias = "int | None"
+Rank: TypeAlias = int | None
 
 
 def _ordinary(function: object) -> Any:

@@ -184,10 +184,6 @@ def _barrier(group_name: str) -> None:
     resolve(group_name).barrier()
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
 _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor": (_all_reduce, same),
     # The result on `dst`, zeros elsewhere: the gradient of a broadcast.
@@ -222,7 +218,7 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "-> Tensor[]": (_all_gather_coalesced, _each(_gathered)),
     "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, "
     "str group_name) -> Tensor[]": (_reduce_scatter_coalesced, _each(_scattered)),
-    "barrier(str group_name) -> ()": (_barrier, _nothing),
+    "barrier(str group_name) -> ()": (_barrier, lambda *_: None),
 }
 
 for _signature, (_kernel, _fake) in _TABLE.items():

@@ -197,12 +197,8 @@ def _fake_batch(
     return [x.new_empty(x.shape) for kind, x in zip(kinds, xs, strict=True) if kind == "irecv"]
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
 _TABLE: dict[str, tuple[operators.Kernel, operators.Kernel]] = {
-    "send(Tensor input, int dst, int tag, str group_name) -> ()": (_send, _nothing),
+    "send(Tensor input, int dst, int tag, str group_name) -> ()": (_send, lambda *_: None),
     "recv(Tensor like, int src, int tag, str group_name) -> Tensor": (_recv, operators.same),
     "isend(Tensor input, int dst, int tag, str group_name) -> Tensor": (_isend, _fake_ticket),
     "irecv(Tensor like, int src, int tag, str group_name) -> Tensor": (_irecv, _fake_ticket),

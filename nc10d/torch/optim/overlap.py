@@ -34,7 +34,7 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.torch.optim.zero import ZeroRedundancyOptimizer
 
-Bucket: TypeAlias = "TensorBucket | torch.distributed.GradBucket"
+Bucket: TypeAlias = TensorBucket | torch.distributed.GradBucket
 Hook = Callable[[Any, Any], object]
 
 
