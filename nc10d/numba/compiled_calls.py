@@ -173,7 +173,7 @@ llvmlite.binding.add_symbol("nc10d_numba_call", raw.raw_call_address())
 world.on_own_world.append(forget)
 
 
-# Inside compiled code
+# Inside compiled code: Numba asks that an overload and its implementation have one signature
 
 _I64 = ir.IntType(64)
 _call = types.ExternalFunction("nc10d_numba_call", types.int64(*(types.int64,) * 6))
@@ -247,7 +247,7 @@ def _check(status: int) -> None:
 
 
 @overload(_check, inline="always")
-def _check_compiled(status: object) -> Callable[..., None]:
+def _check_compiled(status: int) -> Callable[..., None]:
     unknown = raw.NO_THREAD
 
     def check(status: int) -> None:
@@ -259,7 +259,7 @@ def _check_compiled(status: object) -> Callable[..., None]:
 
 
 @overload(all_reduce)
-def _all_reduce_compiled(x: Type, op: Type = _SUM) -> Callable[..., None]:
+def _all_reduce_compiled(x: Array, op: Any = _SUM) -> Callable[..., None]:
     key, step = _key("all_reduce", x, _ALL_REDUCE, True), _REDUCTIONS
 
     def call(x: Array, op: Any = _SUM) -> None:
@@ -270,7 +270,7 @@ def _all_reduce_compiled(x: Type, op: Type = _SUM) -> Callable[..., None]:
 
 
 @overload(broadcast)
-def _broadcast_compiled(x: Type, src: Type) -> Callable[..., None]:
+def _broadcast_compiled(x: Array, src: int) -> Callable[..., None]:
     key = _key("broadcast", x, _BROADCAST, True)
     _require_integers("broadcast", src=src)
 
@@ -281,7 +281,7 @@ def _broadcast_compiled(x: Type, src: Type) -> Callable[..., None]:
 
 
 @overload(send)
-def _send_compiled(x: Type, dst: Type, tag: Type = 0) -> Callable[..., None]:
+def _send_compiled(x: Array, dst: int, tag: int = 0) -> Callable[..., None]:
     key = _key("send", x, _SEND, False)
     _require_integers("send", dst=dst, tag=tag)
 
@@ -292,7 +292,7 @@ def _send_compiled(x: Type, dst: Type, tag: Type = 0) -> Callable[..., None]:
 
 
 @overload(recv)
-def _recv_compiled(x: Type, src: Type, tag: Type = 0) -> Callable[..., None]:
+def _recv_compiled(x: Array, src: int, tag: int = 0) -> Callable[..., None]:
     key = _key("recv", x, _RECV, True)
     _require_integers("recv", src=src, tag=tag)
 
