@@ -148,13 +148,7 @@ class Dispatcher(Collectives, PointToPoint):
         return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
     def _attempt(
-        self,
-        run: Attempt[R],
-        kind: type[Op] | None,
-        extra: object,
-        x: object,
-        y: object,
-        timeout: Timeout,
+        self, run: Attempt[R], kind: type[Op] | None, extra: Any, x: Any, y: Any, timeout: Timeout
     ) -> R | None:
         """Return `run(backend, prepared, x, y, timeout, originals)`; None: nothing has happened.
 
@@ -192,13 +186,7 @@ class Dispatcher(Collectives, PointToPoint):
         return result
 
     def run_hooked(
-        self,
-        kind: type[Op],
-        extra: object,
-        pool: OpeningsPool,
-        task: int,
-        value: object,
-        places: object,
+        self, kind: type[Op], extra: Any, pool: OpeningsPool, task: int, value: Any, places: Any
     ) -> Openings | None:
         """Run a prepared call between the hooks of its openings (nc10d.kernels.hooks); blocks.
 
@@ -259,9 +247,7 @@ class Dispatcher(Collectives, PointToPoint):
         for _ in range(openings.ran):
             next(self._launches)
 
-    def _start(
-        self, kind: type[Op], extra: object, x: Array, y: object, timeout: Timeout
-    ) -> Work | None:
+    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         work = self._attempt(_start, kind, extra, x, y, timeout)
         if work is not None:

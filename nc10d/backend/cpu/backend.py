@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -192,12 +193,7 @@ class CpuBackend(Backend):
     # -- making and ending groups ----------------------------------------------------------------
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: object = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> CpuBackend:
         """Make the backend of a group of some of my ranks; blocks until they all have come."""
         self.group.health.check()

@@ -6,6 +6,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nc10d.arrays.validate import validate
 from nc10d.backend.mpi.buffers import check_devices
@@ -126,12 +127,7 @@ class MpiBackend(PolledBackend):
         return found
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: object = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> MpiBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         checked = checked_options("mpi", options, MpiOptions)

@@ -186,12 +186,7 @@ class NcclBackend(Backend):
         return self._records
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: object = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
         """Make the backend of a group of `ranks`; they meet at its first operation."""
         # Without ncclCommSplit, which every rank of the whole group would have to call.

@@ -17,7 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import device_type
@@ -280,12 +280,7 @@ class StagedBackend(Backend):
     # Groups and ends
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: object = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> StagedBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)

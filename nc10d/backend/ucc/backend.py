@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import device_type
@@ -124,12 +125,7 @@ class UccBackend(PolledBackend):
         return self._inner.failure_detector
 
     def split(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        store: Store,
-        deadline: Deadline,
-        options: object = None,
+        self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> UccBackend:
         """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
         checked = checked_options("ucc", options, UccOptions)

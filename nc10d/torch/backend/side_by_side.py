@@ -73,14 +73,9 @@ def as_torch_group(group: ProcessGroup | None = None) -> dist.ProcessGroup:
 
 def on_default(group: ProcessGroup) -> dist.ProcessGroup:
     """Make torch.distributed's default group on `group`, and return it."""
-    dist.init_process_group(
-        NAME,
-        store=as_store(group.store),
-        timeout=_delta(group.timeout),
-        pg_options=Adopted(group),
-        rank=group.rank(),
-        world_size=group.size(),
-    )
+    place = {"rank": group.rank(), "world_size": group.size()}
+    options = {"timeout": _delta(group.timeout), "pg_options": Adopted(group)}
+    dist.init_process_group(NAME, store=as_store(group.store), **options, **place)
     return dist.group.WORLD
 
 

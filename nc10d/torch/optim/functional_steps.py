@@ -57,9 +57,7 @@ class FunctionalOptimizer:
         **kwargs: object,
     ) -> None:
         require_separable(optim_cls)
-        self._make: Callable[[list[dict[str, Any]]], Optimizer] = lambda rows: optim_cls(
-            rows, *args, **kwargs
-        )
+        self._make: Callable[..., Optimizer] = lambda rows: optim_cls(rows, *args, **kwargs)
         self._lock = threading.Lock()
         self._twins: dict[torch.Tensor, torch.Tensor] = {}
         self._group_of: dict[torch.Tensor, int] = {}

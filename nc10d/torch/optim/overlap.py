@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.nn import Module
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.optim import BucketPiece, bucket_pieces
@@ -39,7 +40,7 @@ Hook = Callable[[Any, Any], object]
 
 
 def hook_with_zero_step(
-    hook: Hook, ddp: torch.nn.Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Return a hook that reduces by `hook`, and steps `zero` after the last bucket's launch.
 
@@ -50,7 +51,7 @@ def hook_with_zero_step(
 
 
 def hook_with_zero_step_interleaved(
-    hook: Hook, ddp: torch.nn.Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Return a hook that reduces by `hook`, and steps `zero` between the launches of buckets.
 
@@ -61,11 +62,7 @@ def hook_with_zero_step_interleaved(
 
 
 def _hook(
-    hook: Hook,
-    ddp: torch.nn.Module,
-    zero: ZeroRedundancyOptimizer,
-    shard_buckets: bool,
-    interleaved: bool,
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool, interleaved: bool
 ) -> Hook:
     if not zero.overlap_with_ddp:
         raise ValueError(
