@@ -179,7 +179,8 @@ def _resolver_for(x: object) -> Resolver:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
     if isinstance(x, np.ndarray):
-        return _resolve_subclass
+        # Owned by `x` itself, whose attributes may be its own.
+        return lambda x: replace(_resolve_numpy(np.asarray(x)), owner=x)
     family = _family(x)
     if family is not None:
         return _resolvers[family]
@@ -195,10 +196,6 @@ def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
     return Buffer(
         x.ctypes.data, x.size, dtype, "cpu", x, flags.writeable, contiguous, x.shape, x.strides
     )
-
-
-def _resolve_subclass(x: np.ndarray[Any, Any]) -> Buffer:
-    return replace(_resolve_numpy(np.asarray(x)), owner=x)  # its attributes may be its own
 
 
 def _with_memory(found: Buffer) -> Buffer:

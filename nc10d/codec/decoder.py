@@ -163,7 +163,6 @@ class _Decoder:
         self._payload.finish()
 
     def _built(self, frame: _Frame) -> object:
-        """Build the container from its children."""
         value = _BUILD[frame.tag](frame.items)
         return self._located(value) if _is_array(frame) else value
 
@@ -216,7 +215,6 @@ class _Decoder:
         return self.take(self.unpack(tags.COUNT)[0])
 
     def dtype(self, code: int) -> DType:
-        """Return the element type of a code."""
         found = _DTYPES.get(code)
         if found is None:
             raise CodecError(f"no element type has the code {code}")
@@ -232,7 +230,6 @@ class _Decoder:
         return numbers
 
     def array(self) -> object:
-        """Read an array."""
         code, ndim = self.unpack(tags.ARRAY)
         dtype = self.dtype(code)
         shape = [self.unpack(tags.INT64)[0] for _ in range(ndim)]
@@ -248,7 +245,6 @@ class _Decoder:
         return array if inner else self._located(array)
 
     def scalar(self) -> object:
-        """Read a NumPy scalar."""
         dtype = self.dtype(self.take(1)[0])
         content = self.take(dtype.itemsize)
         if dtype is DType.BOOL and content[0] > 1:

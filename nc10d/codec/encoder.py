@@ -163,7 +163,6 @@ class _Encoder:
             self._nest(frame.levels + 1)
 
     def tagged(self, tag: Tag, content: bytes) -> None:
-        """Write a tag and its content."""
         self.header.append(tag)
         self.header += content
 

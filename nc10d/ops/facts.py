@@ -147,10 +147,6 @@ def _split_reduce_scatter(op: ReduceScatter) -> Parts:
     return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
 
 
-def _make_reduce_scatter(extra: Any, x: Arrays, y: Arrays) -> ReduceScatter:
-    return ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra)
-
-
 def _split_all_to_all(op: AllToAll) -> Parts:
     inp, out = settled(op.inp), settled(op.out)
     if op.in_splits is None and op.out_splits is None:
@@ -221,7 +217,7 @@ _FACTS = (
         ReduceScatter,
         "reduce_scatter",
         _split_reduce_scatter,
-        _make_reduce_scatter,
+        lambda extra, x, y: ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra),
         **_FROM_INP_TO_OUT,
         flat_name="reduce_scatter_tensor",
         per_rank=("inp",),

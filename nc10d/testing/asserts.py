@@ -145,7 +145,6 @@ def first_difference(x: Array, expected: Array) -> tuple[int, ...] | None:
 
 
 def _gathered(group: ProcessGroup | None, *own: object) -> list[tuple[Array, ...]]:
-    """Return every rank's arrays."""
     whole = group_or_default(group)
     found: list[Any] = [None] * whole.size
     all_gather_object(found, [np.asarray(x) for x in own], whole)
@@ -161,6 +160,8 @@ def _wrong(others: Sequence[int], arrays: list[Array], wanted: list[Array], righ
 
 def _close(x: Array, expected: Array, inputs: Sequence[Array]) -> bool:
     """Return whether floats differ by no more than rounding in another order."""
+    import ml_dtypes
+
     family = dtype_of(x.dtype).family
     if family not in (ElementKind.FLOAT, ElementKind.COMPLEX) or x.shape != expected.shape:
         return False
@@ -169,16 +170,10 @@ def _close(x: Array, expected: Array, inputs: Sequence[Array]) -> bool:
     wide = np.complex128 if family is ElementKind.COMPLEX else np.float64
     with np.errstate(all="ignore"):
         sizes = sum(np.abs(y.astype(wide)) for y in inputs) + np.abs(expected.astype(wide))
-        bound = 2 * len(inputs) * float(_epsilon(x.dtype)) * sizes
+        bound = 2 * len(inputs) * float(ml_dtypes.finfo(x.dtype).eps) * sizes
         near = np.abs(x.astype(wide) - expected.astype(wide)) <= bound
     same = np.isnan(x) & np.isnan(expected) | (x == expected)
     return bool(np.all(near | same))
-
-
-def _epsilon(dtype: np.dtype[Any]) -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.finfo(dtype).eps
 
 
 def _flat(x: Array) -> list[Array]:

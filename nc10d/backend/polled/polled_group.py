@@ -186,7 +186,6 @@ class PolledGroup(ProgressedGroup, ABC):
         return True
 
     def _error_of(self, error: Exception, task: Task) -> DistError:
-        """Return the group's error for an exception in a task."""
         name = task.work._describe()
         if not isinstance(error, DistError):
             error = DistBackendError(f"{name}: {type(error).__name__}: {error}")

@@ -141,7 +141,6 @@ class _Steps:
         ]
 
     def launched(self, bucket: Bucket, outcome: object) -> None:
-        """Note a bucket whose reduction has been launched."""
         if self._pieces:
             self._reducing.append((bucket, outcome))
         else:

@@ -88,7 +88,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._made = True
 
     def _make_optimizer(self) -> None:
-        """Make the optimizer of this rank's share."""
         rows = [self._share_of(group, owners) for group, owners in self._rows()]
         kind = self._optimizer_class
         make = partial(FunctionalOptimizer, kind) if self.overlap_with_ddp else kind
