@@ -1,4 +1,4 @@
-"""c10d as a library of its own: collectives, stores, work and coalescing on raw arrays.
+"""c10d as an independent library: collectives, stores, work and coalescing on raw arrays.
 
     import nc10d as dist
 
@@ -6,8 +6,8 @@
     dist.all_reduce(x)
 
 This module only maps each public name to its module, and the first use of a name imports that
-module. `import nc10d` alone imports no other module of the package but `base.run_to_end`, by which
-the first uses import.
+module. `import nc10d` alone imports no other module except `base.run_to_end`, by which the first
+uses import.
 """
 
 from __future__ import annotations
@@ -266,6 +266,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names; those of c10d that begin with "_" can be used and are not listed."""
+    """Return the public names; c10d's names that begin with "_" can be used and are not listed."""
     names = {"__version__", "group", *_HOME, *_SUBMODULES}
     return sorted(name for name in names if not name.startswith("_") or name == "__version__")

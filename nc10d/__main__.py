@@ -1,4 +1,4 @@
-"""`python -m nc10d`: show the version and list the commands; `--version` shows it alone."""
+"""`python -m nc10d`: show version and commands; `--version` shows the version alone."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _get_default_store() -> Store:
-    """Return the store of the default group; its keys are those of this world."""
+    """Return the default group's store, which has this world's keys only."""
     return get_default_group().store
 
 
@@ -59,17 +59,17 @@ def _get_group_size(group: Group) -> int:
 
 
 def _get_process_group_name(pg: ProcessGroup) -> str:
-    """Return the name of a group."""
+    """Return a group's name."""
     return pg.name()
 
 
 def _get_process_group_store(pg: ProcessGroup) -> Store:
-    """Return the store of a group."""
+    """Return a group's store."""
     return pg.store
 
 
 def _resolve_process_group(group_name: str) -> ProcessGroup:
-    """Return this rank's group of a name; RuntimeError if there is none."""
+    """Return this rank's group with this name; RuntimeError if there is none."""
     found = current_world().groups.get(group_name)
     if found is None:
         raise RuntimeError(f"there is no group {group_name!r} on this rank")
@@ -77,7 +77,7 @@ def _resolve_process_group(group_name: str) -> ProcessGroup:
 
 
 def _rank_not_in_group(group: Group) -> bool:
-    """Return whether a group is GroupMember.NON_GROUP_MEMBER: this rank is not in it."""
+    """Return whether a group is GroupMember.NON_GROUP_MEMBER: this rank is not a member."""
     return isinstance(group, NonMember)
 
 
@@ -102,7 +102,7 @@ class _World:
 
     @property
     def pg_names(self) -> dict[ProcessGroup, str]:
-        """The name of each group."""
+        """Each group's name."""
         return {pg: pg.name() for pg in current_world().groups.values()}
 
     @property

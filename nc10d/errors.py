@@ -17,9 +17,9 @@ class DistError(RuntimeError):
     """A peer, a store or the network failed; the attributes name the rank, its host and the call.
 
     Unknown attributes are None: `rank` (the failed rank in its group), `host`, `pid`, `cause` (the
-    system's reason: "killed by signal 9"), `group` (its name), `op` (operation name), `seq` (its
-    sequence number in the group), `waited` (seconds that the rank which noticed the failure had
-    been in that operation), `last` (rank → sequence number of its last operation).
+    system's reason: "killed by signal 9"), `group` (the group's name), `op` (operation name), `seq`
+    (the operation's sequence number in the group), `waited` (seconds that the rank which noticed
+    the failure had been in that operation), `last` (rank → sequence number of its last operation).
     """
 
     _told = False
@@ -67,7 +67,7 @@ class CollectiveTimeout(DistBackendError, TimeoutError):
 
 
 class CollectiveMismatch(DistBackendError):
-    """Ranks of one group made different calls at the same place in their sequence."""
+    """Ranks of one group made different calls at the same position of the sequence."""
 
 
 class Aborted(DistBackendError):
@@ -79,7 +79,7 @@ class GroupClosed(DistBackendError):
 
 
 class ForkedGroupError(DistBackendError):
-    """A forked child used a group that belongs to its parent."""
+    """A forked child used a group that belongs to the parent process."""
 
 
 class CodecError(DistError, ValueError):
@@ -91,7 +91,7 @@ class StoreError(DistError):
 
 
 class DistNetworkError(StoreError):
-    """A store's server could not be reached, its connection was lost, or its port is taken."""
+    """A store's server could not be reached, the connection was lost, or the port is taken."""
 
 
 class StoreTimeout(StoreError, TimeoutError):
@@ -107,7 +107,7 @@ class NotANumberError(StoreError, ValueError):
 
 
 class QueueEmptyError(StoreError):
-    """A queue of the store was empty, and the call was not to wait."""
+    """A store's queue was empty, and the call was not to wait."""
 
 
 class RendezvousError(StoreError):
@@ -127,15 +127,15 @@ class LibraryError(DistBackendError):
 
 
 class NCCLError(LibraryError):
-    """NCCL failed; `code` is its ncclResult_t."""
+    """NCCL failed; `code` is an ncclResult_t."""
 
 
 class UCCError(LibraryError):
-    """UCC failed; `code` is its ucc_status_t, whose name the message has."""
+    """UCC failed; `code` is a ucc_status_t, whose name the message has."""
 
 
 class CudaError(LibraryError):
-    """The CUDA driver or the device failed; `code` is its CUresult."""
+    """The CUDA driver or the device failed; `code` is a CUresult."""
 
 
 class AuthError(DistError):

@@ -1,7 +1,7 @@
 """The entry point that makes `torch.distributed.init_process_group("nc10d")` work without imports.
 
-torch calls `register` at the end of its own import (entry points of the group "torch.backends"). It
-imports nothing: the modules of nc10d are imported when the first group is made.
+torch calls `register` at the end of its own import (entry points of the group "torch.backends").
+`register` imports nothing: nc10d's modules are imported when the first group is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m nc10d.warmup`: compile everything now, so that later first uses only load it.
+"""`python -m nc10d.warmup`: compile everything now, so that later first uses only load the results.
 
 Compiles the CPU engine, every kernel and NCCL's loop into the cache folder (see
 `nc10d.kernels.cache_dir`). Two processes share the work if there are two cores. Progress is shown
@@ -79,12 +79,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _let_all_read(folder: Path) -> None:
-    """Let every user read what `folder` holds; only its owner may write."""
+    """Let every user read what `folder` holds; only the owner may write."""
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-# The parent process: it starts the helpers and counts their reports.
+# The parent process starts the helpers and counts their reports.
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterabl
 
 def _follow(lines: Iterable[str], jobs: int, show: Show) -> int:
     """Show the progress that the helpers report; return the number of compiled functions."""
-    # Nothing is shown before each of the `jobs` helpers has reported how many functions it has.
+    # Nothing is shown before each of the `jobs` helpers has reported the number of its functions.
     ready = total = started = 0
     for line in lines:
         if line.startswith("+"):
@@ -150,7 +150,7 @@ def _in_lines() -> Show:
     return show
 
 
-# A helper process: it compiles its share of the functions.
+# A helper process compiles a share of the functions.
 
 
 def _compile(share: int, jobs: int) -> None:
@@ -170,7 +170,7 @@ def _write_line(line: str) -> None:
 
 
 def _tasks() -> list[Task]:
-    """Return every function to compile; the engine comes first because it takes longest."""
+    """Return every function to compile; the engine, which takes longest, comes first."""
     from nc10d.kernels import copy, pack, reduce, streaming
 
     carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copy.every_kernel()]
@@ -196,7 +196,7 @@ def _warm_engine() -> None:
 
 
 def _deal(tasks: list[Task], share: int, jobs: int) -> list[Task]:
-    """Return the tasks of a share: the engine, nearly half the work, for share 0."""
+    """Return a share's tasks: the engine, nearly half the work, for share 0."""
     if jobs == 1:
         return tasks
     return tasks[:1] if share == 0 else tasks[share :: jobs - 1]

@@ -1,8 +1,8 @@
 """The end of a launched operation: Work for operations, Future for values.
 
 A backend subclasses Work and fills in `_poll`, `_block` and `_watch`. nc10d.base.promise documents
-their contracts and the threads on which callbacks run. A Work is cheap to make: it has no lock, and
-gets an event only when a thread needs it.
+their contracts and the threads on which callbacks run. A Work is cheap to make: there is no lock,
+and no event before a thread needs one.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Work(Promise):
         return work
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Block until the operation is over and return True; raise its error if it failed.
+        """Block until the operation is over and return True; raise the error of a failed operation.
 
         With `timeout` (seconds or timedelta), raise CollectiveTimeout in this caller alone if the
-        operation is not over by then; it goes on, and can be waited for again. Without `timeout`,
-        the operation's own timeout is the limit.
+        operation is not over by then; the operation goes on, and can be waited for again. Without
+        `timeout`, the operation's own timeout is the limit.
         """
         if self._state != DONE:
             self._settle(timeout)
@@ -92,7 +92,7 @@ class Work(Promise):
         return self._exception
 
     def result(self) -> Any:
-        """Wait, then return the sender's rank in the group (a receive) or the list of outputs."""
+        """Wait, then return the sender's rank in the group (a receive) or the outputs as a list."""
         self.wait()
         return self._value()
 
@@ -108,7 +108,7 @@ class Work(Promise):
         return future
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Call `callback(self)` when the operation is over; at once if it is already."""
+        """Call `callback(self)` when the operation is over; at once if that is already so."""
         self._attach(callback)
 
     def __await__(self) -> Generator[Any, None, bool]:
@@ -128,17 +128,17 @@ class Work(Promise):
 
 
 class Future(Promise, Generic[T]):
-    """A value that will be there later; its maker calls `set_result` or `set_exception`."""
+    """A value that will be there later; the maker calls `set_result` or `set_exception`."""
 
     __slots__ = ()
 
     def set_result(self, value: T) -> None:
-        """End with `value`; RuntimeError if it has ended before."""
+        """End with `value`; RuntimeError if the Future has ended before."""
         if not self._finish(None, value):
             raise RuntimeError("this Future has a result or an exception already")
 
     def set_exception(self, error: BaseException) -> None:
-        """End with `error`; RuntimeError if it has ended before."""
+        """End with `error`; RuntimeError if the Future has ended before."""
         if not isinstance(error, BaseException):
             raise TypeError(f"set_exception needs an exception, got {error!r}")
         if not self._finish(error):
@@ -151,7 +151,7 @@ class Future(Promise, Generic[T]):
     def wait(self, timeout: Timeout = None) -> T:
         """Block until the Future has ended; return the value or raise the exception.
 
-        A Future of a Work ends on a notifier thread. Don't wait for such a Future in a callback:
+        A Work's Future ends on a notifier thread. Don't wait for such a Future in a callback:
         attach with `then`.
         """
         self._settle(timeout)
@@ -164,14 +164,14 @@ class Future(Promise, Generic[T]):
         return self.wait()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call `callback(self)` when the Future has ended; at once if it has already."""
+        """Call `callback(self)` when the Future has ended; at once if that has happened already."""
         self._attach(callback)
 
     def then(self, callback: Callable[[Future[T]], Any]) -> Future[Any]:
-        """Return a Future of the result of `callback(self)`, called once this Future has ended.
+        """Return a Future for the result of `callback(self)`, called once this Future has ended.
 
-        The callback is called after a failure too: `value()` raises there. If it returns a Future
-        or a Work, the returned Future ends as that does.
+        The callback is called after a failure too: `value()` raises there. If the callback returns
+        a Future or a Work, the returned Future ends as that does.
         """
         child = self._child()
 
@@ -212,7 +212,7 @@ class Future(Promise, Generic[T]):
 def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:
     """Return a Future that ends when all of `futures` have; its value is the list of them.
 
-    It does not fail by itself: ask each of the list for its value.
+    The returned Future never fails: ask each Future in the list for its value.
     """
     special = [kind for future in futures if (kind := future._together(futures)) is not None]
     together: Future[list[Future[S]]] = special[0] if special else Future()
@@ -243,12 +243,12 @@ def wait_all(futures: Sequence[Future[S]], timeout: Timeout = None) -> list[S]:
 
 
 def wait_any(works: Iterable[Promise | None], timeout: Timeout = None) -> int | None:
-    """Block until any of `works` has ended; return its index, the lowest if several have.
+    """Block until any of `works` has ended; return the lowest index if several have.
 
     A None in the list is skipped, so a loop sets `works[index] = None` and goes on; the result is
-    None when only Nones are left. Raises the error of that Work if it failed. With `timeout`
-    (seconds or timedelta), CollectiveTimeout in this caller alone if none has ended by then. The
-    end of an operation on a device is awaited on the host. Futures may stand in the list, too.
+    None when only Nones are left. Raises the Work's error if the operation failed. With `timeout`
+    (seconds or timedelta), CollectiveTimeout in this caller alone if none has ended by then. An
+    operation on a device is awaited on the host until its end. Futures may stand in the list, too.
     """
     works = _checked(works, "wait_any")
     ended = _some_ended(works, timeout, "wait_any")
@@ -261,8 +261,8 @@ def wait_any(works: Iterable[Promise | None], timeout: Timeout = None) -> int | 
 def wait_some(works: Iterable[Promise | None], timeout: Timeout = None) -> list[int]:
     """Block until any of `works` has ended; return the indices of all that have ended by then.
 
-    As wait_any; the list is empty when only Nones are left. Raises the error of the first that
-    failed, if any did.
+    As wait_any; the list is empty when only Nones are left. Raises the error of the first failed
+    Work, if any failed.
     """
     works = _checked(works, "wait_some")
     ended = _some_ended(works, timeout, "wait_some")
@@ -272,7 +272,7 @@ def wait_some(works: Iterable[Promise | None], timeout: Timeout = None) -> list[
 
 
 POLLING = 0.001
-"""Seconds for which wait_any looks at its Works again and again, yielding the core; then it sleeps
+"""Seconds for which wait_any looks at the Works again and again, yielding the core; then it sleeps
 until a notifier wakes it."""
 
 

@@ -102,7 +102,6 @@ BUGS: dict[str, Bug] = {
     "dead waiter not forgotten": Bug(
         f"{_TABLE}.forget", wrong.nothing, ("client death", "store calls")
     ),
-    "held request lost": Bug(f"{_TABLE}.held", wrong.drop_first_held, _STORE),
     "barrier off by one": Bug(f"{_TABLE}._barrier", wrong.early_barrier, _STORE),
     "wait for all ends with one": Bug(
         f"{_TABLE}._wait", wrong.instead(wrong.only_one_missing), _STORE
@@ -155,9 +154,6 @@ BUGS: dict[str, Bug] = {
         "init_methods.meeting:Visit._check_place", wrong.nothing, ("rendezvous",)
     ),
     "arrival not seen": Bug("store.arrival:wait_for_keys", wrong.never_seen, _FORMS),
-    "slow store taken for a no": Bug(
-        "store.arrival:wait_for_keys", wrong.instead(wrong.timeout_is_no), _FORMS
-    ),
     "death not checked": Bug(
         "backend.cpu.membership.formation:check_alive", wrong.nothing, ("group formation",)
     ),

@@ -7,7 +7,6 @@ function that does not need the real function.
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from nc10d.backend.cpu.control.consensus import DECIDED
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.base import error_wire
-from nc10d.errors import StoreTimeout
 from nc10d.store import wire as m
 
 Change = Callable[[Any], Any]
@@ -63,15 +61,6 @@ def early_barrier(real: Any) -> Any:
         real(table, (request[0], request[1], request[2] - 1), client, replies)
 
     return barrier
-
-
-def drop_first_held(real: Any) -> Any:
-    """Forget the first request behind a wait."""
-
-    def held(table: Any, client: Any) -> Any:
-        return itertools.islice(real(table, client), 1, None)
-
-    return held
 
 
 def always_swaps(values: Any, key: bytes, expected: bytes, desired: bytes) -> bytes:
@@ -174,15 +163,6 @@ def without_consent(real: Any) -> Any:
 def never_seen(real: Any) -> Any:
     """Never see the outcome of an arrival."""
     return lambda store, keys, timeout: real(store, keys, timeout) and False
-
-
-def timeout_is_no(store: Any, keys: Any, limit: float) -> bool:
-    """Take a store's timeout for an absent key."""
-    try:
-        store.wait(keys, limit)
-    except StoreTimeout:
-        return False
-    return True
 
 
 def own_list(attempt: Any, topic: str, members: Any, value: Any) -> str:

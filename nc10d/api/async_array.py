@@ -4,7 +4,7 @@ Contract: each has its own Work. Shape and dtype are known at once. Every use of
 operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
 The results are plain arrays; so are copies, pickles, and arrays received inside objects. On the CPU
 waiting blocks; on a GPU it orders streams, as `Work.wait` does. Nobody waits for an array that is
-dropped unused, since peers may first need other calls of this rank. Its memory lives until its
+dropped unused, since peers may first need other calls of this rank. The memory lives until the
 collective has ended; the next functional call warns if that has failed.
 """
 

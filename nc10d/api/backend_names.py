@@ -28,7 +28,7 @@ class _BackendNames(type):
 
     @property
     def backend_capability(cls) -> dict[str, list[str]]:
-        """The devices of each backend."""
+        """Each backend's devices."""
         together = {name: [*devices] for name, devices in TOGETHER.items()}
         return together | {name: [*find_backend(name).devices] for name in backend_names()}
 
@@ -58,9 +58,9 @@ Backend = BackendName  # under another name, since nc10d.backend.protocol.Backen
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether each backend of a name, or of pairs ("cpu:gloo,cuda:nccl"), works here.
+    """Return whether each backend in a name or in pairs ("cpu:gloo,cuda:nccl") works here.
 
-    For "gloo" and "nc10d" that is the backend of CPU arrays. False for an unknown name.
+    For "gloo" and "nc10d" that is the backend for CPU arrays. False for an unknown name.
     """
     try:
         config = BackendConfig(backend)
@@ -92,7 +92,7 @@ def is_ucc_available() -> bool:
 
 
 def is_xccl_available() -> bool:
-    """Return whether a backend of the name "xccl" is registered: nc10d has none of its own."""
+    """Return whether a backend named "xccl" is registered: nc10d itself has none."""
     return is_backend_available("xccl")
 
 

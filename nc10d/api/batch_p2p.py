@@ -1,4 +1,4 @@
-"""Messages: send, recv, isend, irecv; and several at once, a `P2POp` for each of a batch.
+"""Messages: send, recv, isend, irecv; and several at once, as a batch with a `P2POp` for each.
 
 Common to all is what nc10d.api.calls says of arrays, groups, ranks and errors.
 """
@@ -25,7 +25,7 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send `tensor` to rank `dst`; block until it may be changed again.
+    """Send `tensor` to rank `dst`; block until `tensor` may be changed again.
 
     The call may return before `tensor` is received. Messages with the same tag (0 or more, 63 bits)
     arrive in the order of their sends; messages may overtake collectives.

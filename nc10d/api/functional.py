@@ -13,11 +13,11 @@ Common to all calls; names and meanings are those of torch.distributed's functio
 - `group` is a ProcessGroup, None for the default group, a one-dimensional DeviceMesh, (mesh,
   dimension), a list of global ranks, or a list of such lists: then it is the list with my rank. A
   group for listed ranks is made by its members alone, and used again in later calls. A `tag`
-  distinguishes groups of the same ranks. Rank arguments are ranks in the group; a group made of a
-  list numbers its ranks in ascending order.
-- Results are of their input's library: NumPy, torch, CuPy, Numba, `nc10d.cuda`. A device array of
-  any other library gives an array of `nc10d.cuda`. Device arrays are contiguous (else ValueError),
-  but for torch's and CuPy's.
+  distinguishes groups with the same ranks. Rank arguments are ranks in the group; a group made from
+  a list numbers its ranks in ascending order.
+- Results belong to their input's library: NumPy, torch, CuPy, Numba, `nc10d.cuda`. A device array
+  of any other library gives an array of `nc10d.cuda`. Device arrays are contiguous (else
+  ValueError), but for torch's and CuPy's.
 - A caller's mistake is a ValueError or TypeError, raised before anything is sent: unknown names,
   ranks that are listed twice, groups of different sizes, dimensions that can't be divided evenly.
 """
@@ -58,7 +58,7 @@ def all_reduce(
 def broadcast(
     tensor: Array, src: int, group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Return the `tensor` of rank `src` of the group; every rank's has the same shape and dtype."""
+    """Return rank `src`'s `tensor`; every rank's has the same shape and dtype."""
     out = _copy(_array(tensor))
     return _async_array(out, find_group(group, tag).broadcast(out, src, async_op=True))
 
@@ -119,9 +119,9 @@ def all_to_all_single(
 def permute_tensor(
     tensor: Array, src_dst: Sequence[int], group: GroupLike = None, tag: str = ""
 ) -> AsyncCollectiveArray:
-    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, of the same shape.
+    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, in the same shape.
 
-    `src_dst` has each rank of the group once.
+    `src_dst` has each rank in the group once.
     """
     found, x = find_group(group, tag), _array(tensor)
     if sorted(src_dst) != list(range(found.size)):
@@ -161,7 +161,7 @@ def reduce_scatter_tensor_coalesced(
 ) -> list[AsyncCollectiveArray]:
     """Return the reduce_scatter_tensor of each of `tensors`, launched together.
 
-    `scatter_dim` has a dimension for each of them.
+    `scatter_dim` has a dimension for each.
     """
     found = find_group(group, tag)
     with found.coalescing_manager(async_ops=True):
@@ -170,7 +170,7 @@ def reduce_scatter_tensor_coalesced(
 
 
 def wait_tensor(tensor: Array) -> Array:
-    """Block until a result is complete; return its plain array. Other arrays return as they are."""
+    """Block until a result is complete; return its plain array. Other arrays return unchanged."""
     return unwrapped(tensor)
 
 
@@ -224,7 +224,7 @@ def _group_of_ranks(ranks: list[int], tag: str) -> ProcessGroup:
 
 
 def reduction(reduce_op: str | ReduceOp) -> ReduceOp:
-    """Return the reduction of a name in upper or lower case; ValueError for an unknown one."""
+    """Return the reduction for a name in upper or lower case; ValueError for an unknown one."""
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
     if not isinstance(reduce_op, str) or reduce_op.upper() not in _NAMES:

@@ -6,8 +6,8 @@
 
 Contract: a joinable calls `Join.notify_join_context(self)` before the collectives of an iteration.
 A rank that has left its loop joins: it makes the same collectives through the joinables' hooks,
-with data that change nothing, until every rank has joined. The design is that of
-torch.distributed.algorithms.join; it knows groups and numbers, no framework.
+with data that change nothing, until every rank has joined. The design follows
+torch.distributed.algorithms.join, but knows only groups and numbers, no framework.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class JoinConfig(NamedTuple):
 
 
 class JoinHook:
-    """The collectives of a joinable on a rank that has no batch left; both do nothing here."""
+    """A joinable's collectives on a rank that has no batch left; both do nothing here."""
 
     is_followed = False
     """Whether a joinable behind this in the block uses its results: an optimizer the gradients."""
 
     def main_hook(self) -> None:
-        """Make the collectives of an iteration; called once for each iteration of other ranks."""
+        """Make an iteration's collectives; called once for each iteration of other ranks."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Make the collectives after the last iteration; called once, when all ranks have joined.
@@ -54,7 +54,7 @@ class Joinable(ABC):
     """An object whose iterations communicate, and that can do so without a batch.
 
     A subclass calls this constructor, and `Join.notify_join_context(self)` before the collectives
-    of each iteration.
+    in each iteration.
     """
 
     def __init__(self) -> None:
@@ -63,17 +63,17 @@ class Joinable(ABC):
 
     @abstractmethod
     def join_hook(self, **kwargs: object) -> JoinHook:
-        """Return a hook for a Join block; `kwargs` are the keyword arguments of Join."""
+        """Return a hook for a Join block; `kwargs` are Join's keyword arguments."""
 
     @property
     @abstractmethod
     def join_device(self) -> Any:
-        """The device of the joinable's collectives."""
+        """The device for the joinable's collectives."""
 
     @property
     @abstractmethod
     def join_process_group(self) -> Any:
-        """The group of the joinable's collectives."""
+        """The group for the joinable's collectives."""
 
 
 class EarlyTermination(RuntimeError):
@@ -84,7 +84,7 @@ class Join:
     """A block in which ranks have different numbers of iterations.
 
     The joinables have one device and one group, and every rank lists the same in the same order.
-    The end of the block waits until all ranks have joined. `kwargs` go to each `join_hook`. With
+    The block's end waits until all ranks have joined. `kwargs` go to each `join_hook`. With
     `throw_on_early_termination`, every rank raises a RuntimeError (EarlyTermination) as soon as a
     rank has no batch left. With `enable` False the block does nothing: for ranks with equal inputs.
 
@@ -188,11 +188,11 @@ def _same(attribute: str, joinables: Sequence[object], form: Callable[[Any], obj
 
 
 groups_of_others: list[Callable[[Any], ProcessGroup | None]] = []
-"""Functions that return nc10d's group under a group of another library, or None."""
+"""Functions that return nc10d's group under another library's group, or None."""
 
 
 def own_group(group: object) -> ProcessGroup:
-    """Return a group of nc10d's, or the group of nc10d's under another library's group."""
+    """Return an nc10d group itself, or the nc10d group under another library's group."""
     if isinstance(group, Collectives):
         return group  # type: ignore[return-value]
     for function in groups_of_others:

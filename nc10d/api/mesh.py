@@ -5,7 +5,7 @@
     mesh["data"]                    # the one-dimensional mesh of my column
 
 Contract: names and meanings are those of torch.distributed.device_mesh. To make a mesh and to
-flatten a mesh make groups: every rank of the default group calls, in the same order, and the call
+flatten a mesh make groups: every rank in the default group calls, in the same order, and the call
 blocks until all have. All other calls are local and don't block.
 """
 
@@ -35,7 +35,7 @@ def lines(ranks: Ranks, dims: Sequence[int]) -> list[list[int]]:
 
 
 class DeviceMesh:
-    """The global ranks `mesh` as an array, for devices of a type ("cpu", "cuda").
+    """The global ranks `mesh` as an array, for devices with a type ("cpu", "cuda").
 
     Each rank occurs at most once. Meshes with the same ranks, names and type are equal. A copy or
     pickle finds the groups by name in the process that unpickles it. ValueError for duplicate
@@ -69,10 +69,10 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return the mesh of an existing group, or of a group for each dimension of `mesh`.
+        """Return the mesh for an existing group, or for a group along each dimension of `mesh`.
 
-        Local: no other rank needs to call. ValueError if the ranks of a group are not those of a
-        line of `mesh` along its dimension.
+        Local: no other rank needs to call. ValueError if a group's ranks are not the line of `mesh`
+        along its dimension.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         whole = groups[0].ranks if mesh is None and len(groups) == 1 else mesh
@@ -95,7 +95,7 @@ class DeviceMesh:
         return tuple(self.mesh.shape)
 
     def size(self, mesh_dim: Dim | None = None) -> int:
-        """Return the number of ranks, of the whole mesh or along a dimension."""
+        """Return the number of ranks, in the whole mesh or along a dimension."""
         return self.mesh.size if mesh_dim is None else self.mesh.shape[self._dim(mesh_dim)]
 
     def get_rank(self) -> int:
@@ -148,10 +148,10 @@ class DeviceMesh:
         return _mesh(self.device_type, self.mesh[tuple(index)], wanted, groups, self._root)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return my ranks as a one-dimensional mesh, with a group of all of them.
+        """Return my ranks as a one-dimensional mesh, with a group for all of them.
 
         The root mesh finds it by its name; the default name joins the dimensions' names by "_".
-        Makes groups: every rank of the default group calls, and the call blocks until all have.
+        Makes groups: every rank in the default group calls, and the call blocks until all have.
         """
         root = self._root
         name = mesh_dim_name or "_".join(self.mesh_dim_names or ("all",))
@@ -173,8 +173,8 @@ class DeviceMesh:
     ) -> DeviceMesh:
         """Return the mesh with a dimension as several, in row-major order; every rank calls.
 
-        Blocks as _flatten does. ValueError unless the product of the sizes is the dimension's.
-        The mesh must be a whole one, no part of another (ValueError).
+        Blocks as _flatten does. ValueError unless the sizes' product is the dimension's size. The
+        mesh must be whole, not a part (ValueError).
         """
         at, sizes = self._dim(dim), tuple(mesh_sizes)
         if prod(sizes) != self.shape[at] or len(sizes) != len(mesh_dim_names):
@@ -219,7 +219,7 @@ class DeviceMesh:
         ]
 
     def _get_root_mesh(self) -> DeviceMesh:
-        """Return the mesh of which this is a part; the mesh itself if it is whole."""
+        """Return the whole mesh to which this part belongs; a whole mesh returns itself."""
         return self._root
 
     def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
@@ -272,7 +272,7 @@ def init_device_mesh(
     """Return the mesh of all ranks in this shape, in row-major order; every rank calls.
 
     Makes the default group if there is none. Blocks until all ranks have called. ValueError if
-    the product of the shape is not the world size.
+    the shape's product is not the world size.
     """
     if not is_initialized():
         init_process_group()
@@ -290,7 +290,7 @@ def _with_groups(
     names: Sequence[str | None],
     root: DeviceMesh | None,
 ) -> DeviceMesh:
-    """Return a mesh of this process's groups of these names; ValueError for a missing group."""
+    """Return a mesh from this process's groups with these names; ValueError for a missing group."""
     own_groups = current_world().groups
     missing = [name for name in names if name is not None and name not in own_groups]
     if missing:
@@ -327,7 +327,7 @@ def _names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
 
 
 def _my_group(lists: list[list[int]]) -> ProcessGroup | None:
-    """Make a group of each list; return my group, None if I'm in no list. Every rank calls."""
+    """Make a group for each list; return my group, None if I'm in no list. Every rank calls."""
     default = get_default_group()
     if lists == [list(default.ranks)]:
         return default

@@ -22,7 +22,7 @@ _KEY = "monitored_barrier"
 def monitored_barrier(
     group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
-    """Block until every rank of the group has called; after `timeout`, name the missing ranks.
+    """Block until every rank in the group has called; after `timeout`, name the missing ranks.
 
     `timeout` (seconds or timedelta) defaults to the group's. When it is over, the group fails with
     a CollectiveTimeout that names all missing ranks. `wait_all_ranks` changes nothing: without it,

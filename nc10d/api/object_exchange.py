@@ -1,12 +1,12 @@
-"""The exchange of Python objects in a call: messages out, messages in, and their deadline.
+"""How a call exchanges Python objects: messages out, messages in, and the deadline.
 
-If an object can't be encoded or decoded, on this rank or on a peer, all ranks of the call still run
+If an object can't be encoded or decoded, on this rank or on a peer, the call's ranks all still run
 the same collectives. Errors are raised after the last of these, so the group stays in step.
 
-Not done: memory that is kept for long arrays. A received array is new memory, which the kernel
-clears first (half of the time of 64 MiB); memory that begins at a huge page saves a twentieth.
+Not done: kept memory for long arrays. A received array is new memory, which the kernel clears
+first (half the time for 64 MiB); memory that begins at a huge page saves a twentieth.
 Not done: a first piece of 256 bytes instead of 1,024, which saves 0.3 µs there and back, and
-needs a second prepared call. The rest of a small object's time is Python's part of the call, some
+needs a second prepared call. The rest of a small object's time is Python's part in the call, some
 0.6 µs on each side; sending with the GIL held made no difference.
 """
 
@@ -32,7 +32,7 @@ from nc10d.errors import Aborted, CodecError
 from nc10d.group.process_group import ProcessGroup
 
 Location = Any
-"""The type of `map_location`: None, a device, or a function of an array."""
+"""The type of `map_location`: None, a device, or a function on arrays."""
 
 
 class OutgoingObject:
@@ -59,17 +59,17 @@ def encode_outgoing(value: object, allow_pickle: bool, openings: Openings) -> Ou
         if openings.put(value):
             return None
         return OutgoingObject(_encoded(value, openings.stream(), allow_pickle), None)
-    except Exception as error:  # noqa: BLE001  (raised by `raise_if_failed`, after the exchange)
+    except Exception as error:  # noqa: BLE001  (`raise_if_failed` raises it after the exchange)
         return OutgoingObject.failed(error)
 
 
 def opening_of(out: OutgoingObject | None, openings: Openings) -> Bytes:
-    """Return the opening of this rank's object."""
+    """Return the opening with this rank's object."""
     return openings.own if out is None else out.opening
 
 
 def pieces_to_send(out: OutgoingObject | None, openings: Openings) -> Sequence[Bytes]:
-    """Return the pieces of this rank's opening to send as a message, without empty ones."""
+    """Return the pieces of this rank's opening that are still to be sent as a message."""
     return openings.pieces() if out is None else cut(out.opening)[: pieces_used(out.opening)]
 
 
@@ -77,7 +77,7 @@ def raise_if_failed(out: OutgoingObject | None) -> None:
     """Raise the error if this rank's object could not be encoded."""
     error = None if out is None else out.error
     if out is not None and error is not None:
-        out.error = None  # the traceback keeps the caller's frame, and that `out`
+        out.error = None  # the traceback keeps the caller's frame, and the frame keeps `out`
         try:
             raise error
         finally:
@@ -85,7 +85,7 @@ def raise_if_failed(out: OutgoingObject | None) -> None:
 
 
 def _encoded(value: object, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
-    """Return an object as a message; `stream` is the pickle of a plain object, else None."""
+    """Return an object as a message; `stream` is a plain object's pickle, else None."""
     if stream is not None:
         return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
     try:
@@ -101,7 +101,7 @@ def _encoded(value: object, stream: Bytes | None, allow_pickle: bool) -> Encoded
 
 
 def _set_allow_pickle(group: ProcessGroup) -> bool:
-    """Set the group's `allow_pickle` by the environment, and return it.
+    """Set the group's `allow_pickle` by the environment; return the new value.
 
     ValueError if NC10D_ALLOW_PICKLE is neither 0 nor 1.
     """
@@ -127,17 +127,17 @@ EMPTY: Bytes = np.empty(0, np.uint8)
 
 
 def rounds(found: Sequence[IncomingObject]) -> range:
-    """Return the numbers of the parts that follow the openings; all ranks have seen these."""
+    """Return the numbers of the parts that follow the openings, which all ranks have seen."""
     return range(max(incoming.envelope.parts for incoming in found))
 
 
 def part(parts: Sequence[Bytes], number: int) -> Bytes:
-    """Return a part of a message; EMPTY if the message has fewer."""
+    """Return a message's part; EMPTY if the message has fewer parts."""
     return parts[number] if number < len(parts) else EMPTY
 
 
 class ObjectCall:
-    """An object call on a group: its openings, its deadline, and checks of received messages."""
+    """An object call on a group: its openings, its deadline, and checks on received messages."""
 
     __slots__ = ("_locate", "_name", "_until", "allow_pickle", "group", "openings")
 
@@ -172,11 +172,11 @@ class ObjectCall:
         self._until = openings.since + group.timeout
 
     def remaining(self) -> float:
-        """Return the seconds that remain of the call's timeout."""
+        """Return how many seconds the call has left."""
         return max(0.0, self._until - monotonic())
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
-        """Return the objects of some rows of the table, if all messages are small and plain.
+        """Return the objects in some rows of the table, if all messages are small and plain.
 
         Otherwise, and if arrays are to be moved, return None.
         """
@@ -237,13 +237,13 @@ class ObjectCall:
         return self.error_about(sender, f"from {self.name_of(sender)}: {error}")
 
     def name_of(self, rank: int) -> str:
-        """Return a rank of the group for a message, with the group where numbers differ."""
+        """Return a rank's name for error texts; with the group where its global rank differs."""
         group = self.group
         same = group.ranks[rank] == rank
         return f"rank {rank}" if same else f"rank {rank} of group {group.name!r}"
 
     def error_about(self, sender: int, text: str) -> CodecError:
-        """Return an error of this call that blames a rank."""
+        """Return a CodecError that names this call and blames the sender."""
         message = f"{self._name}: {text}"
         return CodecError(message, rank=sender, group=self.group.name, op=self._name)
 
@@ -273,7 +273,7 @@ class ObjectCall:
 
 
 def _kind(device: object) -> str:
-    """Return the kind of a device: "cuda" for "cuda:1", a torch.device or a CuPy device."""
+    """Return a device's kind: "cuda" for "cuda:1", a torch.device or a CuPy device."""
     if isinstance(device, int):
         return "cuda"
     named = device if isinstance(device, str) else getattr(device, "type", "cuda")
@@ -333,7 +333,7 @@ def for_each_rank(
         message = encode_outgoing(value, allow_pickle, openings)
         if message is not None and message.error is not None:
             failed = OutgoingObject.failed(message.error)
-            message.error = None  # the traceback keeps this frame, and that `message`
+            message.error = None  # the traceback keeps this frame, and the frame keeps `message`
             openings.table[:] = failed.opening
             return [failed] * len(openings.table)
         opening[:] = opening_of(message, openings)
@@ -342,12 +342,12 @@ def for_each_rank(
 
 
 def all_inline(out: Sequence[OutgoingObject | None]) -> bool:
-    """Return whether each message lies wholly in its opening."""
+    """Return whether all messages fit into their openings."""
     return all(each is None or each.message.inline for each in out)
 
 
 def marks(size: int) -> Bytes:
-    """Return a table of openings that announce to `size` ranks: the real table follows."""
+    """Return a table with an opening for each of `size` ranks, which announces the real table."""
     mark = EncodedMessage(MessageKind.TABLE_FOLLOWS, b"").opening()
     return np.tile(mark, (size, 1))
 
@@ -355,7 +355,7 @@ def marks(size: int) -> Bytes:
 def scatter_table(
     call: ObjectCall, out: Sequence[OutgoingObject | None], root: int
 ) -> IncomingObject:
-    """Broadcast the table of openings, then scatter the parts; return this rank's message.
+    """Broadcast the openings' table, then scatter the parts; return this rank's message.
 
     `out` has the messages on the root, and is empty on the other ranks. Blocks.
     """

@@ -57,8 +57,7 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Reduce each of `tensors` as all_reduce does, in a single submission; deprecated.
 
-    An array that the list has twice is reduced once. ValueError if two share a part of their
-    memory.
+    An array that the list has twice is reduced once. ValueError if two share memory.
     """
     warn_deprecated("all_reduce_coalesced", "coalescing_manager")
     found = group_or_default(group)
@@ -82,7 +81,7 @@ def all_gather_coalesced(
     """Copy rank r's i-th input into every rank's `output_tensor_lists[r][i]`; deprecated.
 
     A single submission, which gathers each input as all_gather does. ValueError if an output shares
-    memory with arrays of another i.
+    memory with another i's arrays.
     """
     warn_deprecated("all_gather_coalesced", "coalescing_manager")
     found = group_or_default(group)
@@ -103,7 +102,7 @@ def all_gather_coalesced(
 def _broadcast_coalesced(
     process_group: ProcessGroup, tensors: Sequence[Array], buffer_size: int, src: int = 0
 ) -> None:
-    """Copy the tensors of rank `src` of the group into every rank's, in a single submission.
+    """Copy the tensors of the group's rank `src` into every rank's, in a single submission.
 
     `buffer_size` is accepted as in c10d; nothing is copied into buffers.
     """

@@ -1,4 +1,4 @@
-"""Queries of groups: ranks, sizes, backends, timeouts; and coalescing blocks.
+"""Queries about groups: ranks, sizes, backends, timeouts; and coalescing blocks.
 
 `group` is a ProcessGroup, None for the default group, or GroupMember.NON_GROUP_MEMBER, for which
 `get_rank` and `get_world_size` return -1 and other calls raise ValueError. No query blocks.
@@ -19,7 +19,7 @@ from nc10d.group.world import DEFAULT_TIMEOUT, Group, NonMember, current_world, 
 from nc10d.ops import ReduceOp
 
 default_pg_timeout = default_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
-"""The timeout of operations unless init_process_group gets another."""
+"""Operations' timeout unless init_process_group gets another."""
 
 
 def _member(group: Group) -> ProcessGroup:
@@ -45,7 +45,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_rank(group: Group = None) -> int:
-    """Return this process's rank in `group`; -1 if it is not a member."""
+    """Return this process's rank in `group`; -1 if this process is not a member."""
     return group_or_default(group).rank()
 
 
@@ -68,7 +68,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """Return the name of the backend of `group`, as given when it was made, in lower case.
+    """Return the backend's name in lower case, as given when `group` was made.
 
     "gloo" if none was named: programs that choose between "gloo" and "nccl" then use arrays in host
     memory, which work on every machine. get_backend_config() lists the backends themselves.
@@ -82,9 +82,9 @@ def get_backend_config(group: Group = None) -> str:
 
 
 def get_backend_impl(group: Group = None, device: object = None) -> Backend:
-    """Return the backend of `group` for a device; for operations without an array if none is given.
+    """Return the backend of `group` for a device; without one, for operations without an array.
 
-    Making it may block until all ranks call, as its first operation would.
+    Making a backend may block until all ranks call, as a first operation would.
     """
     found = _member(group)
     kind = str(getattr(device, "type", device)).partition(":")[0]
@@ -92,7 +92,7 @@ def get_backend_impl(group: Group = None, device: object = None) -> Backend:
 
 
 def set_timeout(timeout: Timeout, group: Group = None) -> None:
-    """Set the timeout, in seconds or as timedelta, of the later operations of `group`."""
+    """Set the timeout, in seconds or as timedelta, for later operations of `group`."""
     _member(group).set_timeout(timeout)
 
 
@@ -113,7 +113,7 @@ def supports_complex(reduceOp: ReduceOp) -> bool:
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
-    """Return the global ranks of `group`, in the order of their ranks in it."""
+    """Return the global ranks of `group`, in the order of their group ranks."""
     return list(_member(group).ranks)
 
 
@@ -132,8 +132,8 @@ def coalescing_manager(
 ) -> CoalescingManager:
     """Collect this thread's calls on `group` in a with-block and launch them together at its end.
 
-    The end of the block blocks until all are done; with `async_ops`, only the manager's `wait()`
-    does. `device` is accepted as in c10d and ignored: each array has its device.
+    The block's end waits until all are done; with `async_ops`, only the manager's `wait()` does.
+    `device` is accepted as in c10d and ignored: each array has its device.
     """
     return CoalescingManager(group_or_default(group), async_ops)
 

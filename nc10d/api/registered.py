@@ -3,8 +3,8 @@
     x = nc10d.zeros(1 << 20, np.float32)
     nc10d.all_reduce(x)
 
-A collective copies and reduces registered arrays in place. From 1 MiB on, a reduction of them is
-about twice as fast as of other arrays. Otherwise they are ordinary arrays; their memory is freed
+A collective copies and reduces registered arrays in place. From 1 MiB on, reducing them is about
+twice as fast as reducing other arrays. Otherwise they are ordinary arrays; their memory is freed
 when nothing refers to them or a part of them any more. They come from the `cpu` backend of a group;
 a backend without such memory gives plain arrays.
 
@@ -39,8 +39,8 @@ def empty(
     """Return a registered array with arbitrary contents, C-contiguous and page-aligned.
 
     MemoryError if it does not fit into the address space that the rank has reserved, as the
-    machine's memory, `ulimit -v` and `ulimit -f` permit. Beyond the limit of a memory cgroup (of a
-    container) the kernel kills a process instead, as for any memory. ValueError for a negative
+    machine's memory, `ulimit -v` and `ulimit -f` permit. Beyond the limit of a memory cgroup (a
+    container's) the kernel kills a process instead, as for any memory. ValueError for a negative
     size, TypeError for a dtype with references. May block to make the group's `cpu` backend, as the
     group's first collective would: then all ranks must call.
     """

@@ -1,8 +1,8 @@
-"""The arrays of an operation, and whether it reads or writes them.
+"""An operation's arrays, and whether the operation reads or writes them.
 
     access(Broadcast(x, root=0), rank=1)     # reads nothing, writes x
 
-Contract: pure. The functions read the fields of operations, flatten lists, and access no array.
+Contract: pure. The functions read operations' fields, flatten lists, and access no array.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def access(op: ops.Op, rank: int) -> tuple[list[ops.Array], list[ops.Array]]:
 
 
 def touched(op: ops.Op) -> list[tuple[ops.Array, bool]]:
-    """Return (array, written) for all arrays of an operation; written on at least one rank."""
+    """Return (array, written) for all arrays in an operation; written on at least one rank."""
     facts = facts_of(op)
     return [(x, name in facts.writes) for name in facts.arrays for x in _flat(getattr(op, name))]
 
 
 def arrays_of(op: ops.Op) -> list[ops.Array]:
-    """Return all arrays of an operation."""
+    """Return an operation's arrays."""
     return [x for name in facts_of(op).arrays for x in _flat(getattr(op, name))]
 
 
@@ -37,7 +37,7 @@ def outputs(batch: Iterable[ops.Op]) -> list[ops.Array]:
 
 
 def first_array(batch: Sequence[ops.Op]) -> Any:
-    """Return the first array of a launch, or None; creates no operation of AllReduces."""
+    """Return a launch's first array, or None; creates none of the operations in AllReduces."""
     if type(batch) is ops.AllReduces:
         return batch.arrays[0]
     return next((x for op in batch for x in arrays_of(op)), None)

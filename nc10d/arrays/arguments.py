@@ -1,4 +1,4 @@
-"""Checks of the arguments of a call, under the names of the public API.
+"""Checks of a call's arguments, under the names of the public API.
 
 Each check raises ValueError or TypeError, which names the call, the argument and the requirement.
 The checks read memory's description through `as_buffer` and change nothing.
@@ -22,7 +22,7 @@ LARGEST_TAG = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An array of a call, under its name in the public API."""
+    """An array in a call, under the argument's name in the public API."""
 
     call: str
     name: str
@@ -40,7 +40,7 @@ def array(call: str, name: str, x: object, *, written: bool) -> Argument:
     try:
         found = Argument(call, name, as_buffer(x), written)
     except TypeError as error:
-        error.args = (f"{call}: {name}: {error}",)  # of its type: nc10d.torch tells wrappers apart
+        error.args = (f"{call}: {name}: {error}",)  # same type: nc10d.torch tells wrappers apart
         raise
     if written and not found.buffer.writable:
         message = f"{call}: {name} is written, so it must not be read-only"
@@ -103,7 +103,7 @@ def check_tag(call: str, tag: object, name: str = "tag") -> None:
 def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
     """Check the arguments of sendrecv, whose arrays must not share memory.
 
-    Its ranks are other ranks, or both this rank; then the arrays must be alike, and the tags equal.
+    The ranks are other ranks, or both this rank; then the arrays must be alike, and the tags equal.
     """
     call = "sendrecv"
     check_tag(call, send.tag)
@@ -124,7 +124,7 @@ def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
 
 
 def check_output(call: str, out: object, x: object, op: ReduceOp) -> None:
-    """Check an output beside the array that is reduced into it; they must not share memory."""
+    """Check an output and the array that is reduced into it; they must not share memory."""
     tensor, output = array(call, "tensor", x, written=False), array(call, "out", out, written=True)
     check_same_type([tensor, output])
     if tensor.buffer.shape != output.buffer.shape:
@@ -135,7 +135,7 @@ def check_output(call: str, out: object, x: object, op: ReduceOp) -> None:
 
 
 def check_probe(src: object, tag: object, rank: int, size: int) -> None:
-    """Check the arguments of a probe; None stands for any source, and any tag."""
+    """Check a probe's arguments; None stands for any source, and any tag."""
     if src is not None:
         check_peer("probe", "src", src, rank, size)
     if tag is not None:
@@ -184,7 +184,7 @@ def check_whole(
 ) -> None:
     """Check a list with an array for each rank, or a flat array, against this rank's `piece`.
 
-    The operation writes `xs` if it reads `piece`, and the other way round. Without `lists` a list
+    The operation writes `xs` if `piece` is read, and the other way round. Without `lists` a list
     is a TypeError.
     """
     written = not piece.written
@@ -225,7 +225,7 @@ def _same_elements(a: Buffer, b: Buffer) -> bool:
 def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) -> None:
     """Raise ValueError if an output shares memory with another argument.
 
-    `elements` has a number for each argument; those of the same number are not compared.
+    `elements` has a number for each argument; arguments with the same number are not compared.
     """
     # Sorted by address, so that only arguments whose spans overlap are compared exactly.
     both = zip(arguments, elements or range(len(arguments)), strict=True)
@@ -243,7 +243,7 @@ def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) 
 def each_once(call: str, name: str, xs: Sequence[object]) -> list[Any]:
     """Return the arrays of a list that a call changes in place, each memory once.
 
-    ValueError if two of them share a part of their memory.
+    ValueError if two of them share memory.
     """
     found: dict[Any, tuple[Any, Argument]] = {}
     for index, x in enumerate(xs):
@@ -260,7 +260,7 @@ def each_once(call: str, name: str, xs: Sequence[object]) -> list[Any]:
 def check_elements(
     call: str, outputs: Sequence[Sequence[object]], inputs: Sequence[object]
 ) -> None:
-    """Check a call on lists: it writes `outputs[i]` from `inputs[i]`, for every i at once.
+    """Check a call on lists that writes `outputs[i]` from `inputs[i]`, for every i at once.
 
     ValueError if an output shares memory with an array of another i.
     """
@@ -290,7 +290,7 @@ def split_counts(x: Argument, name: str, splits: Sequence[int] | None, size: int
 
 
 def split_lists(split_ranks: Sequence[Sequence[int]] | None, size: int) -> list[tuple[int, ...]]:
-    """Return disjoint lists of ranks of a group of `size`, each sorted, as tuples of ints."""
+    """Return disjoint lists of ranks below `size`, each sorted, as tuples of ints."""
     lists = [
         tuple(sorted(integer("split_group", "ranks", rank) for rank in ranks))
         for ranks in (() if split_ranks is None else split_ranks)

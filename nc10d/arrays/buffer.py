@@ -1,11 +1,11 @@
-"""Arrays as memory: address, count, dtype and device of an array of any library.
+"""Arrays as memory: address, count, dtype and device of any library's array.
 
 `as_buffer` looks the type up: NumPy arrays, a framework's types that its adapter has registered,
 `__cuda_array_interface__`, then the ways in which host arrays show their memory (arrays.exporters).
-A Buffer keeps its owner alive and copies nothing; making one never waits for a device.
+A Buffer keeps the owner alive and copies nothing; making one never waits for a device.
 
-A Buffer describes its caller's memory, or there is no Buffer: an array of elements without memory
-of its own is a TypeError. Subclasses of ndarray are treated as plain memory (np.matrix, np.memmap);
+A Buffer describes its caller's memory, or there is no Buffer: an array whose elements have no
+memory is a TypeError. Subclasses of ndarray are treated as plain memory (np.matrix, np.memmap);
 masked arrays are refused, because the mask would be lost.
 """
 
@@ -45,7 +45,7 @@ class Buffer:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The address range of the elements: its first address, and the first address behind it."""
+        """The elements' address range: first address, and first address behind the range."""
         if not self.count:
             return self.address, self.address
         steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
@@ -58,7 +58,7 @@ class Buffer:
         """Whether elements share bytes, as in a broadcast view or a sliding window."""
         # Sorted by stride, each dimension must step over the extent of the smaller dimensions. That
         # holds for every slice, transpose or reshape of an array. A hand-made layout that
-        # interleaves its dimensions without a collision counts as sharing too.
+        # interleaves dimensions without a collision counts as sharing too.
         if self.contiguous or not self.count:
             return False
         reach = self.dtype.itemsize
@@ -70,7 +70,7 @@ class Buffer:
         return False
 
     def as_numpy(self) -> npt.NDArray[Any]:
-        """Return an ndarray on the same memory, which it keeps alive; TypeError off the CPU."""
+        """Return an ndarray that keeps the same memory alive; TypeError off the CPU."""
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
         if isinstance(self.owner, np.ndarray):
@@ -84,7 +84,7 @@ class _Memory:
     __slots__ = ("__array_interface__", "_buffer")
 
     def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer  # NumPy keeps this object as the base of its array
+        self._buffer = buffer  # NumPy keeps this object as the array's base
         self.__array_interface__ = {
             "version": 3,
             "typestr": f"|V{buffer.dtype.itemsize}",
@@ -109,7 +109,7 @@ def register(
     device: str | Callable[[Any], str] | None = None,
     subclasses: bool = False,
 ) -> None:
-    """Resolve arrays of exactly the type `kind`, or of its subclasses too, by `resolve`.
+    """Resolve arrays whose type is exactly `kind`, or a subclass too, by `resolve`.
 
     `device(x)` returns just the device type ("cpu", "cuda"), cheaply. `device` is a str if all such
     arrays are on that type of device. Without `device`, the Buffer is made to find out.
@@ -130,7 +130,7 @@ def _family(x: object) -> type | None:
 
 
 def _register_by_name(x: object) -> bool:
-    """Register the type of an array that `_RESOLVERS_BY_NAME` has; return whether it does."""
+    """Register an array's type if `_RESOLVERS_BY_NAME` has it; return whether it does."""
     kind = type(x)
     resolve = _RESOLVERS_BY_NAME.get((kind.__module__.partition(".")[0], kind.__name__))
     if resolve is not None:
@@ -147,7 +147,7 @@ def as_buffer(x: object) -> Buffer:
 
 
 def device_type(x: object) -> str:
-    """Return the type of device ("cpu", "cuda") of an array, or of a list's first array."""
+    """Return the device type ("cpu", "cuda") of an array, or of a list's first array."""
     find = _devices.get(type(x))
     if find is not None:
         return find(x)
@@ -199,7 +199,7 @@ def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
 
 
 def _with_memory(found: Buffer) -> Buffer:
-    """Return `found`; TypeError if its elements lie at a null pointer, or at an offset to it."""
+    """Return `found`; TypeError if the elements lie at a null pointer, or at an offset to null."""
     if found.count and found.span[0] < _LOWEST_ADDRESS:
         raise TypeError("the array has elements, but no memory: its library gives a null pointer")
     return found
@@ -234,11 +234,11 @@ _RESOLVERS_BY_NAME = {
     ("numba", "DeviceNDArray"): _resolve_numba,
     ("cupy", "ndarray"): _resolve_cupy,
 }
-"""CUDA arrays of libraries that need not be imported, by package and type.
+"""CUDA arrays from libraries that need not be imported, by package and type.
 
 Their attributes give the same Buffer as `__cuda_array_interface__`, and faster.
 """
-# The device types of the DLPack specification (dlpack.h) that name host or CUDA memory.
+# The device types in the DLPack specification (dlpack.h) that name host or CUDA memory.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
@@ -251,7 +251,7 @@ def _resolve_exported(x: object) -> Buffer:
 
 
 def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of a C-contiguous array."""
+    """Return a C-contiguous array's strides."""
     strides: list[int] = []
     step = itemsize
     for n in reversed(shape):
@@ -261,7 +261,7 @@ def packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def is_packed(shape: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> bool:
-    """Return whether an array is C-contiguous: a dimension of length 1 may have any stride."""
+    """Return whether an array is C-contiguous: a dimension with length 1 may have any stride."""
     if 0 in shape:
         return True
     return all(n == 1 or s == p for n, s, p in zip(shape, strides, packed, strict=True))

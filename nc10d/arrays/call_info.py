@@ -5,13 +5,13 @@
 | all reductions | dtype, count, reduction with its factor and purpose, root |
 | broadcast | dtype, count, root |
 | all_gather | dtype, count |
-| all_to_all | dtype; count, unless lists or splits give each rank sizes of its own |
+| all_to_all | dtype; count, unless lists or splits give each rank its own sizes |
 | gather, scatter | dtype, root |
 | gather_single, scatter_single | dtype, count, root |
 
-The count is that of the whole array: of all_gather's output, reduce_scatter's input. Where its
-chunks differ, all of them count. Sizes that only a sender and its receiver know are compared by the
-backend that moves the data. Messages have texts, and are not compared: each rank has its own.
+The count is the whole array's: all_gather's output, reduce_scatter's input. Where chunks differ in
+size, all of them count. The backend that moves the data compares sizes that only a sender and a
+receiver know. Messages have texts, and are not compared: they differ by rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CUT = b"..."
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """What ranks compare of a call; `count` is -1 where ranks may have different ones."""
+    """Facts about a call that ranks compare; `count` is -1 where ranks may have different ones."""
 
     op: str
     dtype: str = "-"
@@ -47,7 +47,7 @@ class CallInfo:
         return int.from_bytes(digest, "little") >> 2
 
     def describe(self) -> str:
-        """Return the call as an error message shows it."""
+        """Return the call's text for error messages."""
         parts = [self.op]
         if self.dtype != "-":
             parts.append(f"dtype={self.dtype}")
@@ -62,7 +62,7 @@ class CallInfo:
         return f"{parts[0]}({', '.join(parts[1:])})"
 
     def text_bytes(self, nbytes: int) -> bytes:
-        """Return `describe()` as so many bytes: padded with zeros, or cut at its end."""
+        """Return `describe()` as so many bytes: padded with zeros, or cut at the end."""
         text = self.describe().encode()
         if len(text) > nbytes:
             text = text[: nbytes - len(_CUT)] + _CUT
@@ -70,9 +70,9 @@ class CallInfo:
 
 
 def call_of(op: Any, lists_differ: bool = False) -> CallInfo:
-    """Return the facts of an operation that has been validated.
+    """Return a validated operation's facts.
 
-    With `lists_differ`, a list of arrays is another call than one array of the same chunks.
+    With `lists_differ`, a list of arrays is another call than one array with the same chunks.
     """
     facts = facts_of(op)
     name = f"{facts.name}_single" if getattr(op, "even", False) else facts.name
@@ -88,7 +88,7 @@ def call_of(op: Any, lists_differ: bool = False) -> CallInfo:
 
 
 def block_of(calls: Sequence[CallInfo]) -> CallInfo:
-    """Return the calls of a block as a single call; a call alone stays as it is."""
+    """Return a block's calls as a single call; a call alone stays unchanged."""
     if len(calls) == 1:
         return calls[0]
     total = sum(max(0, call.count) for call in calls)
@@ -102,7 +102,7 @@ def beyond_text(mine: str, theirs: str) -> str:
 
 
 def _runs(calls: Sequence[CallInfo]) -> Iterator[str]:
-    """Yield the texts of calls; calls in a row that are alike but for their counts have one."""
+    """Yield the calls' texts; calls in a row that are alike but for their counts have one."""
     for alike, run in groupby(calls, lambda call: replace(call, count=min(0, call.count))):
         # The same count in a row: "3 x 1024".
         many = [(count, len([*same])) for count, same in groupby(call.count for call in run)]
@@ -116,7 +116,7 @@ def _runs(calls: Sequence[CallInfo]) -> Iterator[str]:
 
 
 def _memory(arrays: object, lists_differ: bool) -> tuple[str, int, str]:
-    """Return the type and the count of an array, or of a list, and a detail of the list."""
+    """Return the type and count of an array or a list, and a detail of the list."""
     if not isinstance(arrays, (list, tuple)):
         buffer = as_buffer(arrays)
         return buffer.dtype.label, buffer.count, ""

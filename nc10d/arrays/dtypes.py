@@ -11,7 +11,7 @@ The rules, for every algorithm and backend:
 - bitwise operations are for ints and bool;
 - PREMUL_SUM multiplies each contribution, in the array's dtype, before it is summed. The factor is
   rounded to the array's dtype (by way of float32 for the narrow floats) and is real: a complex
-  number has both parts multiplied. For ints it must be a whole number of at most 2**53 in size,
+  number has both parts multiplied. For ints it must be a whole number, at most 2**53 in size,
   taken modulo 2**bits.
 
 ml_dtypes is not imported here: its dtypes are recognised by name at first use.
@@ -29,7 +29,7 @@ from nc10d.ops import ReduceOp
 
 
 class ElementKind(enum.Enum):
-    """The kind of the elements, independent of their width."""
+    """The elements' kind, independent of width."""
 
     BOOL = "bool"
     UINT = "unsigned int"
@@ -39,9 +39,9 @@ class ElementKind(enum.Enum):
 
 
 class DType(enum.Enum):
-    """An element type: `label` (its NumPy or ml_dtypes name), `itemsize` in bytes, `family`.
+    """An element type: `label` (the NumPy or ml_dtypes name), `itemsize` in bytes, `family`.
 
-    `code` is the type's number in fingerprints and messages; it never changes.
+    `code` is the type's number in fingerprints and messages, and never changes.
     """
 
     BOOL = (0, "bool", 1, ElementKind.BOOL)
@@ -123,7 +123,7 @@ def _why_not(dtype: np.dtype[Any]) -> str:
         return "it is structured; send its fields one by one"
     if not dtype.isnative:
         return "it is not in this machine's byte order; use newbyteorder('=')"
-    # ml_dtypes reuses characters of NumPy's own types.
+    # ml_dtypes reuses characters from NumPy's own types.
     char = "" if _is_from_ml_dtypes(dtype) else dtype.char
     return _REASONS.get(char, "nc10d has no such element type")
 
@@ -153,7 +153,7 @@ def allows(dtype: DType, op: ReduceOp) -> bool:
 
 
 def identity(dtype: DType, op: ReduceOp) -> Any:
-    """Return the element that the pairwise step of `op` changes no other by, as a NumPy scalar.
+    """Return the neutral element of the pairwise step of `op`, as a NumPy scalar.
 
     TypeError if arrays of `dtype` do not support `op`.
     """

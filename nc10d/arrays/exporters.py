@@ -1,9 +1,9 @@
-"""Host arrays of other libraries as ndarrays in the same memory.
+"""Other libraries' host arrays as ndarrays in the same memory.
 
 Contract: the ndarray lies in the exporter's memory, or a TypeError says why not. An exporter may
-use DLPack, the buffer protocol or NumPy's array interface. It describes its memory twice, and both
-descriptions must be equal: an exporter of copies would lose results. NumPy allocates memory of its
-own where an exporter gives a null pointer; such arrays are refused.
+use DLPack, the buffer protocol or NumPy's array interface. Its memory is described twice, and both
+descriptions must be equal: an exporter of copies would lose results. NumPy allocates new memory
+where an exporter gives a null pointer; such arrays are refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ View = np.ndarray[Any, Any]
 
 
 def host_view(x: object) -> View:
-    """Return an ndarray in the memory of a host array; TypeError if there is no such memory."""
+    """Return an ndarray in a host array's memory; TypeError if there is no such memory."""
     export = _export_of(x)
     if export is None:
         raise TypeError(f"expected an array, got {_type_hint(x)}")
     try:
         view, again = export(x), export(x)
-    except Exception as error:  # of any type, by an exporter
+    except Exception as error:  # any type, by an exporter
         raise TypeError(f"{_type_text(x)} can't be shared ({error}): {_advice(x)}") from error
     if view.size:
         if view.flags.owndata:  # by NumPy, for a null pointer
@@ -54,7 +54,7 @@ def _export_of(x: Any) -> Callable[[Any], View] | None:
 
 def _by_dlpack(x: Any) -> View:
     lazy = getattr(x, "is_neg", None)
-    if callable(lazy) and lazy():  # torch exports such a tensor without its sign
+    if callable(lazy) and lazy():  # torch exports such a tensor without the sign
         raise TypeError("it is a lazy negative, its memory is not: pass x.resolve_neg()")
     return np.from_dlpack(x)
 
@@ -66,13 +66,13 @@ def _by_interface(x: Any) -> View:
     data = found.get("data")
     if data is None or isinstance(data, tuple):
         return np.asarray(_Described(x, found))
-    # np.asarray would not compare the shape with the length of the buffer.
+    # np.asarray would not compare the shape with the buffer's length.
     place = data, found.get("offset", 0), found.get("strides")
     return np.ndarray(found["shape"], found["typestr"], *place)
 
 
 class _Described:
-    """An array's description, read once; NumPy keeps it, and so the array, as base of its view."""
+    """An array's description, read once; NumPy keeps it, and so the array, as the view's base."""
 
     __slots__ = ("__array_interface__", "_array")
 
@@ -104,7 +104,7 @@ def _type_text(x: object) -> str:
 
 
 def _advice(x: Any) -> str:
-    """Return advice for an array that its library does not export."""
+    """Return advice for an array that the library does not export."""
     if getattr(x, "requires_grad", False):
         return "pass x.detach(), the same memory without its history"
     label = str(getattr(x, "dtype", "")).rpartition(".")[2]

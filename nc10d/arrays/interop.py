@@ -1,13 +1,13 @@
-"""Replace other libraries' host arrays in operations by NumPy views of the same memory.
+"""Replace other libraries' host arrays in operations by NumPy views on the same memory.
 
-The CPU backend is fastest with NumPy arrays. A view is made once for an operation, so all its steps
+The CPU backend is fastest with NumPy arrays. A view is made once for an operation, so all steps
 see the same memory, even if an array's library describes other memory at the next look. Nothing is
-copied. Arrays on other devices stay as they are.
+copied. Arrays on other devices stay unchanged.
 
-There are two kinds of views. An owning view keeps its array alive. An unowned view does not, so it
-can be cached by address; the caller must keep the array alive while it uses the view. An adapter
-registers a function that makes unowned views of its own type of array, and an owning view costs
-less if there is an unowned one.
+There are two kinds of views. An owning view keeps its array alive. An unowned view does not, and
+can be cached by address; the caller must keep the array alive while the view is used. An adapter
+registers a function that makes unowned views for an array type, and an owning view costs less if
+there is an unowned one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ unowned_views: dict[type, UnownedView] = {}
 _addresses: dict[type, Callable[[Any], int]] = {}
 _owners: dict[type, Callable[[Any], Any]] = {}
 _AS_THEY_ARE = (np.ndarray, int, type(None))
-"""Types of arguments of which `lend` makes no view."""
+"""Argument types for which `lend` makes no view."""
 
 
 def register_unowned_view(
     kind: type, unowned: UnownedView, address: Callable[[Any], int], owner: Callable[[Any], object]
 ) -> None:
-    """Register unowned views of arrays of exactly the type `kind`; the functions are fast.
+    """Register unowned views of arrays whose type is exactly `kind`; the functions are fast.
 
-    `unowned(x)` returns an ndarray in the memory of `x` that does not keep it alive, or None.
+    `unowned(x)` returns an ndarray in the memory of `x` that does not keep `x` alive, or None.
     `address(x)` returns the address of element 0, `owner(x)` an object that keeps the memory.
     """
     unowned_views[kind], _addresses[kind], _owners[kind] = unowned, address, owner
@@ -73,21 +73,21 @@ buffer.register(_Refused, _Refused.reason, "cpu")
 
 
 class _Owned:
-    """The memory of an unowned view, and an object that keeps it."""
+    """An unowned view's memory, and an object that keeps that memory."""
 
     __slots__ = ("__array_interface__", "_owner")
 
     def __init__(self, view: Any, owner: object) -> None:
         found = view.__array_interface__
-        # Untyped bytes, as in buffer._Memory: not all dtypes have a name of NumPy's.
+        # Untyped bytes, as in buffer._Memory: not all dtypes have a NumPy name.
         del found["descr"]
         found["typestr"] = f"|V{view.itemsize}"
         self.__array_interface__, self._owner = found, owner
 
 
 def numpy_view(x: ops.Array) -> ops.Array:
-    """Return an ndarray on the memory of `x`, which it keeps alive; `x` itself on other devices."""
-    # An ndarray is returned unchanged. If `x` is no array, the checks of the arguments will say so.
+    """Return an ndarray that keeps the memory of `x` alive; `x` itself on other devices."""
+    # An ndarray is returned unchanged. If `x` is no array, the argument checks will say so.
     if isinstance(x, np.ndarray):
         return x
     cached = unowned_view(x)
@@ -107,7 +107,7 @@ def unowned_view(x: ops.Array) -> ops.Array | None:
 
 
 def lend(x: object, y: object) -> tuple[Any, Any] | None:
-    """Return the arguments of a prepared call with unowned views of other libraries' arrays.
+    """Return a prepared call's arguments with unowned views of other libraries' arrays.
 
     None if an array has no such view.
 
@@ -156,6 +156,6 @@ def map_arrays(op: ops.Op, replace: View) -> ops.Op:
 
 
 def _map_value(replace: View, xs: ops.Arrays | None) -> object:
-    if xs is None:  # Gather and Scatter: only the root has it
+    if xs is None:  # Gather and Scatter: only the root has the list
         return None
     return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)

@@ -11,7 +11,7 @@ _MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
 
 
 def advice_for(op: object) -> str:
-    """Return the end of an error's text that names the ReduceOp meant by `op`; "" if unknown.
+    """Return an error's last words, which name the ReduceOp meant by `op`; "" if unknown.
 
     Such as ": use ReduceOp.MAX" for numpy.maximum, max, "max", and torch's and MPI's MAX.
     """
@@ -21,7 +21,7 @@ def advice_for(op: object) -> str:
 
 
 def _name(op: object) -> str:
-    """Return the name under which `op` would be pickled; its repr if that is no name."""
+    """Return the name under which `op` would be pickled; the repr if that is no name."""
     try:
         found = op.__reduce_ex__(4)
     except raised_here(Exception):

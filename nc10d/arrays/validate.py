@@ -1,9 +1,9 @@
 """Check the arguments of an operation before anything is sent.
 
 `validate(op, rank, size)` raises ValueError or TypeError, which names the call, the argument and
-the requirement in the words of the public API. It checks this rank's arguments only and changes
-nothing. It returns the operation to run, on arrays whose memory has been looked up once and for
-all. The fingerprint, not this module, detects disagreement between ranks.
+the requirement in the words of the public API. Only this rank's arguments are checked, and nothing
+is changed. The returned operation is the one to run, on arrays whose memory has been looked up
+once and for all. The fingerprint, not this module, detects disagreement between ranks.
 
 Outputs must be writable, must not repeat an element, and must not share memory with other
 arguments. One overlap is allowed, c10d's in-place form: in all_gather the input may be this
@@ -33,7 +33,7 @@ def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
 
 
 def _in_place(op: Any, rank: int, size: int) -> None:
-    """Check a reduction of every rank's array in place."""
+    """Check an in-place reduction over every rank's array."""
     args.check_reducible(args.array(name_of(op), "tensor", op.x, written=True), op.op)
 
 

@@ -6,19 +6,19 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 UNPROVEN_SECONDS = 10.0
-"""The time in which a connection must prove that it knows the key.
+"""The time that a connection has to prove that its process knows the key.
 
-TCP tries six times in it, and lives through a network that is gone for five seconds.
+TCP tries six times meanwhile, and survives a network that is gone for five seconds.
 """
 T = TypeVar("T")
 
 
 class Admission(Generic[T]):
-    """Limits the connections of which something is due: a proof, a greeting, the rest of a request.
+    """Limits the connections that owe something: a proof, a greeting, the rest of a request.
 
-    Each has `seconds` for it. If there are more than `most`, a new connection displaces the oldest,
-    so that a flood of connections keeps no rank out. `now` is in seconds, of the same clock in all
-    calls. No I/O.
+    Each has `seconds` to deliver. If there are more than `most`, a new connection displaces the
+    oldest, so that a flood of connections keeps no rank out. `now` is in seconds, by the same clock
+    in all calls. No I/O.
     """
 
     def __init__(self, most: int, seconds: float = UNPROVEN_SECONDS) -> None:
@@ -37,7 +37,7 @@ class Admission(Generic[T]):
         return next(iter(self._until)) if len(self._until) > self._most else None
 
     def remove(self, connection: T) -> None:
-        """Remove a connection of which nothing is due any more; idempotent."""
+        """Remove a connection that owes nothing any more; idempotent."""
         self._until.pop(connection, None)
 
     def overdue(self, now: float) -> list[T]:

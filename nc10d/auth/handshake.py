@@ -1,4 +1,4 @@
-"""How two processes of a job prove to each other that they know a key; no I/O.
+"""How two processes of a job prove to each other that both know a key; no I/O.
 
 The process that connects is the caller, the other the answerer. Three messages:
 
@@ -6,10 +6,10 @@ The process that connects is the caller, the other the answerer. Three messages:
     answerer: its nonce, and its proof                                        (64 bytes)
     caller:   its proof                                                       (32 bytes)
 
-A proof is the HMAC-SHA256 (RFC 2104) of a label and of all earlier messages, nonces included, so it
-holds for this connection, these ranks and this group only. The key itself never travels. Two more
-HMACs give a key for each direction. With it a Sealer and an Opener frame the data that follows: a
-length, a counter, the bytes, and the first 16 bytes of the HMAC of these three.
+A proof is the HMAC-SHA256 (RFC 2104) of a label and of all earlier messages, nonces included, so a
+proof holds for this connection, these ranks and this group only. The key itself never travels. Two
+more HMACs give a key for each direction. With such a key a Sealer and an Opener frame the data that
+follows: a length, a counter, the bytes, and the first 16 bytes of the HMAC of these three.
 
 A message that breaks a rule raises BadHandshake or BadSeal; the connection must then be closed.
 """
@@ -53,7 +53,7 @@ class Introduction(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys of a connection, as seen from this end."""
+    """A connection's keys, as seen from this end."""
 
     sending: bytes
     taking: bytes

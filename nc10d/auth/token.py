@@ -37,8 +37,8 @@ def new_token() -> str:
 def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the job's token, 32 bytes, or None if there is none.
 
-    AuthError if it is malformed, or if its file is unreadable, open to other users or the file of
-    another user than this one or root.
+    AuthError if the token is malformed, or if its file is unreadable, open to other users, or owned
+    by a user other than this one or root.
     """
     name = environment.get(FILE)
     if name:
@@ -48,7 +48,7 @@ def job_token(environment: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def check_token(token: bytes | None) -> bytes | None:
-    """Return `token`, an argument of the caller; TypeError or ValueError if it is not 32 bytes.
+    """Return the caller's argument `token`; TypeError or ValueError unless it has 32 bytes.
 
     A shorter token could be guessed.
     """
@@ -98,7 +98,7 @@ def _read_secret_file(path: Path) -> str:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; if it is a pipe, do not wait for its writer."""
+    """Open a file; do not wait for a pipe's writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -143,7 +143,7 @@ def reachable(host: str) -> bool:
 
 
 def write_token(path: Path) -> None:
-    """Write a new token to a new file that only its owner may read; OSError if it exists."""
+    """Write a new token to a new file that only its owner may read; OSError if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as file:
         file.write(new_token() + "\n")

@@ -1,7 +1,7 @@
 """Abilities that a backend may have: dead ranks, records of calls, smaller groups.
 
-`Backend` names each as a property that is None by default. The groups and backends beside it ask
-for an ability, never for a backend's name.
+`Backend` names each as a property that is None by default. A group and its other backends ask for
+an ability, never for a backend's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FailureDetector(Protocol):
         """Allocate memory of zeros for this rank that its local peers can read; called once."""
 
     def failure(self) -> BaseException | None:
-        """Return the error of the group, the same on all its ranks; None if it has not failed."""
+        """Return the group's error, the same on all ranks; None if the group has not failed."""
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` on every rank; the first reason wins."""
@@ -47,7 +47,7 @@ class CallRecords(Protocol):
     size: int
 
     def logged(self) -> Sequence[tuple[Any, str, bool]]:
-        """Return the latest entries, oldest first: entry, text, and whether it is a message."""
+        """Return the latest entries, oldest first: entry, text, and whether that is a message."""
 
     def waits_for(self) -> int | None:
         """Return the rank that the latest collective waits for now, None if it does not wait."""
@@ -56,14 +56,14 @@ class CallRecords(Protocol):
         """Return direction, peer, messages ended, and whether this rank waits, for each link."""
 
     def progress(self) -> dict[int, int]:
-        """Return the number of the latest collective of each rank of this host."""
+        """Return the number of each local rank's latest collective."""
 
     def observe_failure(self, observer: Callable[[DistError], None]) -> None:
         """Have `observer` called with the error when the group fails."""
 
 
 class Shrinkable(Protocol[B]):
-    """The ability to make a backend of the ranks that survive; `control` connects them."""
+    """The ability to make a backend for the ranks that survive; `control` connects them."""
 
     control: Any
     """The group control through which survivors agree."""
@@ -72,7 +72,7 @@ class Shrinkable(Protocol[B]):
         """Return the ranks that have died, have left, or can't be reached any more."""
 
     def shrink(self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline) -> B:
-        """Make the backend of the surviving `ranks`; all of them call."""
+        """Make the backend for the surviving `ranks`, which all call."""
 
 
 class OtherBackends:
@@ -87,8 +87,8 @@ class OtherBackends:
         return any(True for _ in self._detectors())
 
     def record_address(self) -> int:
-        """Return the address of the record where a rank publishes its latest launch; 0: none."""
-        # `backend.cpu.native.offsets` has its layout. It exists until the group is closed.
+        """Return the address of the record to which a rank publishes its latest launch; 0: none."""
+        # `backend.cpu.native.offsets` has its layout. The record exists until the group is closed.
         return next((detector.record_address for detector in self._detectors()), 0)
 
     def share_board(self, nbytes: int) -> SharedBoard | None:
@@ -96,7 +96,7 @@ class OtherBackends:
         return next((each.share_board(nbytes) for each in self._detectors()), None)
 
     def messages(self) -> GroupMessages | None:
-        """Return the way of small texts between the group's ranks, None without a detector."""
+        """Return the carrier of small texts between the group's ranks, None without a detector."""
         return next((detector.messages for detector in self._detectors()), None)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
@@ -116,6 +116,6 @@ class OtherBackends:
 
 
 def cause_of(detector: FailureDetector) -> DistError | None:
-    """Return why a backend has failed; that it was closed is no cause for others."""
+    """Return why a backend has failed; a mere close is no cause for others."""
     found = detector.failure()
     return None if isinstance(found, GroupClosed) or not isinstance(found, DistError) else found

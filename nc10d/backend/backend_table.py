@@ -1,7 +1,7 @@
 """A group's backends: a backend for each kind of device, made when first needed, ended together.
 
-The first failure (an abort, a close, a fork) stays: no backend is made or found after it. An abort
-does not wait for a backend that is being made; that backend is aborted as soon as it exists.
+The first failure (an abort, a close, a fork) stays: no backend is made or found afterwards. An
+abort does not wait for a backend that is being made; that backend is aborted once it exists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nc10d.base.promise import copy_to_raise
 from nc10d.errors import DistError, ForkedGroupError
 
 Maker = Callable[[str, Deadline], Backend]
-"""Called as maker(device, deadline); it may wait for the other ranks until then."""
+"""Called as maker(device, deadline); the maker may wait for the other ranks until then."""
 
 
 class BackendTable:
@@ -29,7 +29,7 @@ class BackendTable:
         self._lock = threading.RLock()
 
     def find(self, device: str) -> Backend | None:
-        """Return a device's backend, None if it was not needed yet; raises the failure."""
+        """Return a device's backend, None if none was needed yet; raises the failure."""
         if self.failure is not None:
             raise copy_to_raise(self.failure)
         return self._made.get(device)
@@ -47,7 +47,7 @@ class BackendTable:
         return backend
 
     def others(self, device: str) -> OtherBackends:
-        """Return a live view of the backends of all other devices, also those made later."""
+        """Return a live view of all other devices' backends, also those made later."""
         made = self._made
         return OtherBackends(lambda: _detectors(b for d, b in tuple(made.items()) if d != device))
 

@@ -56,7 +56,7 @@ class BackendConfig:
         return FAILURE_DETECTOR if FAILURE_DETECTOR in self.places else "cpu"
 
     def backend_for(self, device: str) -> str:
-        """Return the name of the backend for a device type; ValueError if there is none."""
+        """Return the backend's name for a device type; ValueError if there is none."""
         name = self.places.get(device)
         if name is None:
             known = " and ".join(self.devices)
@@ -64,14 +64,14 @@ class BackendConfig:
         return name
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """Return the name of the backend of each device."""
+        """Return the backend's name for each device."""
         return dict(self.devices)
 
     def require(self) -> None:
         """Raise UnsupportedPlatform unless the backend that every group needs can work here.
 
-        That is the backend of CPU arrays, or the first of a configuration for devices alone. A
-        backend for devices beside it may be missing, as in the default configuration.
+        That is the backend for CPU arrays, or the first in a configuration for devices alone. A
+        further backend, for devices, may be missing, as in the default configuration.
         """
         reason = find_backend(self.backend_for(self.first)).why_unavailable()
         if reason is not None:

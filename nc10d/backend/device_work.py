@@ -23,11 +23,11 @@ class DeviceWork(Work):
     blocks: bool
 
     def _await_queued(self) -> None:
-        """Block until streams can wait for the operation, or it has failed."""
+        """Block until streams can wait for the operation, or the operation has failed."""
         raise NotImplementedError
 
     def block_stream(self, stream: int) -> None:
-        """Make a stream wait for the operation, which is queued, unless it has ended."""
+        """Make a stream wait for the operation, which is queued, unless the operation has ended."""
         raise NotImplementedError
 
     def wait(self, timeout: Timeout = None) -> bool:

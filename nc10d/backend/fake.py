@@ -59,7 +59,7 @@ class FakeBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> FakeBackend:
-        """Make a fake for the group of `ranks`."""
+        """Make a fake for a group with these `ranks`."""
         return FakeBackend(ranks.index(self.rank), len(ranks))
 
     def abort(self, reason: BaseException) -> None:

@@ -73,7 +73,7 @@ class PreparingBackend(Protocol[W]):
 
     @property
     def latest(self) -> Mapping[type[Op], Mapping[Any, PreparedCall[W]]]:
-        """The call prepared or found last, by kind of operation and `extra` (see Parts)."""
+        """The call prepared or found last, by operation kind and `extra` (see Parts)."""
 
     @property
     def hooked(self) -> Mapping[tuple[type[Op], Any], PreparedCall[W]]:
@@ -82,10 +82,10 @@ class PreparingBackend(Protocol[W]):
     def find_hooked(
         self, kind: type[Op], extra: object, x: Arguments, y: Arguments
     ) -> PreparedCall[W] | None:
-        """Return the prepared call of operations between hooks, and add it to `hooked`.
+        """Return the prepared call for operations between hooks, and add it to `hooked`.
 
-        None if there is none yet. For messages, x is a tuple of all arrays, of the same size. May
-        block to compile.
+        None if there is none yet. For messages, x is a tuple with all arrays, which have the same
+        size. May block to compile.
         """
 
     def finish(

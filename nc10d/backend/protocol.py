@@ -2,8 +2,8 @@
 
 A backend serves a group on one kind of device. The registry maps names to factories, so that a
 user's own backend is as good as a built-in backend. Every backend derives from `Backend`, and
-inherits the defaults of the abilities that it does not have. The test kit's `check_backend` checks
-one. The author of a backend needs this file alone, and `abilities` for what else it can do.
+inherits defaults for the abilities that are missing. The test kit's `check_backend` checks a
+backend. A backend's author needs this file alone, and `abilities` for further features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nc10d.store.base import Store
 from nc10d.work import Work
 
 Options = Any
-"""A backend's own `pg_options`, of a type that it was registered with, or None."""
+"""A backend's own `pg_options`, in a type that the backend was registered with, or None."""
 
 
 class Backend(Protocol):
@@ -40,13 +40,13 @@ class Backend(Protocol):
         The backend checks them first (`nc10d.arrays.validate`): the group does not.
 
         `timeout` (seconds, math.inf for none) runs from this call. Without `async_op` the call
-        blocks until all operations have ended, and returns None or raises the error of the failed
-        operation. With `async_op` it returns a Work that completes when all have ended.
+        blocks until all operations have ended, and returns None or raises the failed operation's
+        error. With `async_op` the call returns a Work that completes when all have ended.
 
-        The result of a receive is its sender. The result of several operations with receives among
-        them is a list with an entry for each operation, the sender or None. Any thread may call.
-        Operations execute in the order of launch. Point-to-point operations have links of their
-        own: they may overtake, also each other where no rank can observe the difference.
+        A receive's result is the sender. Several operations with receives among them result in a
+        list with an entry for each operation, the sender or None. Any thread may call. Operations
+        execute in launch order. Point-to-point operations have links of their own: they may
+        overtake, also each other where no rank can observe the difference.
         """
 
     def split(
@@ -57,17 +57,18 @@ class Backend(Protocol):
         deadline: Deadline,
         options: Options = None,
     ) -> Backend:
-        """Make the backend of a group of `ranks` of this group; all of them call, and no other.
+        """Make the backend for a subgroup with `ranks`; these ranks call, and no other.
 
-        It may wait for them until `deadline`. If a rank does not come, it releases everything that
-        it has taken, and raises an error that names the rank. `options` are as in BackendSetup.
+        The call may wait for these ranks until `deadline`. If a rank does not come, the call
+        releases everything that it has taken, and raises an error that names the rank. `options`
+        are as in BackendSetup.
         """
 
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
         Any thread may call at any time. The first reason in the group wins. In a group across
-        hosts it blocks until the ranks have agreed on a cause.
+        hosts the call blocks until the ranks have agreed on a cause.
         """
 
     def close(self) -> None:
@@ -76,7 +77,7 @@ class Backend(Protocol):
     def droppable(self) -> bool:
         """Return whether the backend, if dropped now, ends by itself and cuts no operation off.
 
-        False keeps the backend of a dropped group until the default group is destroyed.
+        False keeps a dropped group's backend until the default group is destroyed.
         """
         return False
 
@@ -87,7 +88,7 @@ class Backend(Protocol):
 
     @property
     def call_records(self) -> CallRecords | None:
-        """This backend as the source of a flight recorder, None if it keeps no records."""
+        """This backend as the source for a flight recorder, None if it keeps no records."""
         return None
 
     @property
@@ -103,8 +104,8 @@ class Backend(Protocol):
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
         """Return the next message from a rank (None: any) with a tag (None: any); see `recv`.
 
-        Blocks until it has come, or returns None at `deadline`. A message that a receive waits for
-        already is not counted. ValueError if the backend can't look at messages.
+        Blocks until the message has come, or returns None at `deadline`. A message that a receive
+        waits for already is not counted. ValueError if the backend can't look at messages.
         """
         message = f"probe: backend {self.name!r} can't see messages before they are received"
         raise ValueError(f"{message}; send their sizes first")
@@ -118,9 +119,9 @@ class Backend(Protocol):
 class BackendSetup:
     """The arguments of a factory: a rank's place in the group, and how to meet the other ranks.
 
-    `options` are the caller's `pg_options` for this backend, of a type that it was registered
-    with, or None. `device` is init_process_group's `device_id`, or None. `others` are the group's
-    backends of other devices: a failure that ends the group for any of them ends it for all.
+    `options` are the caller's `pg_options` for this backend, in a type that the backend was
+    registered with, or None. `device` is init_process_group's `device_id`, or None. `others` are
+    the group's backends for other devices: a failure that ends one ends all.
     """
 
     group_name: str

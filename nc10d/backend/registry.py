@@ -2,9 +2,9 @@
 
 A factory is a function from BackendSetup to Backend, or its address as "module:function", which
 is imported when the backend is first made. A user's own backend is registered in the same way: by
-a call of `register_backend`, or by a package's entry point of the group "nc10d.backends", whose
+a call of `register_backend`, or by a package's entry point in the group "nc10d.backends", whose
 name is the backend's. The entry point is a function without arguments that calls
-`register_backend`; it runs when the name is first asked for:
+`register_backend`, and runs when the name is first asked for:
 
     [project.entry-points."nc10d.backends"]
     mine = "my_package:register"
@@ -31,9 +31,9 @@ Requirement = Callable[[], object]
 class BackendEntry:
     """A registered backend: its factory, its default devices, and its types of options."""
 
-    # `options` are the types that its `pg_options` may have; None, the default, is always accepted.
+    # `options` are the types that `pg_options` may have; None, the default, is always accepted.
     # `meet` finds the other ranks by default (None: by the environment). `failure_detector` names
-    # the backend that detects dead ranks for it, in groups that have no backend for the CPU.
+    # the backend that detects dead ranks in its place, in groups that have no backend for the CPU.
 
     name: str
     factory: Factory | str
@@ -54,7 +54,7 @@ class BackendEntry:
         return None
 
     def check_options(self, options: object) -> None:
-        """Raise TypeError for options of a type that this backend does not take."""
+        """Raise TypeError for options whose type this backend does not take."""
         if options is None or isinstance(options, self.options):
             return
         known = " or ".join(kind.__name__ for kind in self.options)
@@ -74,17 +74,17 @@ def register_backend(
     failure_detector: str | None = None,
     requires: Requirement | str | None = None,
 ) -> None:
-    """Register a backend as `name`; it serves `devices` when it is requested by name alone.
+    """Register a backend as `name`; it serves `devices` when requested by name alone.
 
     The factory returns an object that derives from `nc10d.backend.protocol.Backend`. `options` are
-    the types of `pg_options` that it takes (by default any type, and the factory checks them); a
+    the types that it takes as `pg_options` (by default any type, and the factory checks them); a
     group with other options is refused before its ranks meet.
 
-    `meet(rank, size, deadline)`, or its address, finds the other ranks of a job whose only backend
+    `meet(rank, size, deadline)`, or its address, finds the other ranks in a job whose only backend
     this is, if init_process_group gets neither a method nor a store; rank and size are -1 if
-    unknown. A backend that can't detect dead peers names a `failure_detector` ("cpu"), which
-    a group makes beside it. `requires()`, or its address, raises UnsupportedPlatform with the
-    reason where the backend can't work on this machine (by default, it is taken to work).
+    unknown. A backend that can't detect dead peers names a `failure_detector` ("cpu"), which a
+    group makes beside it. `requires()`, or its address, raises UnsupportedPlatform with the reason
+    where the backend can't work on this machine (by default, the backend is taken to work).
     ValueError if the name is taken, is empty, or has a colon, a comma or a space.
     """
     name = name.lower()
@@ -105,7 +105,7 @@ def unregister_backend(name: str) -> None:
 
 
 def backend_names() -> list[str]:
-    """Return the registered names, and those of installed packages' entry points; imports none."""
+    """Return the registered names, and those in installed packages' entry points; imports none."""
     return sorted({*_entries, *_plugins()})
 
 
@@ -127,7 +127,7 @@ def find_backend(name: str) -> BackendEntry:
 
 
 def _plugins() -> dict[str, Any]:
-    """Return the entry points of installed packages, by the names of their backends."""
+    """Return the entry points of installed packages, by their backends' names."""
     found = import_to_end("importlib.metadata").entry_points(group=PLUGINS)
     return {plugin.name.lower(): plugin for plugin in found}
 

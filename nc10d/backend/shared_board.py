@@ -1,7 +1,7 @@
-"""A board: memory by which the ranks of a host follow each other's launches on other devices.
+"""A board: memory by which a host's ranks follow each other's launches on other devices.
 
 The backend that detects failures gives each rank a board of zeros, which its peers on the host can
-read; a backend of another device fills it. Between hosts the same backend carries small texts.
+read; a backend for another device fills them. Between hosts the same backend carries small texts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GroupMessages(Protocol):
 
 
 class PeerBoard(NamedTuple):
-    """The board of a local peer: at `base` + the word at the address `word`, minus 1; 0: none."""
+    """A local peer's board: at `base` + the word at the address `word`, minus 1; 0: none."""
 
     rank: int
     word: int
@@ -35,10 +35,10 @@ class PeerBoard(NamedTuple):
 
 
 class SharedBoard(NamedTuple):
-    """This rank's board at `address`, and the boards of its peers on the host.
+    """This rank's board at `address`, and the boards of its local peers.
 
-    `partners` are ranks of other hosts, one for each host. If each rank compares its calls with
-    those of its peers and of its partners, all ranks of the group are compared.
+    `partners` are ranks on other hosts, one for each host. If each rank compares its calls with its
+    peers' and its partners' calls, all ranks of the group are compared.
     """
 
     address: int

@@ -21,19 +21,19 @@ _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _ADAPTERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
 bystanders: dict[int, threading.Thread | None] = {}
 """By ident, threads that make no call of any rank: those older than ranks that are threads, such as
-a test runner's. None: the module `threading` has not started it. An ident may be used again."""
+a test runner's. None: the module `threading` has not started the thread. Idents are reused."""
 rank_threads: list[str] = []
 """Prefixes of the names of threads that are ranks, registered by the code that starts them."""
 idle_code: set[CodeType] = set()
-"""The code of functions that wait for the results of ranks, and make no call meanwhile."""
+"""The code of functions that wait for ranks' results, and make no call meanwhile."""
 MOST_BYTES = 63
-"""The longest text of a line. The engine keeps it with each call, and a zero behind it."""
+"""The longest text of a line. The engine keeps the text with each call, behind it a zero."""
 
 
 def count_as_users(init: str, libraries: Sequence[str] = ()) -> None:
-    """Count the code in the folder of a package's `__init__.py` as a user's.
+    """Count the code in the folder with a package's `__init__.py` as a user's.
 
-    For nc10d's own programs. Files and folders in it named by `libraries` stay nc10d's.
+    For nc10d's own programs. The files and folders that `libraries` names stay nc10d's.
     """
     global _programs, _libraries
     folder = f"{Path(init).parent}{os.sep}"
@@ -42,7 +42,7 @@ def count_as_users(init: str, libraries: Sequence[str] = ()) -> None:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a file is nc10d's, and of none of its programs."""
+    """Return whether a file is nc10d's, and belongs to none of nc10d's programs."""
     return name.startswith(_PACKAGE) and not name.startswith(_programs)
 
 
@@ -89,12 +89,12 @@ def here() -> str:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except raised_here(OSError):  # it has been deleted
+    except raised_here(OSError):  # the folder has been deleted
         return ""
 
 
 def called(call: str, site: str) -> str:
-    """Return a call for an error text, with its site if that is known."""
+    """Return a call for an error text, with the site if known."""
     return f"{call} at {site}" if site else call
 
 

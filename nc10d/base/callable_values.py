@@ -24,7 +24,7 @@ class CallableInt(int):
     def __array_ufunc__(
         self, ufunc: object, method: str, *inputs: object, **options: object
     ) -> Any:
-        # NumPy lets a plain int take an array's dtype, but not a subclass of int.
+        # NumPy lets a plain int take an array's dtype, but no instance of a subclass.
         plain = [int(x) if isinstance(x, CallableInt) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **options)
 

@@ -18,7 +18,7 @@ from numbers import Real
 Timeout = float | int | timedelta | None
 
 
-# Libraries of test suites stop Python's time.monotonic() and its kin, and peers do not wait for it.
+# Libraries of test suites stop Python's time.monotonic() and its kin, and peers do not wait.
 monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """Return the monotonic clock, in seconds."""
 monotonic_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
@@ -40,11 +40,11 @@ def seconds(timeout: Timeout) -> float:
     return value
 
 
-@dataclass(slots=True)  # not frozen: each call would pay for it
+@dataclass(slots=True)  # not frozen: each call would pay for that
 class Deadline:
     """An absolute time, in seconds of `monotonic`; math.inf means never. Only `excuse` moves it.
 
-    `limit` is the timeout from which it was made, for error texts; math.inf if unknown.
+    `limit` is the original timeout, for error texts; math.inf if unknown.
     """
 
     at: float
@@ -57,7 +57,7 @@ class Deadline:
         return cls(monotonic() + limit, limit)
 
     def excuse(self, seconds: float) -> None:
-        """Move the end by `seconds` that do not count, for all who wait until it."""
+        """Move the end by `seconds` that do not count, for all waiters."""
         self.at += seconds
 
     def remaining(self) -> float:

@@ -24,7 +24,7 @@ listeners: list[Callable[[], object]] = []
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the level that was set last; the first call reads it from the environment.
+    """Return the level that was set last; the first call reads the environment.
 
     With DETAIL, checksums detect a write to an array of an unfinished asynchronous call; its wait
     raises ValueError. During the call NumPy arrays are read-only too, where NumPy can make them

@@ -2,8 +2,8 @@
 
 The JSON holds a type of `nc10d.errors`, the message, and the attributes of a DistError. An error of
 the caller's own type becomes an Aborted. Encoding never fails, whatever a caller has put into an
-error: a failing group must be able to report its cause. Decoding accepts any bytes and never
-creates an object of another kind than a DistError.
+error: a failing group must be able to report its cause. Decoding accepts any bytes and creates no
+object but a DistError.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def encode_error(error: DistError, most: int | None = None, **own: object) -> by
 
 
 def _shortened(message: str, fields: dict[str, Any], excess: int) -> str:
-    """Return a shorter message, or shorten the attributes in `fields`, by some of the excess."""
-    # The end of the message is cut first, then the `last` call of each rank is dropped, then the
-    # texts of other attributes are halved.
+    """Return a shorter message, or shorten the attributes in `fields`, by a part of the excess."""
+    # The message's end is cut first, then the `last` call of each rank is dropped, then the texts
+    # of other attributes are halved.
     texts = {name: text for name, text in fields.items() if text and isinstance(text, str)}
     least = _LONGEST_TEXT if texts or fields["last"] is not None else 1
     if len(message) > least:

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 PENDING, DONE, FAILED = 0, 1, 2
 
-# A single lock for all transitions: it is held for a few assignments only, and a Work must be too
-# cheap for a lock of its own. Re-entrant, because a finalizer may run inside.
+# A single lock for all transitions, held for a few assignments only. A Work must be too cheap for a
+# lock of its own. Re-entrant, because a finalizer may run inside.
 _transition = threading.RLock()
 
 # The threads that are in a `_poll` or `_block`.
@@ -42,7 +42,7 @@ _waiting_threads: set[int] = set()
 
 
 def _renew_after_fork() -> None:
-    """In a forked child, make a new lock: another thread may have held it during the fork."""
+    """In a forked child, make a new lock: another thread may have held the old one."""
     global _transition
     _transition = threading.RLock()
     _waiting_threads.clear()
@@ -95,7 +95,7 @@ class Promise:
         due: list[Callable[[Any], object]] = []
         try:
             return self._finish_once(exception, result, due)
-        except BaseException:  # of a signal's handler: those that wait are told all the same
+        except BaseException:  # of a signal's handler: the waiters are still notified
             self._finish_once(exception, result, due)
             raise
 
@@ -157,7 +157,7 @@ class Promise:
         return self._state != PENDING
 
     def _describe(self) -> str:
-        """Return its name in error messages."""
+        """Return this object's name in error messages."""
         return "a Future"
 
     def _settle(self, timeout: Timeout) -> None:
@@ -178,7 +178,7 @@ class Promise:
         if self._look():
             return
         self._require_unattended("await")
-        import asyncio  # only users of await need it
+        import asyncio  # only users of await need asyncio
 
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -211,14 +211,14 @@ class NoCallbacks:
 
 
 def copy_to_raise(error: BaseException) -> BaseException:
-    """Copy `error` to raise it: with its own traceback, and the original as its cause."""
+    """Copy `error` for a raise: with a traceback of its own, and the original as the cause."""
     note_told(error)
     kind = type(error)
     # A timeout is an OSError too, which only OSError's own `__new__` can create.
     make = OSError.__new__ if isinstance(error, OSError) else kind.__new__
     try:
         copy = make(kind, *error.args)
-    except TypeError:  # its constructor takes other arguments: raise the original
+    except TypeError:  # the constructor takes other arguments: raise the original
         return error
     copy.args = error.args
     copy.__dict__.update(error.__dict__)

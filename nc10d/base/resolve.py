@@ -24,7 +24,7 @@ def dns_seconds() -> float:
 def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
     """Return the stream addresses of `host`, in the system's order; blocks for `limit` seconds.
 
-    socket.gaierror if the name is not known, or its name servers have not answered by then.
+    socket.gaierror if the name is not known, or the name servers have not answered by then.
     """
     look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
     try:
@@ -43,7 +43,7 @@ def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
         except OSError as error:
             answers.append(error)
 
-    # The system's call has no limit, and no signal ends it: a thread waits for it.
+    # The system's call has no limit, and no signal ends the call: a thread waits for it.
     asking = Thread(target=ask, name="nc10d-dns", daemon=True)
     asking.start()
     asking.join(min(limit, threading.TIMEOUT_MAX))

@@ -1,6 +1,6 @@
 """Calls that come to their end even if a signal's handler raises meanwhile.
 
-An error amid an import, or amid a library's change of its tables, may leave them broken. Python's
+An error amid an import, or amid a library's change of its tables, may leave both broken. Python's
 import and Numba also drop some errors that come amid their work. Python runs handlers in the main
 thread alone. So such work runs on a thread of its own, and the main thread only waits.
 """
@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SLICE = 0.05
-"""Seconds until the main thread sees a signal that came just before it began to wait."""
+"""Seconds until the main thread sees a signal that came just before the wait began."""
 compiling = threading.RLock()
-"""Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
+"""Held while anything is compiled or loaded. A fork waits for this, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
-"""What each thread of `run_to_end` holds until its end."""
+"""The lock that each thread of `run_to_end` holds until it ends."""
 
 
 def run_to_end(call: Callable[[], T]) -> T:
@@ -94,7 +94,7 @@ def _wait_for_ends() -> None:
 
 
 def _before_fork() -> None:
-    # In this order: a call that runs may still take the lock. One that begins later waits for it.
+    # In this order: a call that runs may still take the lock. A later call waits for the lock.
     _wait_for_ends()
     compiling.acquire()
 

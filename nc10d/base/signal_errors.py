@@ -3,7 +3,7 @@
 A handler runs in the middle of any call and may raise any exception, a TimeoutError or an OSError
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
-Other threads must be able to go on after it: Condition, Event and Thread replace Python's own.
+Other threads must be able to go on afterwards: Condition, Event and Thread replace Python's own.
 What such an error would break, an import or a compilation, runs by `run_to_end`.
 """
 
@@ -26,7 +26,7 @@ E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
 Lock = AbstractContextManager[Any]
 thread_ident = ctypes.PYFUNCTYPE(ctypes.c_ulong)(("PyThread_get_thread_ident", ctypes.pythonapi))
-"""Return the system's ident of this thread; that of `threading` may be replaced by a greenlet's."""
+"""Return the system's ident of this thread; `threading` may return a greenlet's ident instead."""
 
 
 def raised_here(*kinds: type[E]) -> tuple[type[E], ...]:
@@ -62,10 +62,10 @@ def _has_argument(frame: FrameType, argument: object) -> bool:
 class _Awaited:
     """The threads that wait for a change, each at a lock of its own, which a change releases.
 
-    A handler's error may come between any two instructions. It leaves no lock taken that others
+    A handler's error may come between any two instructions. It must leave no lock taken that others
     need: up to Python 3.13, a `with` takes and frees a lock in one instruction. Python's own Event
-    and Condition are written in Python, and an error amid them may leave their lock taken. The get
-    of Python 3.11's SimpleQueue blocks for ever if its timeout passes as it begins.
+    and Condition are written in Python, and an error amid them may leave their lock taken. In
+    Python 3.11, SimpleQueue.get blocks for ever if the timeout passes as the call begins.
     """
 
     __slots__ = ("_waiting",)
@@ -74,16 +74,16 @@ class _Awaited:
         self._waiting: list[threading.Lock] = []
 
     def _wait_until(self, ready: Callable[[], T | None], deadline: Deadline) -> T | None:
-        """Call `ready` now and after each `_wake` until it does not return None, or the deadline.
+        """Call `ready` now and after each `_wake` until the result is not None, or the deadline.
 
-        Return its last result.
+        Return the last result.
         """
         if (found := ready()) is not None:
             return found
         asleep = threading.Lock()
         asleep.acquire()
         try:
-            # A change that `ready` does not see comes after it, and so releases this lock.
+            # A change that `ready` does not see comes later, and so releases this lock.
             self._waiting.append(asleep)
             longest = SLICE if _in_main_thread() else threading.TIMEOUT_MAX
             while (found := ready()) is None and not deadline.expired():
@@ -115,7 +115,7 @@ class Condition(_Awaited):
         finally:
             try:
                 self._wake()
-            except BaseException:  # of a signal's handler: the change has been made
+            except BaseException:  # from a signal's handler: the change has been made
                 self._wake()
                 raise
 
@@ -150,11 +150,11 @@ class Event(_Awaited):
         return self._is_set
 
     def set(self) -> None:
-        """Set the event and wake all that wait for it."""
+        """Set the event and wake all waiting threads."""
         self._is_set = True
         try:
             self._wake()
-        except BaseException:  # of a signal's handler: the event is set
+        except BaseException:  # from a signal's handler: the event is set
             self._wake()
             raise
 
@@ -172,10 +172,10 @@ class Event(_Awaited):
 
 
 class Thread(threading.Thread):
-    """A thread whose `start` passes on what a signal's handler raises amid it.
+    """A thread whose `start` passes on an error that a signal's handler raises meanwhile.
 
     Python's own start may raise a RuntimeError or a KeyError in its place. Whether the thread runs
-    is open after such an error; `abandon` decides it.
+    is open after such an error; `abandon` decides.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Thread(threading.Thread):
         self._runs: dict[None, bool] = {}
 
     def start(self) -> None:
-        """Start the thread; UnsupportedPlatform if a greenlet would run in its place."""
+        """Start the thread; UnsupportedPlatform if a greenlet would run instead."""
         if threading.get_ident() != thread_ident():
             raise UnsupportedPlatform(
                 "nc10d runs threads that block, and greenlets have replaced Python's: with gevent, "
@@ -205,7 +205,7 @@ class Thread(threading.Thread):
             raise raised
 
     def start_in(self, owner: object, attribute: str) -> None:
-        """Start the thread, and then keep it as an attribute of `owner`; not if it never runs."""
+        """Start the thread, and then keep it as an attribute of `owner`, unless it never runs."""
         try:
             self.start()
         except BaseException:
@@ -225,7 +225,7 @@ class Thread(threading.Thread):
         """Keep the thread from calling its function; return False if it has begun; idempotent."""
         if self._runs.setdefault(None, False):
             return False
-        # Python keeps a thread that an error has kept from starting; it keeps nothing else alive.
+        # Python keeps a thread that an error has kept from starting; nothing else stays alive.
         self._call = None
         return True
 

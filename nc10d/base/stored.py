@@ -1,7 +1,7 @@
 """Values that come from a store or from another rank: checked before anything is done with them.
 
-Any process that reaches a store can write anything there. So each reader names the form of its
-value, and a value of another form is a StoreError that names the key. Pure.
+Any process that reaches a store can write anything there. So each reader names the form that a
+value must have. Any other form is a StoreError that names the key. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nc10d.errors import StoreError
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 20
-"""The most bytes of a value that is parsed."""
+"""The most bytes of a value that a reader parses."""
 
 
 def read_stored(key: str, raw: bytes, parse: Callable[[bytes], T], most: int = MOST_BYTES) -> T:

@@ -32,7 +32,7 @@ def ranks_text(ranks: Sequence[int], most: int = 16) -> str:
 
 
 def members_text(members: Sequence[int], ranks: Sequence[int]) -> str:
-    """Return ranks of a group as `ranks_text`, with their global ranks if those are others.
+    """Return ranks of a group as `ranks_text`, with their global ranks if those differ.
 
     `members` are the global ranks of the group's ranks.
     """

@@ -1,13 +1,13 @@
 """How an uncaught error of nc10d is printed: up to the user's line, and each sentence once.
 
-A failed call raises the same error on every rank. The frames inside nc10d are of no use to a user
-and would fill a screen for each rank. So `sys.excepthook` leaves them out of an error that nc10d
-has raised itself, and with them a cause that the error repeats. An error that comes out of a line
-without `raise` is a bug of nc10d, and keeps all frames. NC10D_DEBUG=DETAIL keeps them, and so does
-a hook of the program's own.
+A failed call raises the same error on every rank. The frames inside nc10d do not help a user and
+would fill a screen for each rank. So `sys.excepthook` leaves them out of an error that nc10d has
+raised itself, and with them a cause that the error repeats. An error that comes out of a line
+without `raise` is a bug in nc10d, and keeps all frames. NC10D_DEBUG=DETAIL keeps all frames, and so
+does a hook that the program has set.
 
 A daemon thread may wait in a call when the program ends. Closing the groups at exit ends the call
-with an error, which nobody waits for: it is not printed.
+with an error, which nobody waits for, and which is not printed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nc10d.errors import DistError
 _FOR_USERS = (DistError, ValueError, TypeError)
 """The kinds that are shortened where the source of nc10d is not there to look at."""
 menders: list[Callable[[BaseException, TracebackException], None]] = []
-"""Functions of upper layers, which mend what is printed of an error before it is shortened."""
+"""Functions of upper layers, which mend the printed form of an error before the shortening."""
 
 
 def install() -> None:
     """Print uncaught errors shortened, and none that the program's end makes in daemon threads.
 
-    A hook of the program's own stays; idempotent.
+    A hook that the program has set stays; idempotent.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print
@@ -59,7 +59,7 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
 def _shows_all() -> bool:
     try:
         return get_debug_level() is DebugLevel.DETAIL
-    except ValueError:  # the level's variable has a wrong value, of which the program may have died
+    except ValueError:  # the level's variable has a wrong value, which may have ended the program
         return False
 
 

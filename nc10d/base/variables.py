@@ -1,6 +1,6 @@
 """The environment variables of nc10d, and a warning for one that is misspelt or has a bad value.
 
-docs/environment.md explains each. A value that its reader refuses with an error has no pattern.
+docs/environment.md explains each. A variable whose reader raises an error has no pattern.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VARIABLES = {
     "NC10D_TOKEN_FILE": "",
     "NC10D_UCC_LIBRARY": "",
 }
-"""A pattern of each variable's values, of those in _MEANING; empty for any value."""
+"""A pattern of each variable's values, a key in _MEANING; empty for any value."""
 _OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")
 
 

@@ -3,9 +3,9 @@
 The lines are warnings of the logger `nc10d`: Python shows them on stderr if a program has set up no
 logging. The first comes after three seconds, and each later one when twice the time has passed.
 
-Of the ranks of a host that wait for the same subject, one speaks. The first rank whose line is due
-takes the role of speaker, and has it until its wait ends. The role is a bound name, which the
-kernel frees at a death.
+Among a host's ranks that wait for the same subject, one speaks. The first rank whose line is due
+takes the role of speaker, and keeps the role until its wait ends. The role is a bound name, which
+the kernel frees when the process dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WaitReport:
     """The wait of `waiter` ("rank 1 of 4"), which begins now and ends at `deadline`.
 
     `subject` is equal on all ranks that wait for the same group or store. The default is the text
-    of the missing ranks.
+    about the missing ranks.
     """
 
     def __init__(self, waiter: str, deadline: Deadline, subject: str = "") -> None:
@@ -43,7 +43,7 @@ class WaitReport:
         self._leave_role()
 
     def look(self, missing: Callable[[], str]) -> None:
-        """Log a line with `missing()` if a line is due. The caller calls it during the wait."""
+        """Log a line with `missing()` if a line is due. The caller calls `look` during the wait."""
         now = monotonic()
         if now < self._next:
             return
@@ -60,7 +60,7 @@ class WaitReport:
 
     def _take_role(self, subject: str) -> bool:
         """Take the role of speaker for the ranks of the host; return False if it is taken."""
-        # Ranks of a job on a host have the same parent, as a rule; strangers must not be silenced.
+        # A job's ranks on a host have the same parent, as a rule; strangers must not be silenced.
         name = digest(f"{os.getuid()} {os.getppid()} {subject}")
         if self._role is not None and self._role_name == name:
             return True

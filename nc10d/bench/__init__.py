@@ -1,4 +1,4 @@
-"""Times the collectives of a job, in nccl-tests' columns, and checks their results."""
+"""Times a job's collectives, in nccl-tests' columns, and checks their results."""
 
 from nc10d.base.call_site import count_as_users
 

@@ -1,4 +1,4 @@
-"""`python -m nc10d.bench`: the time of each collective in a job; see `nc10d.bench.cli`."""
+"""`python -m nc10d.bench`: each collective's time in a job; see `nc10d.bench.cli`."""
 
 from __future__ import annotations
 

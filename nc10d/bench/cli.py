@@ -1,4 +1,4 @@
-"""The table of `python -m nc10d.bench`: its options, the rows to measure, and rows as text.
+"""The table that `python -m nc10d.bench` prints: options, the rows to measure, and rows as text.
 
 `read`, `sizes`, `jobs` and `line` are pure; `run` measures and prints.
 """
@@ -28,9 +28,9 @@ benchmarks --help.
 DTYPES = {dtype.label: dtype for dtype in DType}
 ALL = "all"
 MOST, MOST_LISTED = 2000, 100
-"""Calls of a round; fewer with lists or objects, which take far longer."""
+"""Calls in a round; fewer with lists or objects, which take far longer."""
 LIMIT = 300.0
-"""Seconds for a call of a rank: far more than any row takes."""
+"""Seconds for a rank's call: far more than any row takes."""
 HEADER = (
     f"{'collective':<23}{'bytes':>11}{'count':>11} {'type':<14}{'op':<6}"
     f"{'time us':>11}{'algbw GB/s':>12}{'busbw GB/s':>12}{'wrong':>7}"
@@ -66,7 +66,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """Return the error of a combination of well-formed options; empty if they fit."""
+    """Return the error if well-formed options don't fit together, else ""."""
     unknown = sorted(set(options.collectives) - {*COLLECTIVES, ALL})
     if unknown:
         return f"unknown collective {', '.join(unknown)}; known: {', '.join(COLLECTIVES)}"
@@ -80,7 +80,7 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Read a whole number, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
@@ -107,7 +107,7 @@ def jobs(options: argparse.Namespace) -> Iterator[BenchJob]:
 
 
 def line(row: Row) -> str:
-    """Return a row as text, in the columns of HEADER."""
+    """Return a row as text, in HEADER's columns."""
     job = row.job
     return (
         f"{job.collective:<23}{row.nbytes:>11}{row.count:>11} {job.dtype.label:<14}{row.op:<6}"

@@ -1,7 +1,7 @@
-"""Times a collective of a given size on every rank, and counts wrong elements.
+"""Times a collective with a given size on every rank, and counts wrong elements.
 
 algbw is the larger buffer's bytes over the time. busbw multiplies it by nccl-tests' factor for the
-bytes that the collective must move, so that it can be compared with the speed of the memory.
+bytes that the collective must move, so that it can be compared with the memory's speed.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Row:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the larger buffer."""
+        """The larger buffer's bytes."""
         return self.count * self.job.dtype.itemsize
 
     @property
     def algbw(self) -> float:
-        """GB/s of the caller's data."""
+        """GB/s for the caller's data."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
     def busbw(self) -> float:
-        """GB/s of the memory (or the network)."""
+        """GB/s in the memory (or the network)."""
         return self.algbw * FACTORS[self.job.collective](self.ranks)
 
 
 def measure(group: ProcessGroup, job: BenchJob) -> Row:
-    """Run a job on this rank; every rank returns the same row. Blocks for all its rounds."""
+    """Run a job on this rank; every rank returns the same row. Blocks for all rounds."""
     # Results are checked before the rounds and after them.
     workload = COLLECTIVES[job.collective](group, job.nbytes, job.dtype)
     workload.reset()
@@ -77,7 +77,7 @@ def measure(group: ProcessGroup, job: BenchJob) -> Row:
 
 
 def _mean(group: ProcessGroup, call: Call, iterations: int) -> float:
-    """Return the mean seconds of `iterations` calls, which all ranks begin together."""
+    """Return the mean seconds for `iterations` calls, which all ranks begin together."""
     group.barrier()
     start = monotonic()
     for _ in range(iterations):

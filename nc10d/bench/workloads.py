@@ -1,7 +1,7 @@
-"""Each collective on arrays of a given size, ready to be called repeatedly and to be checked.
+"""Each collective on arrays with a given size, ready to be called repeatedly and to be checked.
 
-Sizes follow nccl-tests: `nbytes` is the larger buffer of a rank (the whole output of all_gather,
-the whole input of reduce_scatter). `nc10d.testing.reference` gives the expected results.
+Sizes follow nccl-tests: `nbytes` is a rank's larger buffer (the whole output of all_gather, the
+whole input of reduce_scatter). `nc10d.testing.reference` gives the expected results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WINDOW = 64
 
 @dataclass(slots=True)
 class Workload:
-    """A collective with its arrays: the call, a reset of the arrays, and a count of wrong elements.
+    """A collective with its arrays: the call, a reset of arrays, and a count of wrong elements.
 
-    `count` is the number of elements of the larger buffer; `op` is nccl-tests' redop.
+    `count` is the larger buffer's number of elements; `op` is nccl-tests' redop.
     """
 
     call: Call
@@ -45,7 +45,7 @@ def pattern(rank: int, count: int, dtype: DType) -> Array:
 
 
 def differ(x: Any, y: Array) -> int:
-    """Return the number of elements of `y` that differ in `x`; all, if `x` is no such array."""
+    """Return how many elements of `y` differ in `x`; all, if `x` is no such array."""
     if not isinstance(x, np.ndarray) or (x.shape, x.dtype) != (y.shape, y.dtype):
         return y.size
     return int(np.count_nonzero(x != y))
@@ -88,7 +88,7 @@ def scan(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 
 
 def exscan(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Prefix sums of the ranks before, in place."""
+    """Prefix sums over the ranks before, in place."""
     return _in_place(group, nbytes, dtype, group.exscan, reference.exscan, "sum")
 
 
@@ -194,7 +194,7 @@ def sendrecv(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 
 
 def window(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
-    """Sums in place of WINDOW arrays, `nbytes` each, launched at once and then waited for."""
+    """In-place sums of WINDOW arrays, `nbytes` each, launched at once and then waited for."""
     count, size = max(1, nbytes // dtype.itemsize), group.size
     contributions = [pattern(r, count, dtype) for r in range(size)]
     expected = reference.all_reduce(contributions)[group.rank]
@@ -219,7 +219,7 @@ def barrier(group: ProcessGroup, nbytes: int, dtype: DType) -> Workload:
 
 
 def _objects(places: list[Any], call: Call, expected: Sequence[Array], count: int) -> Workload:
-    """Return the workload of a call that puts an array into each place of a list."""
+    """Return the workload of a call that puts an array into each place in a list."""
     before = list(places)
 
     def reset() -> None:
@@ -274,7 +274,7 @@ COLLECTIVES: dict[str, Callable[[ProcessGroup, int, DType], Workload]] = {
     "all_gather_object": all_gather_object,
     "gather_object": gather_object,
 }
-"""Workloads by name; `_list` is the form of c10d with lists of chunks."""
+"""Workloads by name; `_list` is c10d's form with lists of chunks."""
 _EXCHANGES = (
     *("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"),
     *("all_gather_list", "reduce_scatter_list", "all_to_all_list"),
@@ -289,4 +289,4 @@ FACTORS: dict[str, Callable[[int], float]] = {
     **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
     "barrier": lambda n: 0.0,
 }
-"""GB/s of the memory or network for GB/s of the caller's data, by the number of ranks."""
+"""Factor from GB/s for the caller's data to GB/s in memory or network, by the number of ranks."""

@@ -5,12 +5,12 @@
     value = message.envelope().open(flat)               # arrays are views of `flat`
 
 Supported are None, bool, int of any size, float, complex, str (lone surrogates too), bytes,
-bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes of the types in
-nc10d.arrays.dtypes, the types of standard_types.py (OrderedDict, Namespace, paths, named tuples,
-members of enums), and types registered with `register_type` or `register_dataclass`. Types are
-exact: any other subclass is refused rather than converted. An object that occurs twice is a single
-object again on the receiver, except containers in keys. An object that contains itself is refused,
-unless all of it is of Python's own types: such an object is pickled, and the pickle is checked.
+bytearray, list, tuple, dict, set, frozenset, NumPy arrays, scalars and dtypes with the types in
+nc10d.arrays.dtypes, the types in standard_types.py (OrderedDict, Namespace, paths, named tuples,
+Enum members), and types registered with `register_type` or `register_dataclass`. Types are exact:
+any other subclass is refused rather than converted. An object that occurs twice is a single object
+again on the receiver, except containers in keys. An object that contains itself is refused, unless
+all its parts have Python's own types: such an object is pickled, and the pickle is checked.
 
 Decoding calls no functions that the stream names, except those registered on the receiver. Every
 malformed stream raises CodecError. Memory stays in proportion to the stream, depth below MAX_DEPTH.

@@ -1,8 +1,8 @@
 """Openings of small plain objects in compiled code: write one, check a table, read its objects.
 
-The hooks are those of nc10d.kernels.hooks: `before` writes openings before the operation that
-carries them, and `after` checks and reads those that the operation has brought. Their task is the
-call and this rank's part in it, a sum of bits:
+The hooks are those in nc10d.kernels.hooks: `before` writes openings before the operation that
+carries them, and `after` checks and reads the openings that the operation has brought. Their task
+is the call and this rank's part in it, a sum of bits:
 
     task                bits                    `before` writes              `after` fills
     SEND                WRITES MESSAGE          its opening, with a number   nothing
@@ -14,9 +14,8 @@ call and this rank's part in it, a sum of bits:
     SCATTER_ROOT        WRITES READS SCATTER    the table, from a list       the first place
     SCATTER_OTHER       READS SCATTER           nothing                      the first place
 
-With EACH or SCATTER an opening has the object of one place, else a list of the objects of all.
-`before` refuses an object that is not plain or does not fit, and lists that are of another type or
-length.
+With EACH or SCATTER an opening has the object for one place, else a list with the objects for all.
+`before` refuses an object that is not plain or does not fit, and lists with another type or length.
 """
 
 from __future__ import annotations
@@ -50,27 +49,27 @@ BROADCAST_ROOT, BROADCAST_OTHER = WRITES, READS
 GATHER_HERE, GATHER_ELSEWHERE = WRITES | READS | EACH, WRITES | EACH
 SCATTER_ROOT, SCATTER_OTHER = WRITES | READS | SCATTER, READS | SCATTER
 START = WORDS.size
-"""The byte of an opening at which the stream begins."""
+"""The byte at which an opening's stream begins."""
 _KIND, _HEADER, _PAYLOAD, _NUMBER = 0, 8, 16, NUMBER_AT
-"""The words of an opening; the stream is the header."""
+"""An opening's words; the stream is the header."""
 _PLAIN = int(MessageKind.PLAIN)
 OWN_WORDS = 15
-"""Words of a block behind those of every hook."""
+"""Words in a block behind those for every hook."""
 (
     O_OWN,  # address of this rank's opening
-    O_TABLE,  # address of the openings that come; in a scatter, of those that go
+    O_TABLE,  # address of the openings that come; in a scatter, that go
     O_COUNT,  # their number
-    O_SCRATCH,  # address of the memory of a check
+    O_SCRATCH,  # address of a check's memory
     O_END,  # where the stream in O_OWN ends that is to be sent; 0: none is there
-    O_DIRTY,  # where the bytes of O_OWN end that may be of an earlier object
+    O_DIRTY,  # where the bytes of O_OWN end that may be from an earlier object
     O_SEEK,  # `seek` of the file that the pickler writes
-    O_DUMP,  # `dump` of the pickler
-    O_CLEAR_MEMO,  # `clear_memo` of the pickler
-    O_TELL,  # `tell` of the file
+    O_DUMP,  # the pickler's `dump`
+    O_CLEAR_MEMO,  # the pickler's `clear_memo`
+    O_TELL,  # `tell` of that file
     O_LOADS,  # pickle.loads
     O_START,  # START as an object
     O_LIST,  # the type list
-    O_ROWS,  # how many rows of the table are written; 0 between calls
+    O_ROWS,  # how many table rows are written; 0 between calls
     O_NUMBER,  # the number of the latest message between two ranks
 ) = range(8 * H_WORDS, 8 * (H_WORDS + OWN_WORDS), 8)
 _made: dict[str, Any] = {}
@@ -86,9 +85,9 @@ def nc10d_stream_end(opening: int) -> int:
 
 @njit(nogil=True)
 def nc10d_all_whole(table: int, count: int, scratch: int) -> bool:
-    """Return whether each opening has the whole message of a plain object.
+    """Return whether each opening has a plain object's whole message.
 
-    `table` is the address of the openings, `scratch` that of OPENING x ITEM_WORDS int64 words.
+    `table` is the openings' address, `scratch` that of OPENING x ITEM_WORDS int64 words.
     """
     items = nc10d_items(scratch, OPENING)
     for row in range(count):
@@ -101,9 +100,9 @@ def nc10d_all_whole(table: int, count: int, scratch: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_seal(opening: int, end: int, dirty: int, scratch: int) -> bool:
-    """Complete the opening of a stream that lies in it; return whether it builds a plain object.
+    """Complete the opening around a stream; return whether the stream builds a plain object.
 
-    The stream is at bytes START to `end`, and bytes up to `dirty` may be of an earlier object.
+    The stream is at bytes START to `end`, and bytes up to `dirty` may be from an earlier object.
     """
     content = nc10d_bytes(opening, OPENING)
     content[end : min(dirty, OPENING)] = 0  # peers get no byte of earlier objects
@@ -140,7 +139,7 @@ def nc10d_drop(result: int) -> bool:
 
 @njit
 def nc10d_write_object(block: int, value: int) -> int:
-    """Write an object into O_OWN; return the end of its stream, 0 if an exception is set."""
+    """Write an object into O_OWN; return the stream's end, 0 if an exception is set."""
     if not nc10d_drop(py.call_one(load(block + O_SEEK), load(block + O_START))):
         return 0
     if not nc10d_drop(py.call_one(load(block + O_DUMP), value)):
@@ -157,7 +156,7 @@ def nc10d_write_object(block: int, value: int) -> int:
 
 @njit
 def nc10d_is_list(block: int, value: int) -> bool:
-    """Return whether an object is a list, and of no subclass."""
+    """Return whether an object's type is exactly list."""
     return load(value + py.TYPE_OFFSET) == load(block + O_LIST)
 
 
@@ -205,7 +204,7 @@ def nc10d_put_message(block: int) -> int:
 
 @njit
 def nc10d_put_each(block: int) -> int:
-    """Make the table the openings of the objects of a list; return the answer of `before`."""
+    """Make the table the openings for a list's objects; return the answer of `before`."""
     values, count = load(block + H_VALUE), load(block + O_COUNT)
     own = nc10d_bytes(load(block + O_OWN), OPENING)
     for row in range(count):
@@ -243,7 +242,7 @@ def _before(block: int) -> int:
 
 
 def _count(block: int) -> int:
-    """Return how many pieces the message has, at least 1; store the tag of the later ones."""
+    """Return how many pieces the message has, at least 1; store the later pieces' tag."""
     opening, end = load(block + O_OWN), load(block + O_END)
     if load(block + H_TASK) & READS != 0:
         opening = load(block + O_TABLE)
@@ -255,7 +254,7 @@ def _count(block: int) -> int:
 
 @njit
 def nc10d_read_object(block: int, opening: int) -> int:
-    """Return the object of an opening, 0 if an exception is set."""
+    """Return an opening's object, 0 if an exception is set."""
     stream = py.new_bytes(opening + START, load(opening + _HEADER))
     if stream == 0:
         return 0
@@ -266,7 +265,7 @@ def nc10d_read_object(block: int, opening: int) -> int:
 
 @njit
 def nc10d_read_each(block: int, openings: int, count: int) -> int:
-    """Return a list of the objects of some openings, 0 if an exception is set."""
+    """Return a list of some openings' objects, 0 if an exception is set."""
     values = py.new_list(0)
     for row in range(count):
         value = nc10d_read_object(block, openings + row * OPENING) if values != 0 else 0
@@ -280,7 +279,7 @@ def nc10d_read_each(block: int, openings: int, count: int) -> int:
 
 @njit
 def nc10d_fill_places(block: int, values: int) -> int:
-    """Put the objects of a list into the places; return the answer of `after`."""
+    """Put a list's objects into the places; return the answer of `after`."""
     places = load(block + H_PLACES)
     size = load(places + py.SIZE_OFFSET)
     wanted = 1 if load(block + H_TASK) & SCATTER != 0 else size
@@ -318,7 +317,7 @@ def _hook(name: str, function: Any) -> int:
 
 
 def prepare() -> dict[int, int]:
-    """Return the addresses of the hooks, by their place in a block; blocks to compile them."""
+    """Return the hooks' addresses, by place in a block; blocks to compile the hooks."""
     hooks = {H_BEFORE: _before, H_COUNT: _count, H_AFTER: _after}
     return {place: _hook(function.__name__, function) for place, function in hooks.items()}
 

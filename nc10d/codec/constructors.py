@@ -1,8 +1,8 @@
-"""Small arrays as parts of plain objects: the pickle has a call of `array_from` for each of them.
+"""Small arrays in plain objects: the pickle has a call of `array_from` for each array.
 
-NumPy's scalars, and values of registered types of arrays such as torch's tensors, have such calls
-too. nc10d.codec.opcodes refuses a stream that names another function, or that uses this one other
-than in a call. The arguments come from a peer, so `array_from` checks them.
+NumPy's scalars, and values of registered array types such as torch's tensors, have such calls too.
+nc10d.codec.opcodes refuses a stream that names another function, or that uses this one other than
+in a call. The arguments come from a peer, so `array_from` checks them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nc10d.codec.type_registry import codec_named, codec_of
 from nc10d.errors import CodecError
 
 MOST_BYTES = 4096
-"""The bytes of a small array at most. A stream would be a second copy of a larger one."""
+"""The most bytes in a small array. A stream would be a second copy of a larger array."""
 _MOST_DIMENSIONS = 64  # NumPy's
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -41,7 +41,7 @@ def call_for(value: Any) -> Call | None:
     codec = codec_of(kind)
     if codec is None or codec.move is None:
         return None
-    # A large tensor must not be copied from its device here: the walk copies it.
+    # A large tensor must not be copied from its device here: the walk does that.
     nbytes = getattr(value, "nbytes", None)
     if type(nbytes) is not int or nbytes > MOST_BYTES:
         return None
@@ -56,9 +56,9 @@ def _arguments(value: Any, shape: Any) -> tuple[Any, ...]:
 
 
 def array_from(code: object, shape: object, content: object, name: object = None) -> Any:
-    """Return an array of a dtype, given by its code, with these bytes; a scalar without `shape`.
+    """Return an array with these bytes and the dtype with this code; a scalar without `shape`.
 
-    With a `name` it is the value of this registered type of arrays. Inside a `located` block,
+    With a `name` the result has the registered array type of that name. Inside a `located` block,
     `locate(array)` replaces the array. CodecError for arguments that no sender gives.
     """
     locate = _decoding.locate
@@ -118,9 +118,9 @@ _decoding = _Decoding()
 class located:
     """In the with-block, `array_from` returns `locate(array)` for each array."""
 
-    # `locate` is no argument of `array_from`, because a stream could then give one. It is no
-    # attribute of a subclass of pickle.Unpickler either: that reads from a file, and from a file
-    # CPython reads other bytes than from memory if a frame ends within an opcode.
+    # `locate` is no argument of `array_from`, because a stream could then give one. Nor is it an
+    # attribute in a subclass of pickle.Unpickler: that reads from a file, and from a file CPython
+    # reads other bytes than from memory if a frame ends within an opcode.
 
     __slots__ = ("_locate", "_outer")
 

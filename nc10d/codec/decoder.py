@@ -30,10 +30,10 @@ C = TypeVar("C", bound=Sized)
 Locate = Callable[[Any], Any] | None
 """A function that replaces each received array (map_location), or None."""
 _ALIGN = 64
-"""The chunks of a payload begin at multiples of this many bytes."""
+"""A payload's chunks begin at multiples of this number of bytes."""
 _DTYPES = {dtype.code: dtype for dtype in DType}
 _MOST_WASTED = 64
-"""How many times its own size an array may keep alive; a smaller array is copied."""
+"""An array may keep alive this many times its own size; a smaller array is copied."""
 
 
 def aligned(nbytes: int) -> int:
@@ -52,10 +52,10 @@ def rounded(nbytes: int) -> int:
 
 
 class Payload:
-    """The chunks of a received message, taken in their order.
+    """A received message's chunks, taken in their order.
 
-    They lie in `memory`, but for the chunks in `long`, each with the place in `memory` before which
-    it comes.
+    The chunks lie in `memory`, except those in `long`, which come with the place in `memory`
+    before which each belongs.
     """
 
     def __init__(self, memory: Bytes, long: Iterable[tuple[int, Bytes]] = ()) -> None:
@@ -65,7 +65,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the memory that the chunks share."""
+        """The bytes in the memory that the chunks share."""
         return self._memory.size
 
     def take(self, nbytes: int) -> Bytes:
@@ -91,10 +91,10 @@ class Payload:
 
 
 def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
-    """Return the value of a stream; CodecError if it is malformed.
+    """Return a stream's value; CodecError for a malformed stream.
 
     Arrays are writable and C-contiguous. They are views of the payload, unless they are small
-    compared with it. `locate(array)` is called for each NumPy array, and each value of a type
+    compared with it. `locate(array)` is called for each NumPy array, and each value with a type
     that is registered as an array; its result replaces the array.
     """
     decoder = _Decoder(bytes(header), payload, locate)
@@ -102,7 +102,7 @@ def decode(header: memoryview, payload: Payload, locate: Locate = None) -> Any:
         value = decoder.walk()
     except CodecError:
         raise
-    except raised_here(Exception) as error:  # of any type: hashing a key may call the user's code
+    except raised_here(Exception) as error:  # any type: hashing a key may call the user's code
         where = f"byte {decoder.at} of {len(header)}"
         raise CodecError(f"a malformed stream, at {where}: {error}") from error
     decoder.finish()
@@ -135,7 +135,7 @@ class _Decoder:
         self._frames: list[_Frame] = []
 
     def walk(self) -> object:
-        """Read a value and everything that it contains."""
+        """Read a value and everything inside."""
         frames = self._frames
         while True:
             hashed = bool(frames) and len(frames[-1].items) < frames[-1].hashed
@@ -197,7 +197,7 @@ class _Decoder:
         return value
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
-        """Read fields of fixed size."""
+        """Read fields with fixed sizes."""
         found = form.unpack_from(self._header, self.at)
         self.at += form.size
         return found
@@ -253,7 +253,7 @@ class _Decoder:
 
 
 def _is_array(frame: _Frame) -> bool:
-    """Return whether a frame is an object of a type registered as an array, such as a tensor."""
+    """Return whether a frame's object has a type registered as an array, such as a tensor."""
     return frame.tag is Tag.OBJECT and codec_named(frame.items[0]).move is not None
 
 
@@ -275,7 +275,7 @@ def _object(items: list[Any]) -> object:
 
 
 def call_user(name: str, function: Callable[[Any], object], argument: object) -> Any:
-    """Call a function of the user on a received value; CodecError if it fails."""
+    """Call a user's function on a received value; CodecError if the function fails."""
     try:
         return function(argument)
     except CodecError:

@@ -1,6 +1,6 @@
 """Encode an object as a message: a walk without recursion that writes the header.
 
-A plain value is written at once. A container opens a frame: its head is written, then its children.
+A plain value is written at once. A container opens a frame: its head is written, then the children.
 After the last child the container gets a number, by which later occurrences refer to it.
 """
 
@@ -25,7 +25,7 @@ from nc10d.errors import CodecError
 
 
 def encode(value: object) -> EncodedMessage:
-    """Return the message of a value; it refers to the value's arrays and does not copy them.
+    """Return a value's message, which refers to the value's arrays and does not copy them.
 
     CodecError for an unsupported type (the message names it), for an object with arrays or
     registered types that contains itself, and for nesting deeper than MAX_DEPTH. A registered
@@ -36,14 +36,14 @@ def encode(value: object) -> EncodedMessage:
 
 
 def walk(value: object) -> EncodedMessage:
-    """Return the message of a value that need not be plain; errors are as in `encode`."""
+    """Return the message for a value that need not be plain; errors are as in `encode`."""
     encoder = _Encoder()
     encoder.walk(value)
     return EncodedMessage(MessageKind.CODEC, bytes(encoder.header), encoder.chunks)
 
 
 class _Frame:
-    """A value whose children are being written; the first `hashed` of them are parts of keys.
+    """A value whose children are being written; the first `hashed` children are parts of keys.
 
     `levels` is the nesting below it, so far.
     """
@@ -63,15 +63,15 @@ class _Encoder:
     def __init__(self) -> None:
         self.header = bytearray()
         self.chunks: list[Array] = []
-        # By id, the number of each written value, the value itself, so that its id stays valid, and
-        # its levels.
+        # By id, each written value's number and levels, and the value itself, which keeps the id
+        # valid.
         self._seen: dict[int, tuple[int, object, int]] = {}
         self._frames: list[_Frame] = []
         self._count = 0
         self._open: set[int] = set()
 
     def walk(self, value: object) -> None:
-        """Write a value and everything that it contains."""
+        """Write a value and everything inside."""
         frames = self._frames = [_Frame(None, iter((value,)), 0)]
         while frames:
             frame = frames[-1]
@@ -93,7 +93,7 @@ class _Encoder:
         self._frames[-1].levels = max(self._frames[-1].levels, levels)
 
     def _put(self, value: Any, hashed: bool) -> _Frame | None:
-        """Write a value; for a container, write its head and return the frame of its children."""
+        """Write a value; for a container, write its head and return the children's frame."""
         kind = type(value)
         write = _PLAIN.get(kind)
         if write is not None:
@@ -115,7 +115,7 @@ class _Encoder:
         return None
 
     def _refer(self, value: object, hashed: bool) -> bool:
-        """Write a reference if the value was written before; return whether it did."""
+        """Write a reference if the value was written before; return whether one was written."""
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
             return False
@@ -174,7 +174,7 @@ def _length(count: int) -> bytes:
 
 
 def _state(value: Any, kind: type) -> Sequence[object]:
-    """Return name and state of a value of a registered type; CodecError for other types."""
+    """Return the name and state of a value with a registered type; CodecError for other types."""
     codec = codec_of(kind) or codec_by_name(kind)
     if codec is None:
         how = "register the type (nc10d.register_dataclass, nc10d.register_type)"
@@ -244,7 +244,7 @@ _Writer = Callable[[_Encoder, Any], None]
 
 
 def _writer_for_numpy(kind: type[object]) -> _Writer | None:
-    """Return the writer of a type of NumPy scalars or dtypes, and cache it; None for others."""
+    """Return and cache the writer for a type of NumPy scalars or dtypes; None for others."""
     if not issubclass(kind, (np.generic, np.dtype)):
         return None
     _PLAIN[kind] = _scalar if issubclass(kind, np.generic) else _dtype_object

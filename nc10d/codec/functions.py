@@ -1,8 +1,8 @@
 """Functions as bytes, by value: for functions that another process cannot import.
 
-A function of a notebook, a REPL or another function has no name that a new process could import.
-It is sent as its code, with the values of the names that the code uses; a class by cloudpickle,
-where that is installed. The bytes are unpickled and run as code, so they are for processes of the
+A function from a notebook, a REPL or another function has no name that a new process could import.
+It is sent as code, with the values of the names that the code uses; a class by cloudpickle, where
+that is installed. The bytes are unpickled and run as code, so they are for processes with the
 same user and Python only: ranks for tests.
 """
 
@@ -26,7 +26,7 @@ def dumps(value: Any, with_main: bool = False) -> bytes:
     """Pickle a value; functions that cannot be imported elsewhere go by value.
 
     `with_main` says that the other process has no `__main__` of this program. TypeError names a
-    function, or the variable of a function, that cannot be sent.
+    function, or a function's variable, that cannot be sent.
     """
     out = io.BytesIO()
     _Pickler(out, with_main).dump(value)
@@ -70,7 +70,7 @@ class _Pickler(pickle.Pickler):
             self._check(function, variables)
         code = marshal.dumps(function.__code__)
         made = (code, function.__module__, len(function.__closure__ or ()))
-        # The state comes after the function itself, which it may contain.
+        # The state comes after the function itself, because it may contain the function.
         return _make, made, state, None, None, _set_state
 
     def _check(self, function: types.FunctionType, variables: Any) -> None:
@@ -103,7 +103,7 @@ def _class_by_value(kind: type) -> object:
 
 
 class _Empty:
-    """Stands for the value of a variable that has none yet."""
+    """Stands for the missing value of a variable."""
 
 
 def _content(cell: types.CellType) -> object:
@@ -114,7 +114,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of globals that code may use, inner functions included."""
+    """Yield the global names that code may use, inner functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,22 +1,22 @@
-"""The message of an object: an opening and, if that has not room for all, a flat array.
+"""An object's message: an opening and, if that has not room for all, a flat array.
 
-    opening   kind, bytes of header, bytes of payload, number (int64 each), then `flat` if it
-              fits, or (place, bytes) of each long chunk
+    opening   kind, bytes of header, bytes of payload, number (int64 each), then `flat` if there is
+              room, or (place, bytes) for each long chunk
     flat      header, payload, zeros
     payload   the chunks (arrays, long byte strings), each from a multiple of 64 bytes on
 
 A small object travels in one operation, whose size every rank knows. A message to a single rank has
-only the used pieces of an opening; their number follows from the words in the first. The header is
-small and describes the chunks. The chunks are the user's memory, and are copied once, into the flat
-array. Long chunks follow it, each as it is, into memory of its own; their place is the byte of the
-payload before which they come. The size of the flat array is rounded up, so that messages of
-similar objects have the same size: a backend prepares a program for each size that it meets.
+only an opening's used pieces; their number follows from the words in the first. The header is small
+and describes the chunks. The chunks are the user's memory, and are copied once, into the flat
+array. Long chunks follow uncopied, each into separate memory; a long chunk's place is the payload
+byte before which it comes. The flat array's size is rounded up, so that messages with similar
+objects have the same size: a backend prepares a program for each size that it meets.
 
-Between two ranks only the first piece travels with tag 0. The rest has a tag of its own, made of
-the number. So a message arrives whole, even if several threads send to a rank or receive there.
+Between two ranks only the first piece travels with tag 0. The rest has a tag made from the number.
+So a message arrives whole, even if several threads send to a rank or receive there.
 
-In a scatter each rank receives its own opening alone. If any message is longer than its opening,
-all ranks receive TABLE_FOLLOWS instead, then the openings of all ranks, then the arrays in rounds,
+In a scatter each rank receives its own opening alone. If any message is longer than an opening,
+all ranks receive TABLE_FOLLOWS instead, then all ranks' openings, then the arrays in rounds,
 whose number follows from the openings.
 """
 
@@ -38,30 +38,30 @@ from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
 
 OPENING, PIECE = 4096, 1024
-"""The bytes of an opening, and of a piece of it.
+"""The bytes in an opening, and in a piece.
 
-A cell of a link has room for a piece: a sender can be as far ahead as with other small messages.
+A link's cell has room for a piece: a sender can be as far ahead as with other small messages.
 """
 WORDS = struct.Struct("<4q")
-"""The words of an opening."""
+"""An opening's words."""
 NUMBER, NUMBER_AT = struct.Struct("<q"), 24
-"""The number in an opening, and the byte at which it begins."""
+"""The number in an opening, and the byte at which that begins."""
 FIRST_LATER_TAG = 2**62
-"""The rest of a message has this tag plus the message's number. Programs should use lower tags."""
+"""The later pieces have this tag plus the message's number. Programs should use lower tags."""
 _ROOM = OPENING - WORDS.size
-"""The bytes of an opening behind its words."""
+"""The bytes in an opening behind the words."""
 LARGEST = 2**40
 """The most bytes that an envelope may announce: every rank refuses the same envelopes."""
 LONG = 1 << 20
-"""The bytes from which on a chunk travels by itself: its copy would take longer than a message."""
+"""A chunk of so many bytes or more travels by itself: a copy would take longer than a message."""
 _PLACE = struct.Struct("<2q")
 _KIND = 256
-"""The first word of an opening is the kind, plus this many times the number of long chunks."""
+"""An opening's first word is the kind, plus this many times the number of long chunks."""
 _LONGEST_REASON = 2000
 
 
 class MessageKind(enum.IntEnum):
-    """The encoding of a message."""
+    """A message's encoding."""
 
     CODEC = 1
     PICKLE = 2
@@ -72,9 +72,9 @@ class MessageKind(enum.IntEnum):
 
 
 class Envelope(NamedTuple):
-    """The kind and sizes of a message, which travel before it to every rank.
+    """A message's kind and sizes, which travel ahead to every rank.
 
-    `long` has the place and the bytes of each long chunk; the payload has all others.
+    `long` has each long chunk's place and bytes; the payload has all other chunks.
     """
 
     kind: MessageKind
@@ -84,7 +84,7 @@ class Envelope(NamedTuple):
 
     @classmethod
     def read(cls, opening: Bytes) -> Envelope:
-        """Return the envelope of a received opening; CodecError if no sender would send it."""
+        """Return a received opening's envelope; CodecError if no sender would send it."""
         word, header, payload, _ = WORDS.unpack_from(opening.data)
         count, kind = divmod(word, _KIND)
         if kind not in _KINDS or min(header, payload) < 0 or not 0 <= count <= _ROOM // _PLACE.size:
@@ -116,11 +116,11 @@ class Envelope(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the flat array."""
+        """The flat array's size."""
         return rounded(aligned(self.header) + self.payload)
 
     def inner(self, opening: Bytes) -> Bytes:
-        """Return the flat array in an opening that has it; arrays get memory of their own."""
+        """Return the flat array in an opening that has it; arrays get separate memory."""
         flat = opening[WORDS.size :]
         return flat.copy() if self.payload else flat
 
@@ -132,11 +132,11 @@ class Envelope(NamedTuple):
         locate: Locate = None,
         long: Sequence[Bytes] = (),
     ) -> Any:
-        """Return the object; its arrays are views of `flat` where that wastes little memory.
+        """Return the object, whose arrays are views of `flat` where that wastes little memory.
 
         `long` are the long chunks, which become arrays as they are.
 
-        CodecError for a pickle unless `allow_pickle`, for a sender that could not encode its
+        CodecError for a pickle unless `allow_pickle`, for a sender that could not encode the
         object, and for a malformed message.
         """
         if self.kind is MessageKind.PLAIN:
@@ -176,12 +176,12 @@ def _fits(header: int, payload: int) -> bool:
 
 
 def cut(opening: Bytes) -> list[Bytes]:
-    """Return the pieces of an opening."""
+    """Return an opening's pieces."""
     return [opening[at : at + PIECE] for at in range(0, OPENING, PIECE)]
 
 
 def pieces_used(first: Bytes) -> int:
-    """Return how many pieces of an opening have its message, by the words in the first."""
+    """Return how many of an opening's pieces are used, by the words in the first."""
     word, header, payload, _ = WORDS.unpack_from(first.data)
     count = word // _KIND
     used = WORDS.size + (count * _PLACE.size if count else _together(header, payload))
@@ -189,7 +189,7 @@ def pieces_used(first: Bytes) -> int:
 
 
 def later_tag(first: Bytes) -> int:
-    """Return the tag of all that follows the first piece of a message."""
+    """Return the tag for all pieces of a message after the first."""
     number: int = NUMBER.unpack_from(first.data, NUMBER_AT)[0]
     return FIRST_LATER_TAG + number % FIRST_LATER_TAG
 
@@ -202,7 +202,7 @@ class EncodedMessage:
     def __init__(self, kind: MessageKind, header: bytes, chunks: Sequence[Array] = ()) -> None:
         self.kind, self.header, self.chunks = kind, header, chunks
         self.payload = sum([aligned(chunk.nbytes) for chunk in chunks]) if chunks else 0
-        """The bytes of the chunks, each with its gap, but for those that travel by themselves."""
+        """The chunks' bytes, gaps included, but for chunks that travel by themselves."""
         self.long: list[Bytes] = []
         """The chunks that travel by themselves, as bytes; see `divide`."""
         self._places: tuple[tuple[int, int], ...] = ()
@@ -266,7 +266,7 @@ class EncodedMessage:
 
 
 def _copy_chunk(flat: Bytes, at: int, chunk: Array) -> int:
-    """Copy a chunk of any strides into `flat`; return the start of the next chunk."""
+    """Copy a chunk with any strides into `flat`; return the start of the next chunk."""
     end, following = at + chunk.nbytes, at + aligned(chunk.nbytes)
     np.copyto(flat[at:end].view(chunk.dtype).reshape(chunk.shape), chunk)
     flat[end:following] = 0
@@ -274,7 +274,7 @@ def _copy_chunk(flat: Bytes, at: int, chunk: Array) -> int:
 
 
 def encode_pickled(value: object) -> EncodedMessage:
-    """Pickle any object; an exception of the object's own code is passed on."""
+    """Pickle any object; an exception from the object's own code is passed on."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     chunks = [np.asarray(buffer.raw()) for buffer in buffers]
@@ -283,7 +283,7 @@ def encode_pickled(value: object) -> EncodedMessage:
 
 
 def decode_pickled(header: memoryview, payload: Payload) -> Any:
-    """Unpickle, which can run any code of the sender's; CodecError for every failure."""
+    """Unpickle, which can run any code that the sender chose; CodecError for every failure."""
     try:
         count = COUNT.unpack_from(header)[0]
         start = COUNT.size + 8 * count

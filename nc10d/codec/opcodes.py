@@ -8,7 +8,7 @@
     third               1 + its place in the memo, 0: not there yet;  weight: how many parts of the
                         -1: a reference from the memo                 object a hash visits
 
-Row i of `items` has the item at place i of the stack, and behind that the item at place i of the
+Row i of `items` has the item at place i in the stack, and behind that the item at place i in the
 memo. A list, dict or set weighs 1.
 
 A pickler fills a list, dict or set before it refers to the container again. So a stream that fills
@@ -17,7 +17,7 @@ container is the exception: such a reference closes a cycle, and counts the dept
 
 So a hostile stream may lead from cycle to cycle over any number of levels, and that is harmless.
 Every cycle has a list, dict or set. None of these can be hashed, so a hash, which recurses without
-a limit, stays within the tuples of MAX_DEPTH levels. Python bounds the recursion of `repr`, `==`,
+a limit, stays within MAX_DEPTH levels of tuples. Python bounds the recursion of `repr`, `==`,
 copies and pickles by a RecursionError, and frees any depth with a bounded stack.
 """
 
@@ -37,9 +37,9 @@ from nc10d.kernels.simd import I8, I64, Builder, Value, emits
 
 ITEM_WORDS = 6
 _HEAVIEST = 1 << 20
-"""The weight of all keys and members of sets: beyond, hashing them takes a noticeable time."""
+"""The most weight in all keys and set members: more would take a noticeable time to hash."""
 _MOST_COPIED = 64
-"""How many times the bytes of the stream the arrays of an object may have."""
+"""An object's arrays may have this many times the stream's bytes."""
 _LEAF, _TUPLE, _LIST, _DICT, _SET, _MODULE, _NAME, _MARK, _FUNCTION = range(9)
 """The kinds of items; a frozenset counts as a tuple. No object has the last two as parts."""
 _REFUSE, _SKIP, _PUSH, _GET, _KEEP, _BUILD, _FILL, _FIND, _CALL, _END = range(10)
@@ -54,7 +54,7 @@ def _table(*entries: tuple[int, Iterable[bytes]]) -> np.ndarray[Any, np.dtype[np
     return table
 
 
-# The module pickletools of Python describes the opcodes.
+# Python's module pickletools describes the opcodes.
 _SIZED = (
     *(pickle.SHORT_BINUNICODE, pickle.SHORT_BINBYTES, pickle.LONG1, pickle.BINUNICODE),
     *(pickle.BINBYTES, pickle.LONG4, pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8),
@@ -67,9 +67,9 @@ _ARGUMENT = _table(
     (4, [*_SIZED[3:6], pickle.BININT, pickle.LONG_BINGET]),
     (8, [*_SIZED[6:], pickle.BINFLOAT, pickle.FRAME]),
 )
-"""The bytes of an opcode's argument."""
+"""The bytes in an opcode's argument."""
 _HAS_CONTENT = _table((1, _SIZED))
-"""Whether the argument is a number of bytes that follow."""
+"""Whether the argument gives how many bytes follow."""
 _READ = _table((1, [*_SIZED, pickle.BINGET, pickle.LONG_BINGET, pickle.FRAME]))
 """Whether the argument matters here."""
 _NUMBERS = pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.BINFLOAT
@@ -131,7 +131,7 @@ def nc10d_bytes(address: int, size: int) -> Any:
 
 @njit(nogil=True)
 def nc10d_items(address: int, places: int) -> Any:
-    """Return the memory of a check at an address as an array."""
+    """Return a check's memory at an address as an array."""
     return carray(_pointer_to_words(address), (places, ITEM_WORDS))
 
 
@@ -160,7 +160,7 @@ def nc10d_first_taken(items: Any, top: int, takes: int) -> int:
 
 @njit(nogil=True)
 def nc10d_is_container(kind: int) -> bool:
-    """Return whether a kind is that of a list, dict or set."""
+    """Return whether a kind is a list, dict or set."""
     return _LIST <= kind <= _SET
 
 
@@ -178,7 +178,7 @@ def nc10d_weigh(items: Any, first: int, top: int, step: int) -> Any:
 def nc10d_take_items(code: int, items: Any, top: int) -> Any:
     """Carry out an opcode that takes items; return the new top and the weight that is hashed.
 
-    The top is -1 if the unpickler would fail, or would call a method of another type.
+    The top is -1 if the unpickler would fail, or would call another type's method.
     """
     takes = _TAKES[code]
     first = nc10d_first_taken(items, top, takes)
@@ -209,7 +209,7 @@ def nc10d_take_items(code: int, items: Any, top: int) -> Any:
 def nc10d_is_text(
     stream: npt.NDArray[np.uint8], start: int, size: int, text: npt.NDArray[np.uint8]
 ) -> bool:
-    """Return whether the `size` bytes from `start` on are those of a text."""
+    """Return whether the `size` bytes from `start` on are a text's."""
     same = 0
     while size == text.size and same < size and stream[start + same] == text[same]:
         same += 1
@@ -218,7 +218,7 @@ def nc10d_is_text(
 
 @njit(nogil=True)
 def nc10d_text_kind(stream: npt.NDArray[np.uint8], start: int, size: int) -> int:
-    """Return the kind of a short text: the function's module or name, or any other."""
+    """Return a short text's kind: the function's module or name, or any other."""
     if nc10d_is_text(stream, start, size, _FUNCTION_MODULE):
         return _MODULE
     return _NAME if nc10d_is_text(stream, start, size, _FUNCTION_NAME) else _LEAF
@@ -291,7 +291,7 @@ def nc10d_is_plain_pickle(stream: npt.NDArray[np.uint8], items: Any) -> bool:
 def _check(stream: int, size: int, scratch: int, places: int) -> bool:
     """Return whether a pickle builds one plain object.
 
-    `stream` is the address of its `size` bytes, `scratch` that of places x ITEM_WORDS words, with
+    `stream` is the address of `size` bytes, `scratch` that of places x ITEM_WORDS words, with
     more places than bytes. The caller keeps both in memory.
     """
     return nc10d_is_plain_pickle(nc10d_bytes(stream, size), nc10d_items(scratch, places))

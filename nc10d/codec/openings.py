@@ -1,7 +1,7 @@
-"""The openings of a call, in memory that is kept between calls.
+"""A call's openings, in memory that is kept between calls.
 
 A small plain object is written, checked and read there: by `put` and `objects`, or by the hooks of
-the operation that carries it (nc10d.codec.compiled_openings).
+the operation that carries the object (nc10d.codec.compiled_openings).
 
 Contract: `take` returns Openings that no other code has. `give_back` ends their use; they are left
 to the garbage collector instead if anything may still refer to their memory.
@@ -30,26 +30,26 @@ _END, _DIRTY = compiled.O_END // 8, compiled.O_DIRTY // 8
 _RAN, _ROWS = H_RAN // 8, compiled.O_ROWS // 8
 _TAG, _NUMBER = H_TAG // 8, compiled.O_NUMBER // 8
 _KEPT = 1 << 16
-"""The bytes of the longest stream whose memory is kept for later calls."""
+"""The longest stream, in bytes, whose memory is kept for later calls."""
 _made = itertools.count()
-"""Counts Openings: each has 2**32 numbers for its messages."""
+"""Counts Openings: each has 2**32 numbers for messages."""
 ALL_ROWS, NO_ROWS = slice(None), slice(0)
-"""Rows of a table."""
+"""Table rows."""
 
 
 class Openings:
     """This rank's opening, `own`, and a `table` with the openings of `count` messages, as bytes.
 
-    In a scatter, the table is what the root sends, and `own` is what a rank receives.
-    `first` is the first piece of the table's first row. `arrays[task]` are the arguments x and y of
-    a prepared call: all pieces and the tag of a message, else two arrays.
+    In a scatter, the table is what the root sends, and `own` is what a rank receives. `first` is
+    the first piece in the table's first row. `arrays[task]` are the arguments x and y of a prepared
+    call: all pieces and a message's tag, else two arrays.
     """
 
     def __init__(self, count: int) -> None:
         self._writer = PlainWriter(START)
         self.own: Bytes = self._writer.memory[:OPENING]
         self.table: Bytes = np.zeros((count, OPENING), np.uint8)
-        # The same arrays for each message: a call of known arrays is prepared.
+        # The same arrays for each message: a call on known arrays is prepared.
         self._own_pieces, self._pieces = cut(self.own), cut(self.table[0])
         self.first = self._pieces[0]
         self.arrays: dict[int, tuple[object, object]] = {
@@ -75,16 +75,16 @@ class Openings:
         self._objects = dict[int, Any]()
         self.block: Any = None
         self.ran = 0
-        """The number of operations of this call that have ended: pieces of a message, or 1."""
+        """How many operations this call has completed: pieces of a message, or 1."""
         self.rows = 0
-        """The number of the table's rows that the hooks of a scatter have written."""
+        """How many of the table's rows a scatter's hooks have written."""
         self.since = 0.0
         """When the call began, by monotonic(), or when its hooks had stopped."""
         self._written = 0
-        """The result of PlainWriter.write if the hook `before` has written the object, else 0."""
+        """PlainWriter.write's result if the hook `before` has written the object, else 0."""
 
     def make_block(self) -> Any:
-        """Make the block of the hooks and return it; blocks to compile them."""
+        """Return a new block for the hooks; blocks to compile them."""
         self._objects = {
             compiled.O_SEEK: self._writer.seek,
             compiled.O_DUMP: self._writer.dump,
@@ -122,7 +122,7 @@ class Openings:
             self._written = self._written or self._state[_END]
 
     def put(self, value: object) -> bool:
-        """Write an object; return whether `own` has its message: it is plain, and fits.
+        """Write an object; return whether `own` has its message: the object is plain, and fits.
 
         The object is `value`, unless the hook `before` has written it already.
         """
@@ -143,32 +143,32 @@ class Openings:
 
     @property
     def tag(self) -> int:
-        """The tag of the messages behind the first, once that has ended."""
+        """The tag for the messages behind the first, once that has ended."""
         return self._state[_TAG]
 
     def number(self, opening: Bytes) -> None:
-        """Give a message to send a number that no other message of this rank has."""
+        """Give a message to send a number that no other message from this rank has."""
         self._state[_NUMBER] += 1
         NUMBER.pack_into(opening.data, NUMBER_AT, self._state[_NUMBER])
 
     def pieces(self) -> Sequence[Bytes]:
-        """Return the pieces of `own` that have its message, without the first `ran`."""
+        """Return the pieces of `own` that are used, without the first `ran`."""
         return self._own_pieces[self.ran : -(-self._state[_END] // PIECE)]
 
     def later_pieces(self) -> Sequence[Bytes]:
-        """Return the pieces of the table's first row that are still to be received.
+        """Return the pieces in the table's first row that are still to be received.
 
         `first` has come, by the hooks or without them.
         """
         return self._pieces[max(1, self.ran) : pieces_used(self.first)]
 
     def stream(self) -> Bytes | None:
-        """Return the stream of the object of the latest `put`; None if it is not plain, or long."""
+        """Return the stream of the last object that was put; None if it is not plain, or long."""
         stream = self._writer.memory[START : max(START, self._state[_END])]
         return stream if is_plain(stream) else None
 
     def objects(self, rows: slice = ALL_ROWS) -> list[Any] | None:
-        """Return the objects of some rows; None unless each message is that of a plain object."""
+        """Return some rows' objects; None unless each message is a plain object's."""
         streams = self._streams
         if not compiled.whole(self._table_address, len(streams), self._scratch_address):
             return None
@@ -200,7 +200,7 @@ pools = _Pools()
 
 
 def take(count: int) -> Openings:
-    """Return Openings for `count` messages of a call that begins now."""
+    """Return Openings for `count` messages in a call that begins now."""
     pool = pools[count]
     try:
         openings = pool.pop()

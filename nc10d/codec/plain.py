@@ -1,19 +1,19 @@
-"""Plain objects as pickles that cannot run code: Python's own pickler, and a check of the stream.
+"""Plain objects as pickles that cannot run code: Python's own pickler, and a check on the stream.
 
 A plain object consists of None, bool, int, float, str, bytes, bytearray, list, tuple, dict, set and
-frozenset, of no subclass of these, and of small arrays: those of NumPy, its scalars and torch's
-tensors. Its pickle has only opcodes that build such values, or call the function of
+frozenset, without their subclasses, and of small arrays: NumPy's arrays and scalars, and torch's
+tensors. The pickle has only opcodes that build such values, or call the function in
 nc10d.codec.constructors. The check does not trust the stream, and refuses all else:
 
-- other opcodes, names of other functions, other uses of that function;
+- other opcodes, other functions' names, other uses of that function;
 - lengths beyond the stream, references to values that do not exist;
 - an item for a value that is no list, dict or set;
 - deep nesting, because hashing a tuple recurses on the C stack;
-- keys of many parts, because a short stream could build a tuple of 2**60 parts.
+- keys with many parts, because a short stream could build a tuple with 2**60 parts.
 
 Only a stream that passes is unpickled.
 
-Not done: values of registered types inside a pickle. Their decoders would hash and copy shared
+Not done: values with registered types inside a pickle. Their decoders would hash and copy shared
 values, a cycle through a state would lose its contents, and a user's function would run twice.
 """
 
@@ -33,21 +33,21 @@ from nc10d.codec.decoder import Bytes, Locate
 from nc10d.errors import CodecError
 
 LARGEST_STREAM = 1 << 20
-"""Larger objects are walked in Python: the check needs some memory for each byte of a stream."""
+"""Larger objects are walked in Python: the check needs some memory for each byte in a stream."""
 _PROTOCOL = 5
 
 
 class _NotPlain(Exception):
-    """A value is of another type, or the stream grows too long."""
+    """A value has another type, or the stream grows too long."""
 
 
 _REFUSALS = _NotPlain, ValueError, RuntimeError
-"""Also raised if the file is full, the object too deep, or another thread changes it."""
+"""Also raised if the file is full, the object too deep, or changed by another thread."""
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
-        # Called for each value of another type, before any code of that type runs.
+        # Called for each value with another type, before any code of that type runs.
         if value is array_from:
             return NotImplemented  # by its name
         try:
@@ -65,10 +65,10 @@ def _refuse(_: pickle.PickleBuffer) -> None:
 
 
 class PlainWriter:
-    """Writes the streams of objects, one at a time, into `memory`, from byte `start` on."""
+    """Writes objects' streams, one at a time, into `memory`, from byte `start` on."""
 
-    # The memory is a file without a name, and of a fixed size: the pickler writes to it, and fails
-    # where it ends, in C.
+    # The memory is an unnamed file with a fixed size: the pickler writes to it, and fails where
+    # it ends, in C.
 
     __slots__ = ("clear_memo", "dump", "memory", "seek", "start", "tell")
 
@@ -83,10 +83,10 @@ class PlainWriter:
         self.dump, self.clear_memo = pickler.dump, pickler.clear_memo
 
     def write(self, value: Any) -> int:
-        """Write an object; return where its stream ends in `memory`.
+        """Write an object; return where the stream ends in `memory`.
 
         The end is negative if the object is too long, or has another type than plain ones. The
-        stream is not checked: it may still not be that of a plain object.
+        stream is not checked: it may still not be a plain object's.
         """
         self.seek(self.start)
         try:
@@ -100,21 +100,21 @@ class PlainWriter:
     def clean_up(self, error: Exception) -> int:
         """Clean up after `dump`, called by compiled code, has raised an error.
 
-        Returns what `write` would have returned; 0 if it would have raised the error.
+        Returns what `write` would have returned; 0 if `write` would have raised the error.
         """
         self.clear_memo()
         return -self.tell() if isinstance(error, _REFUSALS) else 0
 
 
 def encode_plain(value: object) -> bytes | None:
-    """Return the stream of a plain object, None for any other object."""
+    """Return a plain object's stream, None for any other object."""
     writer = PlainWriter()
     stream = writer.memory[: max(0, writer.write(value))]
     return stream.tobytes() if is_plain(stream) else None
 
 
 def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
-    """Return the object of a stream; CodecError if it is not that of a plain object.
+    """Return a stream's object; CodecError if the object is not plain.
 
     `locate` is as in nc10d.codec.decoder.
     """
@@ -132,13 +132,13 @@ def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
 
 _KEPT = 1 << 16
 _spare: list[npt.NDArray[np.int64]] = []
-"""Memory of checks of up to _KEPT bytes: 3 MiB, used as far as streams reach. A check takes it."""
+"""Memory for checks on up to _KEPT bytes: 3 MiB, used as far as streams reach. A check takes it."""
 
 
 def is_plain(stream: Bytes) -> bool:
     """Return whether a pickle builds a plain object and can do nothing else.
 
-    TypeError unless it lies in memory byte by byte.
+    TypeError unless the stream lies in memory byte by byte.
     """
     size = stream.size
     if stream.dtype != np.uint8 or not stream.flags.c_contiguous:

@@ -1,9 +1,9 @@
-"""Types that objects carry without registration: some of the standard library, and classes by name.
+"""Types that objects carry without registration: some standard types, and classes by name.
 
-A named tuple or a member of an Enum travels as the name of its class and its contents. The receiver
-looks the class up among the modules that it has imported, without importing any and without calling
-any code of the class. It takes classes of these two kinds only, whose instances do nothing when
-they are made, compared, hashed or dropped; so a sender can't choose what runs.
+A named tuple or an Enum member travels as its class's name and its contents. The receiver looks
+the class up among the modules that it has imported, without importing any and without calling any
+code of the class. Only classes of these two kinds are taken, whose instances do nothing when they
+are made, compared, hashed or dropped; so a sender can't choose what runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nc10d.errors import CodecError
 _FACTORIES = {None: None} | {
     kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set)
 }
-"""The factories of a defaultdict that travel, by name."""
+"""A defaultdict's factories that travel, by name."""
 
 
 def _take(state: object, *kinds: type) -> tuple[Any, ...]:
-    """Return a state that is a tuple of parts of these exact types; CodecError for others."""
+    """Return a state that is a tuple with these exact types; CodecError for others."""
     if type(state) is not tuple or tuple(map(type, state)) != kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
         raise CodecError(f"expected the parts ({names}), got {type(state).__name__}")
@@ -72,10 +72,10 @@ def _deque(state: object) -> deque[object]:
     return deque(items, most)
 
 
-# By fixed names: Python 3.13 has moved the module of paths.
+# By fixed names: Python 3.13 has moved the paths' module.
 register_type(
     OrderedDict, lambda x: (dict(x), vars(x)), _ordered_dict, "collections.OrderedDict"
-)  # a module's state_dict has its versions in the attributes
+)  # a module's state_dict has versions in the attributes
 register_type(
     defaultdict,
     lambda x: ((_factory_name(x.default_factory),), dict(x)),
@@ -91,9 +91,9 @@ for _path in (pathlib.PurePosixPath, pathlib.PosixPath):
 
 
 def _iso(value: Any) -> str | tuple[str, datetime.timezone]:
-    """Return a date or a time as a text, and its zone if that has a name of its own.
+    """Return a date or a time as a text, and the zone if that has a separate name.
 
-    CodecError if a text does not hold all of it.
+    CodecError if a text does not hold everything.
     """
     zone = getattr(value, "tzinfo", None)
     if getattr(value, "fold", 0) or type(zone) not in _ZONES:
@@ -104,7 +104,7 @@ def _iso(value: Any) -> str | tuple[str, datetime.timezone]:
 
 
 def _parts_of(zone: Any) -> Any:
-    """Return the offset of a zone, and its name if it has one of its own."""
+    """Return a zone's offset, and the name if the zone has a separate one."""
     return zone.__getinitargs__()
 
 
@@ -132,7 +132,7 @@ register_type(datetime.timezone, _parts_of, _zone)
 
 
 def _find(module: str, qualname: object) -> object:
-    """Return what an imported module holds under a name, None if it has no such name.
+    """Return what an imported module holds under a name, None if there is no such name.
 
     Only the dicts of modules and classes are looked at: a module's `__getattr__` may run anything.
     """
@@ -166,7 +166,7 @@ def _class_of(what: str, module: str, qualname: str, fits: Callable[[Any], bool]
 
 def _named_tuple(state: object) -> object:
     module, qualname, fields, values = _take(state, str, str, tuple, tuple)
-    if set(map(type, fields)) - {str}:  # what else it is may be too long to put into words
+    if set(map(type, fields)) - {str}:  # other fields may be too long to put into words
         raise CodecError("the fields of a named tuple are texts")
     kind = _class_of("named tuple", module, qualname, _is_named_tuple)
     if kind._fields != fields or len(values) != len(fields):
@@ -194,7 +194,7 @@ register_finder(_MEMBER, _member)
 
 
 def codec_by_name(kind: type[Any]) -> TypeCodec | None:
-    """Return the codec of a class that the receiver can find by its name, None for other types."""
+    """Return the codec of a class that the receiver can find by name, None for other types."""
     if _find(kind.__module__, kind.__qualname__) is not kind:
         return None
     place = kind.__module__, kind.__qualname__

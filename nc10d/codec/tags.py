@@ -1,4 +1,4 @@
-"""The format of a header: each value is a tag byte and its content. Little-endian, packed.
+"""A header's format: each value is a tag byte and its content. Little-endian, packed.
 
     value     := tag, then by tag
     INT8      int8                              INT64   int64
@@ -15,8 +15,8 @@
     REF       uint32: the number of an earlier text, byte string, container, object or array
 
 A length or count is a uint32. A value gets its number at its end, so a REF can't point at a value
-that contains it. Keys and members of sets are hashed: there a REF may point at text or bytes only,
-because otherwise a short stream could build a tuple of 2**60 parts that must be hashed.
+around it. Keys and set members are hashed: there a REF may point at text or bytes only, because
+otherwise a short stream could build a tuple with 2**60 parts that must be hashed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DEPTH = 256
 
 
 class Tag(enum.IntEnum):
-    """The first byte of a value."""
+    """A value's first byte."""
 
     NONE = 0
     FALSE = 1
@@ -67,7 +67,7 @@ ARRAY = struct.Struct("<BB")
 
 LARGEST_COUNT = 2**32 - 1
 PACKED = 16
-"""A list of at least this many floats, or 64-bit ints, travels like an array."""
+"""A list with at least this many floats, or 64-bit ints, travels like an array."""
 INLINE = 1024
 """Byte strings longer than this travel in the payload, which saves a copy."""
 

@@ -1,7 +1,7 @@
 """The user's own types that the codec supports, by name: sender and receiver must register them.
 
-A value travels as a name and a state made of other supported values. The receiver looks the name
-up among its own registrations; a stream can't make it import a module or find a class.
+A value travels as a name and a state made from other supported values. The receiver looks the name
+up among its own registrations; a stream can't make the receiver import a module or find a class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class TypeCodec(NamedTuple):
     """How a type travels: `encode(value)` returns the state, `decode(state)` the value.
 
-    For a type of arrays, `move(value, device)` returns a copy on a device.
+    For an array type, `move(value, device)` returns a copy on a device.
     """
 
     name: str
@@ -39,15 +39,15 @@ def register_type(
     name: str | None = None,
     move: Callable[[T, str], object] | None = None,
 ) -> None:
-    """Let the object calls send values of exactly the type `kind`.
+    """Let the object calls send values whose type is exactly `kind`.
 
     `encode(value)` returns a state of supported values; `decode(state)` returns the value. The
     state comes from a peer, so `decode` must check it. `name` (by default module and qualified
     name) must be the same on sender and receiver; ValueError if another type has it.
 
-    For a type of arrays, `move(value, device)` returns a copy on a device ("cuda:1").
-    `map_location` then applies to such values, and not to the arrays in their states. `encode` and
-    `decode` of such a type may be called more than once for a value.
+    For an array type, `move(value, device)` returns a copy on a device ("cuda:1"). `map_location`
+    then applies to such values, and not to the arrays in their states. `encode` and `decode` of
+    such a type may be called more than once for a value.
 
     >>> import fractions
     >>> register_type(fractions.Fraction, str, fractions.Fraction)
@@ -56,7 +56,7 @@ def register_type(
         raise TypeError(f"register_type: expected a class, got {kind!r}")
     codec = TypeCodec(name or _full_name(kind), kind, encode, decode, move)
     other = _by_name.get(codec.name)
-    # A class that is defined again (a notebook's cell, a reload) replaces its earlier definition.
+    # A class that is defined again (a notebook's cell, a reload) replaces the earlier definition.
     if other is not None and _full_name(other.kind) != _full_name(kind):
         message = f"register_type: the name {codec.name!r} is that of {other.kind!r}"
         raise ValueError(f"{message}: give another name")
@@ -115,13 +115,13 @@ def register_finder(name: str, decode: Callable[[Any], object]) -> None:
 
 
 def codec_of(kind: type[object]) -> TypeCodec | None:
-    """Return the codec of a type, or None if it is not registered."""
+    """Return a type's codec, or None if the type is not registered."""
     return _by_type.get(kind)
 
 
 def codec_named(name: object) -> TypeCodec:
     """Return the codec registered under a name; CodecError if there is none."""
-    if type(name) is not str:  # whatever it is instead may be too long to put into words
+    if type(name) is not str:  # another value may be too long to put into words
         raise CodecError(f"the name of a registered type is text, not a {type(name).__name__}")
     found = _by_name.get(name)
     if found is None:

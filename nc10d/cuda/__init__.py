@@ -6,8 +6,8 @@
     with cuda.stream(my_stream):        # an int, or CuPy's, Numba's, torch's, __cuda_stream__
         dist.all_reduce(x)
 
-It needs no framework, and importing it imports nothing of CUDA. The first call that needs the
-driver loads it; UnsupportedPlatform names the missing part.
+The layer needs no framework, and importing it imports nothing of CUDA. The first call that needs
+the driver loads the driver; UnsupportedPlatform names a missing part.
 """
 
 from nc10d.cuda.driver import available as available

@@ -20,7 +20,7 @@ from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
 SUCCESS, NOT_READY = 0, 600
-"""Results of the driver API (cuda.h): CUDA_SUCCESS, CUDA_ERROR_NOT_READY."""
+"""The driver API's results (cuda.h): CUDA_SUCCESS, CUDA_ERROR_NOT_READY."""
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a driver function; return its result, a tuple of several results, or None."""
+    """Call a driver function; return the result, a tuple with several results, or None."""
     code, *results = getattr(driver(), name)(*arguments)
     if code != SUCCESS:
         raise CudaError(f"{name}: {describe(int(code))}", code=int(code))
@@ -52,7 +52,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def describe(code: int) -> str:
-    """Return the driver's name and description of an error code."""
+    """Return the driver's name and description for an error code."""
     binding = driver()
     kind = binding.CUresult
     try:
@@ -66,7 +66,7 @@ def describe(code: int) -> str:
 
 @functools.cache
 def address(name: str) -> int:
-    """Return the address of a function of the driver API, for compiled code that calls it."""
+    """Return the address of a driver function, for compiled code that calls it."""
     driver()  # loads the library, NC10D_CUDA_LIBRARY first
     library = ctypes.CDLL("libcuda.so.1")
     found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
@@ -100,7 +100,7 @@ def require_device() -> None:
 
 @functools.cache
 def context(device: int) -> Any:
-    """Return the primary context of a device; it is kept until the process ends."""
+    """Return a device's primary context, which is kept until the process ends."""
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device))
 
 
@@ -122,13 +122,13 @@ def current_device() -> int:
 
 
 def device_at(pointer: int) -> int:
-    """Return the device of an address in device memory."""
+    """Return the device to which an address in device memory belongs."""
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(call("cuPointerGetAttribute", attribute, pointer))
 
 
 def ordinal(device: object) -> int:
-    """Return the number of a device: an int, "cuda:1", or an object with `index`, `id` or both.
+    """Return a device's number: an int, "cuda:1", or an object with `index`, `id` or both.
 
     "cuda", and None as an index, are the current device. ValueError for other kinds of device.
     """
@@ -157,11 +157,11 @@ def synchronize(device: int | None = None) -> None:
 
 
 class EventPool:
-    """The free events of a device, by handle, because creating events is slow."""
+    """A device's free events, by handle, because creating events is slow."""
 
     # An event is a point in a stream. Those with timing are kept separately. The caller that takes
-    # an event gives it back once nothing waits for it any more, and never while it belongs to a
-    # captured graph. Thread-safe, because a list's `pop` and `append` are atomic.
+    # an event returns it once nothing waits for the event any more, and never while a captured
+    # graph includes it. Thread-safe, because a list's `pop` and `append` are atomic.
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -187,7 +187,7 @@ class EventPool:
 
 @functools.cache
 def event_pool(device: int) -> EventPool:
-    """Return the pool of a device."""
+    """Return a device's pool."""
     return EventPool(device)
 
 

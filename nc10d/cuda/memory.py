@@ -26,7 +26,7 @@ HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class DeviceArray:
-    """A contiguous array of `shape` and `dtype` in the memory of a device."""
+    """A contiguous array with `shape` and `dtype` in a device's memory."""
 
     __slots__ = ("__weakref__", "address", "buffer", "device", "dtype", "owner", "shape")
 
@@ -62,7 +62,7 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, index: slice | int) -> DeviceArray:
-        """Return a row, or a slice of rows (of step 1), as an array on the same memory."""
+        """Return a row, or a slice (step 1) of rows, as an array on the same memory."""
         inner = self.shape[1:]
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
@@ -75,13 +75,13 @@ class DeviceArray:
         return DeviceArray(address, shape, self.dtype, self.device, self.owner)
 
     def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
-        """Return an array of another shape, with as many elements, on the same memory."""
+        """Return an array with another shape and as many elements, on the same memory."""
         if prod(shape) != prod(self.shape):
             raise ValueError(f"{prod(self.shape)} elements can't have the shape {shape}")
         return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
 
     def __setitem__(self, index: object, source: object) -> None:
-        """Queue a write of all elements: `x[...] = y`, a device array of the same count, or 0."""
+        """Queue a write to all elements: `x[...] = y`, a device array with the same count, or 0."""
         if index is not Ellipsis:
             raise IndexError(f"write to all of it: x[...] or x[3:5][...], not x[{index!r}]")
         if isinstance(source, (int, float)):
@@ -96,7 +96,7 @@ class DeviceArray:
         return twin
 
     def fill_from(self, x: HostArray) -> None:
-        """Copy a host array of the same shape and dtype to this array; blocks until done."""
+        """Copy a host array with the same shape and dtype to this array; blocks until done."""
         if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):
             raise ValueError(f"expected {self.dtype.label} {self.shape}, got {x.dtype} {x.shape}")
         if self.nbytes:
@@ -116,7 +116,7 @@ class DeviceArray:
 
 
 class DeviceView:
-    """A part of a device array `owner` of any library: its strides, from a first byte on."""
+    """A part of any library's device array `owner`: the strides, from a first byte on."""
 
     __slots__ = ("__weakref__", "buffer", "owner")
 
@@ -141,14 +141,14 @@ class DeviceView:
 def empty(
     shape: int | tuple[int, ...], dtype: DType | npt.DTypeLike = np.float32, device: object = None
 ) -> DeviceArray:
-    """Return an array of undefined contents on a device (default: the current)."""
+    """Return an array with undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
     number = current_device() if device is None else ordinal(device)
     with on_device(number):
-        # CUDA refuses an allocation of no bytes, but an array may have no elements.
+        # CUDA refuses to allocate 0 bytes, but an array may have no elements.
         address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), streams.LEGACY))
-        call("cuStreamSynchronize", streams.LEGACY)  # other streams may use it at once
+        call("cuStreamSynchronize", streams.LEGACY)  # other streams may use the array at once
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
@@ -171,7 +171,7 @@ def fill(x: DeviceArray, value: float) -> None:
 
 
 def copy_to(target: object, source: object) -> None:
-    """Queue a copy of a device array to another; the arrays may be of any library.
+    """Queue a copy of a device array to another; the arrays may belong to any library.
 
     The copy runs on the target's current stream, after work that is already queued on the current
     streams of both arrays. Work that is queued later on the source's stream, or on the default
@@ -193,7 +193,7 @@ def copy_to(target: object, source: object) -> None:
 
 
 def copy_of(x: object) -> DeviceArray:
-    """Return a copy of a contiguous device array of any library; copying is queued."""
+    """Return a copy of any library's contiguous device array; copying is queued."""
     buffer = as_buffer(x)
     twin = empty(buffer.shape, buffer.dtype, device_of(x))
     copy_to(twin, x)
@@ -201,7 +201,7 @@ def copy_of(x: object) -> DeviceArray:
 
 
 def bytes_now(x: object) -> HostArray:
-    """Return the bytes of a contiguous device array as they are now, in the order of no stream."""
+    """Return the present bytes of a contiguous device array, in no stream's order."""
     buffer = as_buffer(x)
     found: HostArray = np.empty(buffer.nbytes, np.uint8)
     if buffer.nbytes:
@@ -214,7 +214,7 @@ def bytes_now(x: object) -> HostArray:
 
 
 def copy_now(target: object, source: object) -> None:
-    """Copy a contiguous device array to another one alike, in the order of no stream; blocks."""
+    """Copy a contiguous device array to another one alike, in no stream's order; blocks."""
     to, of = as_buffer(target), as_buffer(source)
     if to.nbytes:
         mine = streams.Stream(device_of(target))
@@ -224,7 +224,7 @@ def copy_now(target: object, source: object) -> None:
 
 
 def write_now(target: object, x: HostArray) -> None:
-    """Copy a host array to a contiguous device array alike, in the order of no stream; blocks."""
+    """Copy a host array to a contiguous device array alike, in no stream's order; blocks."""
     to, packed = as_buffer(target), np.ascontiguousarray(x)
     if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
         raise ValueError(f"expected {to.count} of {to.dtype.label}, got {x.size} of {x.dtype}")
@@ -242,14 +242,14 @@ def synchronize_stream(key: StreamKey) -> None:
 
 
 def current_stream_key(x: object, device: int | None = None) -> StreamKey:
-    """Return the current stream of an array, with its device, which is looked up if not given."""
+    """Return an array's current stream, with its device, which is looked up if not given."""
     # The handle 0 means LEGACY too.
     return StreamKey(stream_of(x) or streams.LEGACY, device_of(x) if device is None else device)
 
 
 def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
     """Make `others`, and their devices' default streams, wait for work queued on `here`."""
-    # Memory is freed in the order of default streams. While a graph is captured, this does nothing.
+    # Memory is freed in default streams' order. While a graph is captured, this does nothing.
     if not in_capture(here):
         devices = {here.device, *(key.device for key in others)}
         for key in {*others, *(StreamKey(streams.LEGACY, device) for device in devices)}:
@@ -274,7 +274,7 @@ class _Allocation:
 
 
 def _free(device: int, address: int) -> None:
-    # Free in the order of the default stream. cuMemFree would wait for the whole device, which may
+    # Free in the default stream's order. cuMemFree would wait for the whole device, which may
     # itself wait for messages that this process has yet to send.
     with on_device(device):
         call("cuMemFreeAsync", address, streams.LEGACY)
@@ -305,7 +305,7 @@ def device_of(x: object) -> int:
     if isinstance(x, DeviceArray):
         return x.device
     buffer = as_buffer(x)
-    # An array of no elements may have no address at all.
+    # An array without elements may have no address at all.
     return device_at(buffer.address) if buffer.address else current_device()
 
 

@@ -1,10 +1,10 @@
-"""Streams of any library, and the stream that is current for a thread and an array.
+"""Any library's streams, and the stream that is current for a thread and an array.
 
-The thread's next work with an array is queued on its current stream. This is the stream of the
-innermost `with cuda.stream(...)`, else that of the array's own framework (CuPy's and torch's
-current stream, else the stream that `__cuda_array_interface__` names), else the legacy default
-stream. A collective runs after the work already queued there. `wait()` makes work that is queued
-there later run after the collective.
+The thread's next work with an array is queued on the array's current stream. This is the innermost
+`with cuda.stream(...)`, else the stream of the array's own framework (CuPy's and torch's current
+stream, else the stream that `__cuda_array_interface__` names), else the legacy default stream. A
+collective runs after the work already queued there. `wait()` makes work that is queued there later
+run after the collective.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stream:
     """A new stream on a device, which does not synchronise with the default stream."""
 
     # `high` requests the device's highest priority. The stream is destroyed with the object; work
-    # already queued on it still completes.
+    # that is already queued there still completes.
 
     def __init__(self, device: int | None = None, high: bool = False) -> None:
         self.device = current_device() if device is None else device
@@ -84,7 +84,7 @@ def order_after(later: StreamKey, earlier: StreamKey) -> None:
 
 
 def _device_of(key: StreamKey) -> int:
-    """Return the device of a stream: it may be current for arrays of other devices."""
+    """Return a stream's device: the stream may be current for arrays of other devices."""
     if key.stream <= PER_THREAD:
         return key.device
     call("cuCtxPushCurrent", call("cuStreamGetCtx", key.stream))
@@ -107,7 +107,7 @@ def is_captured(stream: int) -> bool:
 
 
 def stream_handle(stream: object) -> int:
-    """Return the handle of a stream of any library; TypeError if it is no stream.
+    """Return the handle of any library's stream; TypeError for other objects.
 
     An int is a handle. Objects have `__cuda_stream__`, or are CuPy's (`ptr`), torch's
     (`cuda_stream`) or Numba's (`handle`).
@@ -127,7 +127,7 @@ def stream_handle(stream: object) -> int:
 
 @contextlib.contextmanager
 def stream(which: Any) -> Iterator[int]:
-    """Make a stream this thread's current stream for all arrays; yield its handle."""
+    """Make a stream this thread's current stream for all arrays; yield the handle."""
     before = _chosen.handle
     _chosen.handle = handle = stream_handle(which)
     try:
@@ -146,7 +146,7 @@ def stream_of(x: Any) -> int:
 
 
 def chosen_stream_or(home: int) -> int:
-    """Return the handle of the stream of `with cuda.stream`, else `home`."""
+    """Return the handle that `with cuda.stream` set, else `home`."""
     chosen = _chosen.handle
     return home if chosen is None else chosen
 

@@ -1,4 +1,4 @@
-"""Diagnosis of failed jobs: `python -m nc10d.debug DIR` reads the dumps of all ranks."""
+"""Diagnosis of failed jobs: `python -m nc10d.debug DIR` reads all ranks' dumps."""
 
 from nc10d.base.call_site import count_as_users
 

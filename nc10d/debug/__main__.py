@@ -1,4 +1,4 @@
-"""`python -m nc10d.debug DIR`: find missing, different or late ranks in the dumps of all ranks."""
+"""`python -m nc10d.debug DIR`: find missing, different or late ranks in all ranks' dumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diagnosis of a group from its ranks' dumps: missing, different or late ranks. Pure."""
+"""A group's diagnosis from the ranks' dumps: missing, different or late ranks. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Diagnosis:
     """The findings about a group."""
 
     # `missing` ranks left no dump, `late` ranks have made fewer calls than others. `last` is rank →
-    # number of its latest call. `different` is (number, {call: ranks that made it}) of the first
-    # number at which calls differ. `reasons` are those of the dumps, the most frequent first;
+    # number of its latest call. `different` is (number, {call: ranks that made it}) for the first
+    # number at which calls differ. `reasons` come from the dumps, the most frequent first;
     # `messages` are lines about messages that ranks wait for.
 
     group: str
@@ -37,7 +37,7 @@ class Diagnosis:
 
 
 def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
-    """Return the findings from a group's dumps; the newest dump of each rank counts."""
+    """Return the findings from a group's dumps; each rank's newest dump counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
     size = max(dump.size for dump in dumps)
     last = _last(by_rank.values())
@@ -57,7 +57,7 @@ def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
 
 
 def _messages(by_rank: dict[int, Dump]) -> Iterator[str]:
-    """Yield a line for each message that a rank waits for, with the progress of its peer."""
+    """Yield a line for each message that a rank waits for, with the peer's progress."""
     begun = {
         (rank, link.direction, link.peer): link.count
         for rank, dump in by_rank.items()
@@ -82,10 +82,10 @@ def _waiting(
 
 
 def _last(dumps: Iterable[Dump]) -> dict[int, int]:
-    """Return the number of each rank's latest call, by its own dump or those of its peers."""
+    """Return the number of each rank's latest call, by that rank's dump or its peers' dumps."""
     last: dict[int, int] = {}
     for dump in dumps:
-        # Calls of other groups may have displaced this group's from the record; `last` keeps them.
+        # Other groups' calls may have displaced this group's from the record; `last` keeps them.
         own = dump.calls[-1].seq if dump.calls else 0
         for rank, seq in [*dump.last.items(), (dump.rank, own)]:
             last[rank] = max(seq, last.get(rank, 0))

@@ -1,8 +1,8 @@
-"""The dumps of groups as a picture: a row for each rank, a bar for each call; HTML or PNG.
+"""Groups' dumps as a picture: a row for each rank, a bar for each call; HTML or PNG.
 
-A bar reaches from a call's begin to its end; a call that has not ended reaches to the moment of the
-dump. Ranks of different hosts are aligned by their time of day, as far as their clocks agree. The
-file loads nothing from elsewhere, and no text of a dump is run.
+A bar reaches from a call's begin to its end; a call that has not ended reaches to the dump's time.
+Ranks on different hosts are aligned by their time of day, as far as the clocks agree. The file
+loads nothing from elsewhere, and no text from a dump is run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nc10d.errors import UnsupportedPlatform
 from nc10d.group.flight_recorder import STARTED, Dump, Entry
 
 MOST_BARS = 256
-"""The latest calls of a rank that are shown."""
+"""Only so many of a rank's latest calls are shown."""
 _WIDTH, _LEFT, _ROW = 1200, 80, 22
 COLOURS = {"completed": "#7fbf7f", "started": "#ffb02e", "different": "#e05050"}
 GROUND, FAINT = "#f4f4f4", 0.55
@@ -32,7 +32,7 @@ text {{ font: 12px sans-serif; fill: #555 }} .message {{ opacity: {FAINT} }}
 
 
 def html_page(groups: Sequence[Sequence[Dump]]) -> str:
-    """Return the HTML page of the dumps of groups, a report and a timeline for each."""
+    """Return an HTML page about groups' dumps: a report and a timeline for each group."""
     parts = [f"<pre>{escape(report(dumps))}</pre>\n{timeline(dumps)}" for dumps in groups]
     head = f"<!doctype html><meta charset=utf-8><title>nc10d dumps</title><style>{_STYLE}</style>"
     return head + "\n".join(parts) + "\n"
@@ -40,7 +40,7 @@ def html_page(groups: Sequence[Sequence[Dump]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A call of a rank: its begin in ns after the first call shown, and how many ns it lasts."""
+    """A rank's call: the begin in ns after the first call shown, and the duration in ns."""
 
     rank: int
     kind: str
@@ -51,7 +51,7 @@ class Bar:
 
 
 def bars(dumps: Sequence[Dump]) -> tuple[list[Bar], float]:
-    """Return the calls of a group's ranks, and the ns from the first call to the latest dump."""
+    """Return the calls by a group's ranks, and the ns from the first call to the latest dump."""
     diagnosis = diagnose(dumps)
     newest = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.written)}
     shown = {
@@ -81,7 +81,7 @@ def _title(entry: Entry) -> str:
 
 
 def timeline(dumps: Sequence[Dump]) -> str:
-    """Return an SVG picture of a group's calls over time; the pointer on a bar shows its call."""
+    """Return a group's calls over time as an SVG picture; the pointer on a bar shows its call."""
     found, span = bars(dumps)
     if not found:
         return "<p>no call has a time</p>"
@@ -113,7 +113,7 @@ def _rectangle(bar: Bar, scale: float) -> str:
 _INCHES, _ROW_INCHES, _HEAD_INCHES = 12.0, 0.3, 1.1
 """Width of a PNG, height of a rank's row, height above and below a group's rows."""
 _THIN = 0.001
-"""The least width of a bar in a PNG, as a share of the whole."""
+"""A bar's least width in a PNG, as a share of the whole."""
 
 
 def write_png(groups: Sequence[Sequence[Dump]], path: Path) -> None:

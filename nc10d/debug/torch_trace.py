@@ -1,7 +1,7 @@
 """Dumps as torch's flight recorder writes them, for torch.distributed.flight_recorder.fr_trace.
 
-Each rank gets a file: a pickle of plain lists and dictionaries. The analyser knows only the names
-of torch's calls and backends, so nc10d's calls appear under gloo's names.
+Each rank gets a file: a pickle with plain lists and dictionaries. The analyser knows only torch's
+names for calls and backends, so nc10d's calls appear under gloo's names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DTYPES = {"float64": "Double", "float32": "Float", "int64": "Long", "int32": "I
 
 
 def write(dumps: Sequence[Dump], folder: Path) -> list[Path]:
-    """Write a file for each rank of the job; return the paths. Read them with --prefix rank_."""
+    """Write a file for each rank; return the paths. Read them with --prefix rank_."""
     folder.mkdir(parents=True, exist_ok=True)
     by_rank: dict[int, list[Dump]] = {}
     for dump in dumps:
@@ -36,9 +36,9 @@ def write(dumps: Sequence[Dump], folder: Path) -> list[Path]:
 
 
 def record(dumps: Sequence[Dump], library: str = "gloo") -> dict[str, Any]:
-    """Return a rank's dumps, of all its groups, in the format of torch's recorder.
+    """Return a rank's dumps, from all groups, in the format of torch's recorder.
 
-    `library` is the first part of the calls' names.
+    `library` begins the calls' names.
     """
     entries = [_entry(dump, entry, library) for dump in dumps for entry in dump.entries]
     for number, entry in enumerate(entries):
@@ -62,7 +62,7 @@ def record(dumps: Sequence[Dump], library: str = "gloo") -> dict[str, Any]:
 
 
 def _completed(dump: Dump) -> int:
-    """Return the number of the latest call that has ended; calls before the record have ended."""
+    """Return the latest ended call's number; calls before the record have ended."""
     calls = dump.calls
     begun = dump.last.get(dump.rank, 0)
     if not calls:
@@ -97,7 +97,7 @@ def _entry(dump: Dump, entry: Entry, library: str) -> dict[str, Any]:
 
 
 def _name(dump: Dump, entry: Entry) -> str:
-    """Return torch's name of an operation; the name of a message contains its ranks."""
+    """Return torch's name for an operation; a message's name contains the ranks."""
     peer = re.search(r"(?:dst|src)=(\d+)", entry.call) if entry.message else None
     if peer is None:
         return _NAMES.get(entry.op, entry.op)

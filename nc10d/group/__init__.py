@@ -1,4 +1,4 @@
-"""A process group: its members, its calls, and how a call reaches a backend.
+"""A process group: members, calls, and how a call reaches a backend.
 
 `nc10d.group.WORLD` is the default group, or None; the name is c10d's.
 """

@@ -1,4 +1,4 @@
-"""Arrays like a caller's, of any library, on their own device: copies, new arrays, parts."""
+"""Arrays like a caller's, from any library, on their own device: copies, new arrays, parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def copy_of(x: Array) -> Array:
 
 
 def new_array(x: Array, shape: Sequence[int]) -> Array:
-    """Return an array of undefined contents, with the library, dtype and device of `x`.
+    """Return an array with undefined contents, with the library, dtype and device of `x`.
 
     A CUDA array whose library is not known gets a DeviceArray. TypeError if there is no such array.
     """
@@ -65,13 +65,13 @@ _MAKERS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
     "numba": _new_of_numba,
     "cupy": _new_of_cupy,
 }
-"""By library: makes an array on the device of another one of the same dtype."""
+"""By library: makes an array on another array's device, with the same dtype."""
 
 
 def assign(target: Array, source: Array) -> None:
-    """Copy the elements of `source` to `target`, of the same library, shape and dtype.
+    """Copy `source` to `target`, which has the same library, shape and dtype.
 
-    ValueError for a device array that is not contiguous, unless its library copies it.
+    ValueError for a device array that is not contiguous, unless its library can copy it.
     """
     raw = device_type(source) == "cuda" and not hasattr(source, "new_empty")
     if raw and type(source).__module__.partition(".")[0] != "cupy":
@@ -90,7 +90,7 @@ def equal_parts(x: Array, dim: int, count: int) -> list[Array]:
 
 
 def _device_parts(x: Array, dim: int, step: int, count: int) -> list[Array]:
-    # Not every library of device arrays cuts along any dimension.
+    # Not every library can cut device arrays along any dimension.
     whole, memory = as_buffer(x), _device_memory()
     shape = (*whole.shape[:dim], step, *whole.shape[dim + 1 :])
     return [memory.DeviceView(x, shape, i * step * whole.strides[dim]) for i in range(count)]
@@ -99,7 +99,7 @@ def _device_parts(x: Array, dim: int, step: int, count: int) -> list[Array]:
 def copy_array(target: Array, source: Array) -> None:
     """Copy the elements of `source` to `target`, in C order; on a device, copying is queued.
 
-    The arrays have been checked: as many elements of the same dtype on the same kind of device.
+    The arrays have been checked: as many elements with the same dtype on the same kind of device.
     """
     if type(target) is type(source) is np.ndarray and target.shape == source.shape:
         np.copyto(target, source)
@@ -117,7 +117,7 @@ def fill_output(call: str, group: Collectives, out: Array, x: Array, op: ReduceO
     ValueError or TypeError, with nothing changed, unless `out` is an array like `x` apart from it,
     and `op` a reduction of its dtype; ValueError inside a coalescing block.
     """
-    if group.in_batch():  # an earlier call of the block may be what computes `x`
+    if group.in_batch():  # an earlier call in the block may compute `x`
         raise ValueError(f"{call}: out is not possible inside a coalescing block: copy, and reduce")
     plain = type(x) is type(out) is np.ndarray and x.dtype is out.dtype and x.shape == out.shape
     summed = plain and op is SUM and x.dtype.kind in "fiu" and x.dtype.itemsize <= 8

@@ -1,13 +1,13 @@
-"""The ranks of a group agree on the groups that they make from it, before any of them forms.
+"""A group's ranks agree on the groups that they make from it, before any of them forms.
 
-Calls of `new_group` and its like are numbered on the group that they start from. The first rank to
-make a call writes it into that group's store, under its number; every other rank compares its own
-call with it. Ranks whose calls differ would wait for different members, or compute with members
-that mean another group. So a rank that finds a difference fails the group that they start from:
-every rank raises the same CollectiveMismatch, also a rank that waits for members of a later group.
+Calls of `new_group` and its like are numbered on the parent group. The first rank to make a call
+writes the call into the parent's store, under its number; every other rank compares its own call
+with the written one. Ranks whose calls differ would wait for different members, or compute with
+members that mean another group. So a rank that finds a difference fails the parent group: every
+rank raises the same CollectiveMismatch, also a rank that waits for members of a later group.
 
-Calls with `use_local_synchronization` have no common order. Each rank shows its latest such call
-in the store. A rank whose wait was in vain adds the others' calls to its error.
+Calls with `use_local_synchronization` have no common order. Each rank shows its latest such call in
+the store. A rank that has waited in vain adds the others' calls to the error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from nc10d.store.base import Store
 
 LOCAL = "use_local_synchronization=True"
 _LONGEST = 2000
-"""Letters of a call in the store. A longer call ends with a digest of the whole."""
+"""Most letters of a call in the store. A longer call ends with a digest of the whole."""
 _MOST_SHOWN = 400
 
 
 class GroupCalls:
-    """The calls of a rank that make groups from the group `name`, and whose store is `store`."""
+    """A rank's calls that make groups from the group `name`, whose store is `store`."""
 
     def __init__(self, name: str, rank: int, store: Store) -> None:
         self._name, self._rank, self._store = name, rank, store
@@ -61,14 +61,14 @@ class GroupCalls:
         )
 
     def number_local(self, members: tuple[int, ...], call: str) -> int:
-        """Show a call that only `members` make; return its number among those for the same list."""
+        """Show a call that only `members` make; return its number among calls for the same list."""
         self._local[members] += 1
         self._store.set(f"local/{self._rank}", call)
         return self._local[members]
 
     @contextlib.contextmanager
     def told_on_failure(self, members: Sequence[int], call: str) -> Iterator[None]:
-        """Add to a RendezvousError of a local call the latest calls of the other `members`."""
+        """Add the other `members`' latest calls to the RendezvousError that a local call raises."""
         try:
             yield
         except raised_here(RendezvousError) as error:
@@ -80,7 +80,7 @@ class GroupCalls:
             raise whole from None
 
     def _others(self, members: Sequence[int]) -> list[str]:
-        """Return the latest local calls of `members`, and the next call of all if any made it."""
+        """Return the latest local calls of `members`, and all ranks' next call if there is one."""
         keys = {f"local/{rank}": f"rank {rank} " for rank in members if rank != self._rank}
         keys[_key(self._made + 1)] = "rank "
         store = self._store

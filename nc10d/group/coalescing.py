@@ -27,7 +27,7 @@ _MIXED = object()  # as `reduction`: the operations have no common reduction; eq
 
 
 class BatchedWork(Work):
-    """The Work of an operation in a batch: it ends when the whole batch does."""
+    """The Work of an operation in a batch, which ends when the whole batch ends."""
 
     __slots__ = ("_place", "_whole")
 
@@ -72,7 +72,7 @@ class BatchedWork(Work):
             self._whole._attach(self._follow)
 
     def _follow(self, whole: Work) -> None:
-        """End as `whole` did, if it has ended; a batch's result has an entry per operation."""
+        """End as `whole` did, if that has ended; a batch's result has an entry per operation."""
         if whole._state:
             results = whole._result
             single = results[self._place] if isinstance(results, (list, tuple)) else results
@@ -99,7 +99,7 @@ class Batch:
         self.timeout = math.inf
 
     def add(self, op: Op, device: str, async_op: bool, timeout: Timeout) -> Work | None:
-        """Take an operation; ValueError if it is for another device than those before."""
+        """Take an operation; ValueError if its device differs from that of earlier operations."""
         if self.device not in (None, device):
             raise self._other_device(device)
         limit = self.group.timeout if timeout is None else seconds(timeout)
@@ -138,7 +138,7 @@ class Batch:
         self.append(op)
 
     def _kind_of(self, op: Op) -> type | None:
-        """Return a type of arrays that always lie on the block's device, or None.
+        """Return an array type whose arrays always lie on the block's device, or None.
 
         Arrays of another library on the CPU are one, too: their device is looked at in `_resolve`.
         """
@@ -155,7 +155,7 @@ class Batch:
         return ValueError(message)
 
     def _resolve(self) -> None:
-        """Put NumPy's views in the place of other libraries' arrays; for the CPU only."""
+        """Replace other libraries' arrays by NumPy views; for the CPU only."""
         self._raw, self._foreign = self.ops, False
         self._arrays = [self._resolved(x) for x in self._arrays]
         self._ops = [*map(self._on_views, self._ops)]
@@ -180,7 +180,7 @@ class Batch:
         }
 
     def launch(self, async_op: bool) -> Work | None:
-        """Launch the operations as a single submission; block, or return its Work if `async_op`."""
+        """Launch the operations as a single submission; block, or return a Work if `async_op`."""
         if not len(self):
             return None
         try:
@@ -240,7 +240,7 @@ class Plan:
         return group.launch(self.ops, self._device, async_op, self._timeout)
 
     def _follow_memory(self) -> None:
-        """Make new views of arrays of other libraries, if one of them has other memory now."""
+        """Make new views of other libraries' arrays, if an array has other memory now."""
         try:
             addresses = [*map(self._find, self._arrays)]
         except (RuntimeError, TypeError):

@@ -1,6 +1,6 @@
-"""The collectives as methods of a group: each makes its operation and runs it.
+"""The collectives as group methods: each makes an operation and runs it.
 
-They are the functions of the same names in nc10d.api.calls, on this group: ranks are ranks in the
+They are nc10d.api.calls' functions with the same names, on this group: ranks are ranks in the
 group. These rules hold for all of them:
 
 - A call blocks until this rank's arrays may be used again, and returns None. With `async_op` it
@@ -38,7 +38,7 @@ class OpenBatch(Protocol):
     """A coalescing block as its group sees it: it takes operations."""
 
     # An operation on arrays of the type `array_type`, with the group's timeout, may go to `append`.
-    # For an all_reduce of such an array by the same object as `reduction`, the array alone may go
+    # For an all_reduce on such an array by the same object as `reduction`, the array alone may go
     # to `take`.
 
     array_type: type | None
@@ -57,7 +57,7 @@ class Runner:
     """The open coalescing blocks, by thread."""
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Launch `op`; `array` is any of its arrays, and determines the device."""
+        """Launch `op`; any of its arrays, `array`, determines the device."""
         raise NotImplementedError
 
     def _call(
@@ -75,12 +75,12 @@ class Runner:
         return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 
     def in_batch(self) -> bool:
-        """Return whether a coalescing block of this thread is open on the group."""
+        """Return whether this thread has a coalescing block open on the group."""
         return get_ident() in self._batches
 
 
 class Collectives(Runner):
-    """The collectives of a group; a subclass runs operations in `_run`."""
+    """A group's collectives; a subclass runs operations in `_run`."""
 
     def all_reduce(
         self, tensor: Array, op: ReduceOp = SUM, async_op: bool = False, timeout: Timeout = None
@@ -105,7 +105,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Reduce all ranks' tensors, of equal shape, into that of rank `dst`; others are kept."""
+        """Reduce all ranks' tensors, with equal shapes, into rank `dst`'s; the others are kept."""
         if type(dst) is not int:
             dst = integer("reduce", "dst", dst)
         return self._call(ops.Reduce, (dst, op), tensor, tensor, async_op, timeout)
@@ -113,7 +113,7 @@ class Collectives(Runner):
     def broadcast(
         self, tensor: Array, src: int, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
-        """Copy the tensor of rank `src` into every rank's `tensor`, of equal shape and dtype."""
+        """Copy rank `src`'s tensor into every rank's `tensor`, with equal shape and dtype."""
         if type(src) is not int:
             src = integer("broadcast", "src", src)
         return self._call(ops.Broadcast, src, tensor, tensor, async_op, timeout)
@@ -121,7 +121,7 @@ class Collectives(Runner):
     def scan(
         self, tensor: Array, op: ReduceOp = SUM, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
-        """Replace `tensor` on rank r by the reduction of the tensors of the ranks 0 to r."""
+        """Replace `tensor` on rank r by the reduction of the tensors of ranks 0 to r."""
         return self._call(ops.Scan, op, tensor, tensor, async_op, timeout)
 
     def exscan(
@@ -132,7 +132,7 @@ class Collectives(Runner):
         identity: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Replace `tensor` on rank r by the reduction of the tensors of the ranks before r.
+        """Replace `tensor` on rank r by the reduction of the lower ranks' tensors.
 
         Rank 0's `tensor` keeps its values; with `identity`, it is filled with the identity of `op`.
         """
@@ -168,7 +168,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Reduce `input_list[r]` of all ranks into the `output` of rank r, for every rank r."""
+        """Reduce all ranks' `input_list[r]` into rank r's `output`, for every rank r."""
         extra = (op, LISTS)
         return self._call(ops.ReduceScatter, extra, output, settled(input_list), async_op, timeout)
 
@@ -180,7 +180,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Reduce chunk r of all inputs into the `output` of rank r: size * n elements into n."""
+        """Reduce chunk r of all inputs into rank r's `output`: size * n elements into n."""
         return self._call(ops.ReduceScatter, op, output, input, async_op, timeout)
 
     reduce_scatter_single = reduce_scatter_tensor
@@ -225,7 +225,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Copy rank r's `tensor` into `gather_list[r]` of rank `dst`; other ranks give no list."""
+        """Copy rank r's `tensor` into rank `dst`'s `gather_list[r]`; other ranks give no list."""
         if type(dst) is not int:
             dst = integer("gather", "dst", dst)
         y = settled(_given(gather_list))
@@ -239,7 +239,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Concatenate all tensors, of n elements each, in `gather_tensor` of rank `dst`: size * n.
+        """Concatenate all tensors, n elements each, in rank `dst`'s `gather_tensor`: size * n.
 
         `gather_tensor` is None on the other ranks.
         """
@@ -255,7 +255,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Copy `scatter_list[r]` of rank `src` into rank r's `tensor`; other ranks give no list."""
+        """Copy rank `src`'s `scatter_list[r]` into rank r's `tensor`; other ranks give no list."""
         if type(src) is not int:
             src = integer("scatter", "src", src)
         y = settled(_given(scatter_list))
@@ -269,7 +269,7 @@ class Collectives(Runner):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Copy chunk r of the `input` of rank `src`, of size * n elements, into rank r's `output`.
+        """Copy chunk r of rank `src`'s `input`, size * n elements, into rank r's `output`.
 
         `input` is None on the other ranks.
         """
@@ -278,5 +278,5 @@ class Collectives(Runner):
         return self._call(ops.Scatter, (src, True), output, input, async_op, timeout)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
-        """Block until every rank of the group has made this call."""
+        """Block until every rank in the group has made this call."""
         return self._call(ops.Barrier, None, NOTHING, NOTHING, async_op, timeout)

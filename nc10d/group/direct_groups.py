@@ -3,9 +3,9 @@
     group = nc10d.ProcessGroupCPU(store, rank, size, timeout=30)
     group.all_reduce(x)
 
-The group is a ProcessGroup: it has its methods, and every function takes it as `group`. It works
-beside a default group and without any. Groups of the same class on the same store are made in the
-same order by all ranks. `close()` or destroy_process_group(group) ends it.
+The group is a ProcessGroup with all methods, and every function takes it as `group`. A default
+group may exist beside it, and need not. Groups of the same class on the same store are made in the
+same order by all ranks. `close()` or destroy_process_group(group) ends a group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _OptionsType:
-    """The class of a backend's options, as an attribute of its group's class."""
+    """A backend's options class, as an attribute of its group's class."""
 
     def __init__(self, target: str) -> None:
         self._module, _, self._name = target.partition(":")
@@ -46,8 +46,8 @@ class DirectGroup(ProcessGroup):
         """Meet the other ranks in `store` and make the group; blocks until all have come.
 
         `timeout` (seconds or timedelta; 30 minutes) bounds this call and, by default, every
-        operation. `options` are the backend's `pg_options`; as in c10d they may stand in the place
-        of `timeout`. Raises as init_process_group with a store.
+        operation. `options` are the backend's `pg_options`; as in c10d they may stand in place of
+        `timeout`. Raises as init_process_group with a store.
         """
         if timeout is not None and not isinstance(timeout, (int, float, timedelta)):
             if options is not None:
@@ -86,7 +86,7 @@ class ProcessGroupNCCL(DirectGroup):
 
 
 class ProcessGroupMPI(DirectGroup):
-    """A group on MPI, of processes that mpirun has started (docs/backends.md)."""
+    """A group on MPI, for processes that mpirun has started (docs/backends.md)."""
 
     backend_config = "mpi"
     Options = _OptionsType("nc10d.backend.mpi.backend:MpiOptions")

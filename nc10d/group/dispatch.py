@@ -111,11 +111,11 @@ class Dispatcher(Collectives, PointToPoint):
         self.timeout = seconds(timeout)
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
-        """Make the backend of a device; may wait for the other ranks until `deadline`."""
+        """Make a device's backend; may wait for the other ranks until `deadline`."""
         raise NotImplementedError
 
     def _backend_made(self, device: str) -> None:
-        """Be called when the backend of a device has been made."""
+        """Called when a device's backend has been made."""
 
     def _call(
         self, kind: type[Op], extra: object, x: Array, y: object, async_op: bool, timeout: Timeout
@@ -128,7 +128,7 @@ class Dispatcher(Collectives, PointToPoint):
                 return None
             return self._run(FACTS[kind].make(extra, x, y), x, False, timeout)
         limit = self.timeout if timeout is None else seconds(timeout)
-        # One frame for all of it: each frame costs a small call a twentieth of its time.
+        # One frame for everything: each frame costs a small call a twentieth of its time.
         try:
             prepared = backend.latest[kind].get(extra)
         except TypeError:  # as in `_attempt`
@@ -188,12 +188,12 @@ class Dispatcher(Collectives, PointToPoint):
     def run_hooked(
         self, kind: type[Op], extra: Any, pool: OpeningsPool, task: int, value: Any, places: Any
     ) -> Openings | None:
-        """Run a prepared call between the hooks of its openings (nc10d.kernels.hooks); blocks.
+        """Run a prepared call between its openings' hooks (nc10d.kernels.hooks); blocks.
 
         `kind` and `extra` are as in Parts; `task`, `value` and `places` are the hooks' arguments.
         Returns None if all is done. Otherwise returns the openings, after `begin_fallback`: the
         caller does the rest, and gives them back. Raises what a signal's handler raises, or the
-        failure of the group; then no call uses these openings again.
+        group's failure; then no call uses these openings again.
         """
         try:
             openings = pool.pop()
@@ -233,7 +233,7 @@ class Dispatcher(Collectives, PointToPoint):
         openings: Openings,
         arguments: tuple[Arguments, Arguments],
     ) -> None:
-        """Complete the operation at which the hooks have stopped, if it has begun; may block."""
+        """Complete the operation at which the hooks have stopped, if that has begun; may block."""
         x, y = arguments
         if answer >= ALL_DONE:
             backend.finish(prepared, 0, x, y, self.timeout)
@@ -277,8 +277,8 @@ class Dispatcher(Collectives, PointToPoint):
         return works
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> Work | None:
-        """Run `op`, or add it to this thread's open block; `array` is any of its arrays."""
-        # The backend of the CPU gets NumPy's views of other libraries' arrays, see arrays.interop.
+        """Run `op`, or add it to this thread's open block; `array` is any array in it."""
+        # The CPU's backend gets NumPy views of other libraries' arrays, see arrays.interop.
         facts = FACTS[type(op)]
         if facts.reduces and type(getattr(op, "op", None)) is not ReduceOp:
             validate(op, self.rank, self.size)
@@ -298,7 +298,7 @@ class Dispatcher(Collectives, PointToPoint):
             return batch.add(op, device, async_op, timeout)
         seen, lent = op, None
         if device == "cpu" and not (type(array) is np.ndarray and facts.on_one_array):
-            # A view that is lent costs less, but its array must be held until the call is over.
+            # A lent view costs less, but the array must be held until the call is over.
             may_lend = not async_op and self._preparing is not None
             lent = None if not may_lend else use_unowned_views(op)
             seen = map_to_numpy(op) if lent is None else op
@@ -319,7 +319,7 @@ class Dispatcher(Collectives, PointToPoint):
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
-        """Run `ops` in order, as a single submission, on the backend of `device`.
+        """Run `ops` in order, as a single submission, on the backend for `device`.
 
         Blocks and returns None, or returns a Work with `async_op`. An open block is passed by.
         `timeout` (seconds or timedelta) replaces the group's.
@@ -394,7 +394,7 @@ class Dispatcher(Collectives, PointToPoint):
             self._refresh()
 
     def refuse_in_batch(self, what: str) -> None:
-        """Raise ValueError if a coalescing block of this thread is open on the group."""
+        """Raise ValueError if this thread has a coalescing block open on the group."""
         if get_ident() in self._batches:
             message = f"{what} is not possible inside a coalescing block of group {self.name!r}"
             raise ValueError(message)

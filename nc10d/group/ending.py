@@ -22,7 +22,7 @@ from nc10d.work import Work
 
 
 class EndableGroup(Dispatcher):
-    """The part of a group that ends it."""
+    """The part of a group that ends the group."""
 
     def __init__(self, name: str, config: BackendConfig, timeout: float) -> None:
         super().__init__(name, config, timeout)
@@ -66,7 +66,7 @@ class EndableGroup(Dispatcher):
             raise
 
     def _cause(self, reason: BaseException | str | None) -> DistError:
-        """Return a reason as an error of this group: a copy, as other groups may share it."""
+        """Return a reason as this group's error: a copy, as other groups may share the reason."""
         if isinstance(reason, DistError):
             own = copy_to_raise(reason)
             assert isinstance(own, DistError)

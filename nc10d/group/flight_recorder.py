@@ -2,12 +2,12 @@
 
 The CPU's engine always keeps a ring of each rank's latest calls and messages (2048 in all groups
 together), the NCCL backend a ring for each group. A FlightRecorder reads such a ring. Calls on
-devices have numbers of their own; their dumps are those of a group "NAME on cuda".
+devices have separate numbers, and dumps under the group name "NAME on cuda".
 
 With NC10D_DUMP_DIR set, every group writes a dump to `DIR/GROUP-rankR.json` when it fails.
-NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which all groups of the process write a dump,
-failed or not. `python -m nc10d.debug DIR` reads the dumps of all ranks and reports which rank is
-late, missing or different.
+NC10D_DUMP_SIGNAL names a signal, such as SIGUSR2, on which all groups in the process write a dump,
+failed or not. `python -m nc10d.debug DIR` reads all ranks' dumps and reports which rank is late,
+missing or different.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ T = TypeVar("T", bound="Entry | Traffic | Dump")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A collective call, with its number in the group, or a message, with its number on its link.
+    """A collective call, with its number in the group, or a message, with its number on the link.
 
     `begun` and `ended` are in ns of the system's monotonic clock; 0 if unknown or still to come.
     For a message of up to 4 KiB inside a host that did not wait, `begun` equals `ended`. `site` is
-    the line of the program, as "train.py:41", or "" if unknown.
+    the program's line, as "train.py:41", or "" if unknown.
     """
 
     seq: int
@@ -64,13 +64,13 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """The call, and the line of the program if it is known."""
+        """The call, and the program's line if known."""
         return f"{self.call} at {self.site}" if self.site else self.call
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A rank's end of a link: the number of messages that have ended "to" or "from" `peer`."""
+    """A rank's end of a link: how many messages "to" or "from" `peer` have ended."""
 
     direction: str
     peer: int
@@ -80,9 +80,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A rank's state in a group; `last` has the latest call number of each rank of its host.
+    """A rank's state in a group; `last` has the latest call number of each rank on the host.
 
-    `written` is the time of day in s, and `clock` the monotonic clock in ns, of the dump.
+    The dump's time is `written`, the time of day in s, and `clock`, the monotonic clock in ns.
     """
 
     group: str
@@ -101,7 +101,7 @@ class Dump:
     clock: int = 0
 
     def day(self, moment: int) -> float:
-        """Return the time of day, in ns, of a moment of the monotonic clock of the entries."""
+        """Return the time of day, in ns, for a moment on the entries' monotonic clock."""
         return self.written * 1e9 - (self.clock - moment)
 
     @property
@@ -110,12 +110,12 @@ class Dump:
         return [entry for entry in self.entries if not entry.message]
 
     def to_json(self) -> str:
-        """Return the text of the dump's file."""
+        """Return the text for the dump's file."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Dump:
-        """Return the dump of a file's text; ValueError if the text is not a dump."""
+        """Return the dump in a file's text; ValueError if the text is not a dump."""
         try:
             raw = dict(json.loads(text))
             if raw.pop("format") != FORMAT:
@@ -143,7 +143,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "list[int]": lambda value: type(value) is list and all(map(_FITS["int"], value)),
     "dict[int, int]": lambda value: all(map(_FITS["int"], [*value, *value.values()])),
 }
-"""By the type of a field: whether a value from a file is of that type. Lists of records are."""
+"""By a field's type: whether a value from a file has that type. Lists of records have."""
 
 
 def _checked(record: T) -> T:
@@ -156,10 +156,10 @@ def _checked(record: T) -> T:
 
 
 class FlightRecorder:
-    """A reader of a backend's records of a group; it adds no cost to the group's operations.
+    """A reader of a backend's records about a group; the group's operations cost no more.
 
-    `device` ("cpu", "cuda") chooses the backend; by default, that of the group's first device.
-    On a device a call ends when this rank has seen its end. TypeError for a backend that keeps no
+    `device` ("cpu", "cuda") chooses the backend; by default, the group's first device counts. On a
+    device a call ends when this rank has seen its end. TypeError for a backend that keeps no
     records.
     """
 
@@ -189,7 +189,7 @@ class FlightRecorder:
         ]
 
     def dump(self, why: str = "asked for", error: DistError | None = None) -> Dump:
-        """Return all records of this rank; `why` is the reason that the dump reports."""
+        """Return this rank's records; `why` is the reason that the dump reports."""
         backend = self._backend
         return Dump(
             group=self._name,
@@ -209,7 +209,7 @@ class FlightRecorder:
         )
 
     def dump_on_failure(self, folder: Path) -> None:
-        """Have the group write a dump into a folder when it fails."""
+        """Have the group write a dump into a folder when the group fails."""
         self._backend.observe_failure(lambda error: _write(self, folder, error=error))
 
     def write(self, folder: Path, why: str = "asked for", error: DistError | None = None) -> Path:
@@ -219,7 +219,7 @@ class FlightRecorder:
         path = folder / f"{dump.group.replace('/', '.')}-rank{dump.rank}.json"
         # A reader must not find half a file.
         descriptor, part = tempfile.mkstemp(suffix=".part", prefix=path.stem[:100], dir=folder)
-        with open(descriptor, "w") as file:  # of mode 600: calls and lines are the user's own
+        with open(descriptor, "w") as file:  # with mode 600: calls and lines are the user's own
             file.write(dump.to_json())
         os.replace(part, path)
         return path
@@ -230,7 +230,7 @@ _recorded: weakref.WeakKeyDictionary[ProcessGroup, set[str]] = weakref.WeakKeyDi
 
 
 def dump_automatically(group: ProcessGroup, device: str = "cpu") -> None:
-    """Have a group write dumps of a backend, if the environment names a folder; see the module."""
+    """Have a group write a backend's dumps, if the environment names a folder; see the module."""
     folder, signal_name = os.environ.get(FOLDER), os.environ.get(SIGNAL)
     if signal_name and not folder:
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)

@@ -1,4 +1,4 @@
-"""Calls on small host arrays, in a group of any devices.
+"""Calls on small host arrays, in a group with any devices.
 
 A group without a backend for host arrays has a failure detector, which is a backend for them: what
 nc10d itself has to exchange goes that way. Users' own host arrays are refused there, as in c10d.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HostCalls:
-    """Some collectives of `group` on NumPy arrays; as the group's own methods of these names."""
+    """Some collectives of `group` on NumPy arrays; as the group's own methods with these names."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -32,7 +32,7 @@ class HostCalls:
         return self._run(ops.AllReduce(x, op), async_op)
 
     def broadcast(self, x: Array, src: int, async_op: bool = False) -> Work | None:
-        """Overwrite `x` by that of rank `src`."""
+        """Overwrite `x` by rank `src`'s."""
         return self._run(ops.Broadcast(x, src), async_op)
 
     def all_gather_into_tensor(self, out: Array, inp: Array, async_op: bool = False) -> Work | None:
@@ -48,6 +48,6 @@ class HostCalls:
 
 
 def on_host(group: ProcessGroup) -> ProcessGroup | HostCalls:
-    """Return the group if it has a backend for host arrays, else its HostCalls."""
+    """Return the group if it has a backend for host arrays, else HostCalls on the group."""
     config = getattr(group, "config", None)  # objects that stand for a group take host arrays
     return group if config is None or "cpu" in config.devices else HostCalls(group)

@@ -1,8 +1,8 @@
 """Groups of some of the ranks: `new_group` and the calls built on it.
 
-Every rank of the default group makes the same calls in the same order, also for groups that it is
-not in; call_agreement.py compares them. A call blocks the members until all of them have called.
-The CPU's backend of a new group is split off its parent's.
+Every rank of the default group makes the same calls in the same order, also for groups without
+that rank; call_agreement.py compares them. A call blocks the members until all of them have called.
+A new group's CPU backend is split off its parent's.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def new_group(
     Ranks are numbered in ascending order, or as given without `sort_ranks`. Other ranks get
     GroupMember.NON_GROUP_MEMBER. With `use_local_synchronization` the members alone call, and
     other ranks that call get None. `timeout` (seconds or timedelta) bounds this call and, by
-    default, the group's operations; it, `backend` and `pg_options` (see init_process_group) default
-    to the default group's.
+    default, the group's operations; `timeout`, `backend` and `pg_options` (see
+    init_process_group) default to the default group's.
 
-    A group lives as long as the program keeps it, or operations of it are in flight. One that is
-    dropped gives its resources back without the other ranks; with NCCL or MPI, which need these,
-    when the default group is destroyed.
+    A group lives as long as the program keeps it, or its operations are in flight. A dropped group
+    gives its resources back without the other ranks; with NCCL or MPI, which need these, when the
+    default group is destroyed.
 
     If the ranks' calls differ (another list, order, or number of calls before), CollectiveMismatch
-    on all ranks, which names two ranks and their lists; the default group has failed then. Calls of
+    on all ranks, which names two ranks and their lists; the default group has failed then. Calls by
     the members alone without `use_local_synchronization` are such a difference: it shows when the
     other ranks make their next group. With it, calls have no common order. A member that waits in
     vain tells in its RendezvousError which lists the others gave.
@@ -101,7 +101,7 @@ def make_groups(
     description: str | None = None,
     device: object = None,
 ) -> list[ProcessGroup | NonMember]:
-    """Make a group of each list of global ranks in a single `call` of all ranks, given as text."""
+    """Make a group for each list of global ranks, in a single `call` (a text) by all ranks."""
     parent = get_default_group()
     parent.refuse_in_batch(call.partition("(")[0])
     lists = [_members(parent, ranks, sort_ranks=False) for ranks in lists]
@@ -199,12 +199,12 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split `parent_pg` into groups by lists of its ranks; return this rank's group or None.
+    """Split `parent_pg` into groups by lists of ranks in it; return this rank's group or None.
 
     Every rank of `parent_pg` calls with the same lists, which must be disjoint and not empty
     (ValueError). Ranks are numbered in ascending order. A rank in no list gets None. `timeout`,
-    `backend` and `pg_options` default to the parent's. Blocks the members of each group until all
-    of them have called; raises as new_group does.
+    `backend` and `pg_options` default to the parent's. Blocks each group's members until all have
+    called; raises as new_group does.
     """
     parent = group_or_default(parent_pg, "parent_pg")
     group = parent.split_group(split_ranks, timeout, pg_options, group_desc, backend)

@@ -1,6 +1,6 @@
-"""Sends and receives as methods of a group, and several of them at once.
+"""Sends and receives as group methods, and several of them at once.
 
-They are the functions of the same names in nc10d.api.batch_p2p, on this group: ranks are ranks in
+They are the functions with the same names in nc10d.api.batch_p2p, on this group: ranks are ranks in
 the group, and `timeout` (seconds or timedelta) replaces the group's for this call. Errors are those
 of nc10d.group.collectives.
 """
@@ -21,11 +21,11 @@ from nc10d.work import Work
 
 
 class BatchedMessage(Protocol):
-    """A send or receive of a batch (nc10d.P2POp) as its group sees it."""
+    """A send or receive in a batch (nc10d.P2POp) as its group sees it."""
 
     @property
     def group(self) -> Any:
-        """The group of the message."""
+        """The message's group."""
 
     def operation(self) -> Send | Recv:
         """Return the message as an operation for a backend."""
@@ -53,14 +53,14 @@ def recv_op(tensor: Array, src: object, tag: object) -> Recv:
 
 
 class PointToPoint(Runner):
-    """The messages of a group; a subclass runs operations in `_run`."""
+    """A group's messages; a subclass runs operations in `_run`."""
 
     rank: int
     size: int
     timeout: float
 
     def _wait_here(self, work: Work) -> None:
-        """Wait for a synchronous call; an interrupt fails it for the whole group. Blocks."""
+        """Wait for a synchronous call; an interrupt fails the call for the whole group. Blocks."""
         work.wait()
 
     def send(self, tensor: Array, dst: int, tag: int = 0, timeout: Timeout = None) -> None:
@@ -143,7 +143,7 @@ class PointToPoint(Runner):
 
         A copy of `tensor` is sent. ValueError inside a coalescing block.
         """
-        if self.in_batch():  # an earlier call of the block may be what computes `tensor`
+        if self.in_batch():  # an earlier call in the block may compute `tensor`
             message = "sendrecv_replace is not possible inside a coalescing block: use two arrays"
             raise ValueError(message)
         return self.sendrecv(copy_of(tensor), dst, tensor, src, tag, recv_tag, timeout)
@@ -176,8 +176,8 @@ class PointToPoint(Runner):
     def iprobe(self, src: int | None = None, tag: int | None = None) -> MessageInfo | None:
         """Return the next message from `src` with `tag` (None: any), None if none has come.
 
-        The message is not received: a `recv` from its `src` with its `tag` takes it. ValueError
-        if the backend can't see messages before they are received (NCCL).
+        The message is not received: a `recv` with its `src` and `tag` takes it. ValueError if the
+        backend can't see messages before they are received (NCCL).
         """
         return self._probe(src, tag, Deadline(0.0))
 

@@ -1,8 +1,8 @@
 """ProcessGroup: some ranks, their order, and the backends that run their operations.
 
-A group maps each kind of device to a backend, made when it is first needed. Everything about a
-group is an attribute of the group. Any thread may call; the order of launch is the order of
-execution. A group that was aborted, closed or inherited through fork raises in every later call.
+A group maps each kind of device to a backend, made at first need. Everything about a group is an
+attribute of the group. Any thread may call; the order of launch is the order of execution. A group
+that was aborted, closed or inherited through fork raises in every later call.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ else:
 __all__ = ["MADE_WITH_GROUP", "Observer", "ProcessGroup"]
 
 MADE_WITH_GROUP = ("cpu", FAILURE_DETECTOR)
-"""The places whose backends are made together with the group, while all its ranks are in the call.
+"""The places whose backends are made together with the group, while all ranks are in the call.
 
-Groups made from it split these backends. A backend of another device is made at the first array of
-that device.
+Groups made from it split these backends. Another device's backend is made when the first array on
+that device comes.
 """
 _MOST_NAMED = 8  # members in an error's text
 
@@ -54,7 +54,7 @@ class Members:
     """Global `ranks` in the group's order; `rank` is this process's rank in the group.
 
     `name`, `rank` and `size` can be called too, as c10d's methods: `group.rank()`. `numbers` maps a
-    global rank to its rank in the group. `reducers` counts the Reducers made on the group so far,
+    global rank to a rank in the group. `reducers` counts the Reducers made on the group so far,
     the same number on all members.
     """
 
@@ -72,7 +72,7 @@ class Members:
         return self.name()
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the rank in this group of a global rank; ValueError if it is not a member."""
+        """Return the rank in this group of a global rank; ValueError for a non-member."""
         if type(global_rank) is not int:  # the table would accept 1.0 as 1
             global_rank = integer("group_rank", "global_rank", global_rank)
         index = self.numbers.get(global_rank)
@@ -96,9 +96,9 @@ class Members:
 class ProcessGroup(_Dispatcher, Members):
     """Some ranks that communicate; `ranks` are global, `rank` is mine among them.
 
-    `timeout` is in seconds. `config` maps devices to backends; `options` (as
-    `pg_options` of init_process_group) go to the backends, after those of `parent`. Operations
-    are methods, with ranks of the group; see nc10d.group.collectives.
+    `timeout` is in seconds. `config` maps devices to backends; `options` (as init_process_group's
+    `pg_options`) go to the backends, after those of `parent`. Operations are methods, with ranks in
+    the group; see nc10d.group.collectives.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ProcessGroup(_Dispatcher, Members):
         self.description = description or name
         self.device_id: object = None if parent is None else parent.device_id
         self.allow_pickle: bool | None = None
-        """Whether the program allows pickles in object calls; None before the first of them."""
+        """Whether the program allows pickles in object calls; None before the first such call."""
         self.calls = GroupCalls(name, self.rank(), store)
         self._parent = parent
         self._survivors = survivors
@@ -132,7 +132,7 @@ class ProcessGroup(_Dispatcher, Members):
         name = self.config.backend_for(device)
         options = self.options.get(name)
         parent = self._parent
-        # Every rank must decide alike, whichever backends it has made already.
+        # Every rank must decide alike, whichever backends are made already.
         there = None if parent is None or device not in MADE_WITH_GROUP else _place_of(name, parent)
         if parent is not None and there is not None:
             if self._survivors is not None:
@@ -156,7 +156,7 @@ class ProcessGroup(_Dispatcher, Members):
             others=self._backends.others(device),
         )
         made = factory(setup)
-        if Backend not in type(made).__mro__:  # its abilities are looked up by the base's names
+        if Backend not in type(made).__mro__:  # abilities are looked up by the base's names
             kind = type(made).__qualname__
             raise TypeError(f"backend {name!r}: {kind} does not derive from nc10d's Backend")
         return made
@@ -166,7 +166,7 @@ class ProcessGroup(_Dispatcher, Members):
             on_late_backend(self, device)
 
     def make_backends(self, deadline: Deadline | None = None) -> None:
-        """Make the backends of MADE_WITH_GROUP, or of all devices with a `device_id`."""
+        """Make the backends of MADE_WITH_GROUP, or for all devices with a `device_id`."""
         # Blocks until all have come or `deadline` (by default, the group's timeout). On an error
         # the group is closed.
         try:
@@ -191,11 +191,11 @@ class ProcessGroup(_Dispatcher, Members):
 
     @property
     def group_desc(self) -> str:
-        """The description given to the call that made the group, else its name."""
+        """The description given to the call that made the group, else the group's name."""
         return self.description
 
     def get_group_store(self) -> Store:
-        """Return the store of the group."""
+        """Return the group's store."""
         return self.store
 
     def coalescing_manager(
@@ -208,9 +208,9 @@ class ProcessGroup(_Dispatcher, Members):
         return CoalescingManager(self, async_ops)
 
     def batch_isend_irecv(self, p2p_op_list: Sequence[BatchedMessage]) -> list[Work]:
-        """Launch sends and receives of this group together; return their Works in order.
+        """Launch this group's sends and receives together; return their Works in order.
 
-        ValueError for an empty list, or messages of another group.
+        ValueError for an empty list, or another group's messages.
         """
         if not p2p_op_list or any(message.group is not self for message in p2p_op_list):
             raise ValueError("batch_isend_irecv: all operations must be of the same group")
@@ -232,17 +232,17 @@ class ProcessGroup(_Dispatcher, Members):
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> ProcessGroup | None:
-        """Split the group by disjoint lists of its ranks; all ranks call with the same lists.
+        """Split the group by disjoint lists of ranks in it; all ranks call with the same lists.
 
         If the lists differ, CollectiveMismatch on all ranks, and the group has failed. Blocks until
-        all have come, or for `timeout` (seconds or timedelta). Returns the new group of this rank,
+        all have come, or for `timeout` (seconds or timedelta). Returns this rank's new group,
         None if no list has it. As nc10d.split_group, but the caller closes the group.
         """
         self.refuse_in_batch("split_group")
         lists = split_lists(split_ranks, self.size)
         limit, config = terms(self, timeout, backend, pg_options)
         deadline = Deadline.after(limit)
-        # A split needs the parent's backends; to make them, all of its ranks are here.
+        # A split needs the parent's backends; to make them, all the parent's ranks are here.
         self.make_backends(deadline)
         number = self.agree_on_call(f"split_group({[[*ranks] for ranks in lists]})")
         own = next((ranks for ranks in lists if self.rank in ranks), None)
@@ -283,7 +283,7 @@ class ProcessGroup(_Dispatcher, Members):
     def successor(
         self, name: str, members: Sequence[int], store: Store, deadline: Deadline
     ) -> ProcessGroup:
-        """Make the group of the surviving `members` (ranks here); see nc10d.shrink_group.
+        """Make a group from the surviving `members` (ranks here); see nc10d.shrink_group.
 
         Blocks until all of them have come or `deadline`.
         """
@@ -299,11 +299,11 @@ class ProcessGroup(_Dispatcher, Members):
             description=self.description,
         )
         group.make_backends(deadline)
-        group._parent = None  # it is about to be closed
+        group._parent = None  # the parent is about to be closed
         return group
 
     def agree_on_call(self, call: str, count: int = 1) -> int:
-        """Number a call, made by all ranks, that makes `count` groups of this group.
+        """Number a call, made by all ranks, that makes `count` groups from this group.
 
         CollectiveMismatch on all ranks, and the group has failed, if a rank makes another call.
         """
@@ -331,7 +331,7 @@ def prefix_store(prefix: str, store: Store) -> Store:
 
 
 def _place_of(name: str, group: ProcessGroup) -> str | None:
-    """Return where a group has a backend of this name that was made at once, if any."""
+    """Return where a group has a backend with this name that was made at once, if any."""
     places = group.config.places
     return next((place for place in MADE_WITH_GROUP if places.get(place) == name), None)
 
@@ -339,10 +339,10 @@ def _place_of(name: str, group: ProcessGroup) -> str | None:
 def terms(
     parent: ProcessGroup, timeout: Timeout, backend: str | None, options: object
 ) -> tuple[float, BackendConfig]:
-    """Return timeout (seconds) and configuration of a new group; by default, those of `parent`."""
+    """Return a new group's timeout (seconds) and configuration; by default, `parent`'s."""
     # ValueError or TypeError for wrong arguments, UnsupportedPlatform for a backend that can't work
-    # here. It is called before the new group gets its number, so that ranks with wrong arguments do
-    # not count differently from the others.
+    # here. Called before the new group gets its number, so that ranks with wrong arguments count
+    # groups like the others.
     limit = parent.timeout if timeout is None else seconds(timeout)
     config = parent.config if backend is None else BackendConfig(backend)
     config.options(options)
@@ -359,6 +359,6 @@ def _refresh_all() -> None:
 debug_level.listeners.append(_refresh_all)
 
 on_late_backend: Callable[[ProcessGroup, str], None] = lambda group, device: None  # noqa: E731
-"""Called when a group has made a backend after it has formed; nc10d.group.world sets it."""
+"""Called when a formed group has made another backend; nc10d.group.world sets it."""
 default_group: Callable[[], ProcessGroup | None] = lambda: None  # noqa: E731
-"""Returns the job's default group, or None; nc10d.group.world sets it on import."""
+"""Returns the job's default group, or None; nc10d.group.world sets this on import."""

@@ -1,17 +1,17 @@
-"""The race check of the debug level DETAIL: programs must not touch arrays in flight.
+"""The race check at the debug level DETAIL: programs must not touch arrays in flight.
 
 An asynchronous operation works on copies. Meanwhile the program's own arrays are read-only, where
 NumPy can make them writable again. A write may still get through, by a view made before or by
-another library. It shows in the array's checksum at the end and is an error that names the
-operation. Without an error, results are copied into the program's arrays.
+another library. Such a write shows in the array's checksum at the end and is an error that names
+the operation. Without an error, results are copied into the program's arrays.
 
 An operation waits for earlier operations on the same memory, unless all of them only read. Arrays
-of a launch that overlap without being the same array are waited for, but not checked. A view of an
-array in flight is read-only as the array is. It becomes writable with the array if an operation
-that is launched meanwhile writes to it.
+in a launch that overlap without being the same array are waited for, but not checked. A view of an
+array in flight is read-only as the array is. The view becomes writable with the array if an
+operation that is launched meanwhile writes to the view.
 
 Arrays on a device are checked by their checksums alone. The launch waits for the work queued on
-their current streams, and `wait` of the operation blocks the host, where it would order streams.
+their current streams, and the operation's `wait` blocks the host, where it would order streams.
 Strided arrays, and launches that a graph captures, are not checked.
 """
 
@@ -42,7 +42,7 @@ from nc10d.work import Work
 
 @dataclass(slots=True)
 class ArrayUse:
-    """An array of an operation; if checked, with the copy that it works on, and a checksum."""
+    """An operation's array; if checked, with the copy that the operation uses, and a checksum."""
 
     memory: Buffer
     written: bool = False
@@ -52,7 +52,7 @@ class ArrayUse:
     """The contents before the launch, where the array is changed meanwhile."""
 
     device_array: object = None
-    """The array, if it is on a device."""
+    """The array, if on a device."""
 
     @property
     def array(self) -> Array:
@@ -61,7 +61,7 @@ class ArrayUse:
 
 
 class RaceCheckedWork(Work):
-    """A work on copies of arrays; its end copies the results into the program's arrays."""
+    """A work on copies of arrays; when it ends, results are copied into the program's arrays."""
 
     __slots__ = ("_failure", "_inner", "_over", "checked", "uses")
 
@@ -87,7 +87,7 @@ class RaceCheckedWork(Work):
         """Do nothing: `race_checked` has a thread call `_end`."""
 
     def _enter(self, use: ArrayUse) -> None:
-        """Change an array while its operation is in flight; the base leaves it as it is."""
+        """Change an array while its operation is in flight; the base class changes nothing."""
 
     def _on_end(self) -> None:
         """Be called when the operation has ended, on any thread."""
@@ -116,13 +116,13 @@ class RaceCheckedWork(Work):
             for use in self.uses:
                 if use.written and use.copy.flags.writeable:  # else read-only at the launch
                     np.copyto(use.array, use.copy)
-        except ValueError as error:  # the program has made it read-only meanwhile
+        except ValueError as error:  # the program has made the array read-only meanwhile
             return error
         return None
 
 
 class DeviceRaceCheckedWork(RaceCheckedWork):
-    """A work on copies of device arrays; a thread that waits or polls ends it."""
+    """A work on copies of device arrays; a thread that waits or polls ends the work."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class DeviceRaceCheckedWork(RaceCheckedWork):
         return self.wait(timeout)
 
     def join(self, stream: object = None) -> None:
-        """Block the host until the operation has ended: any later work of a stream is behind it."""
+        """Block the host until the operation has ended: later work on any stream comes after."""
         self.wait()
 
     def _give_back(self) -> ValueError | None:
@@ -239,7 +239,7 @@ def wait_for_conflicts(ops: Sequence[Op]) -> None:
 
 
 def _inherits(view: ArrayUse, use: ArrayUse) -> bool:
-    """Return whether an array may be read-only because it was made of an array in flight."""
+    """Return whether an array may be read-only as a view of an array in flight."""
     locked = id(use.array) in _read_only and id(view.array) not in _read_only
     return locked and view.written and not view.memory.writable
 
@@ -287,7 +287,7 @@ _in_flight: set[RaceCheckedWork] = set()
 _read_only: dict[int, tuple[int, Array]] = {}
 # Views without operations in flight whose base array still is read-only.
 _waiting_views: list[Array] = []
-# Guards these tables and the ends of works; re-entrant, because a finalizer may run inside.
+# Guards these tables and works' ends; re-entrant, because a finalizer may run inside.
 _lock = threading.RLock()
 
 
@@ -300,7 +300,7 @@ def _make_read_only(x: Array) -> None:
 
 
 def _can_be_restored(x: Array) -> bool:
-    """Return whether NumPy can make `x` writable again: its memory must be writable."""
+    """Return whether NumPy can make `x` writable again: the memory must be writable."""
     base = x.base
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -310,7 +310,7 @@ def _can_be_restored(x: Array) -> bool:
         return x.base is None
     try:
         return not memoryview(base).readonly
-    except TypeError:  # no buffer: NumPy would not make a view of it writable again
+    except TypeError:  # no buffer: NumPy would not make its views writable again
         return False
 
 

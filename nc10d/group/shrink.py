@@ -1,14 +1,14 @@
-"""Shrink a group to its surviving ranks, which agree on the members of the next group.
+"""Shrink a group to the surviving ranks, which agree on the next group's members.
 
 1. Each survivor announces itself. It waits until all other ranks have announced themselves or are
    known to be dead, or until the time is up.
-2. It proposes the members of the next group; consensus decides on a single list
+2. Each survivor proposes members for the next group; consensus decides on a single list
    (backend/cpu/control/group_control.py).
 3. The members form the group, and confirm that all have done so. If a member dies or stops
    meanwhile, no member keeps the group, and the survivors start again.
 
 A rank that is not on the list (it was stopped and goes on later) cannot disturb the members: the
-new group has memory, connections and messages of its own. All messages go over the job's control
+new group has separate memory, connections and messages. All messages go over the job's control
 connections. The store is not used, because its host may be dead, too.
 """
 
@@ -31,13 +31,13 @@ from nc10d.group.world import current_world, group_or_default
 PATIENCE = 5.0
 """Seconds that survivors wait for a live rank that does not call.
 
-It is also the least time that they give the members for forming the group.
+Survivors also give the members at least this time to form the group.
 """
 _POLL_SECONDS, _GRACE_SECONDS = 0.02, 2.0
 
 
 class SurvivorControl(Protocol):
-    """The group control of the old group: keys that all members see, and decisions."""
+    """The old group's control: keys that all members see, and decisions."""
 
     members: list[int]
     rank: int
@@ -46,19 +46,19 @@ class SurvivorControl(Protocol):
         """Publish a value to all members."""
 
     def check(self, keys: Sequence[str], /) -> bool:
-        """Return whether all of these keys have been published."""
+        """Return whether all these keys have been published."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
-        """Return the published values of keys."""
+        """Return the keys' published values."""
 
     def decided(self, topic: str, /) -> str | None:
         """Return the decision on a topic, or None."""
 
     def decide(self, topic: str, value: str, /) -> str:
-        """Propose a value and return the decision; blocks until it is made."""
+        """Propose a value and return the decision; blocks until the decision is made."""
 
     def until(self, ready: Callable[[], bool], timeout: float, /) -> bool:
-        """Block until `ready()`, at most `timeout` seconds; return whether it is."""
+        """Block until `ready()`, at most `timeout` seconds; return whether that is so."""
 
 
 def shrink_group(
@@ -66,7 +66,7 @@ def shrink_group(
     group: ProcessGroup | None = None,
     timeout: Timeout = PATIENCE,
 ) -> ProcessGroup:
-    """Make a group of the surviving ranks of `group`, and close `group`; every survivor calls.
+    """Make a group from the surviving ranks of `group`, and close `group`; every survivor calls.
 
     Dead and departed ranks are left out. So are `ranks_to_exclude` (of `group`), which live but
     don't call. So are ranks that do not call within `timeout` (seconds or timedelta) of this rank,
@@ -136,7 +136,7 @@ def _shrink(
 
 
 class ShrinkAttempt:
-    """A rank's part in an attempt of the survivors; `lost` has the ranks that made it fail."""
+    """A rank's part in the survivors' attempt; `lost` has the ranks that caused a failure."""
 
     def __init__(self, control: SurvivorControl, number: int, gone: Callable[[], set[int]]) -> None:
         """`gone` returns the ranks that are known not to come; their number may grow."""
@@ -160,7 +160,7 @@ class ShrinkAttempt:
     def confirm(self, members: Sequence[int], made: bool, until: Deadline) -> bool:
         """Return whether all members have `made` the group; all members get the same answer."""
         # Between hosts, a rank may have all its connections while another rank can't complete its
-        # own. If the first rank went on alone, it would wait for ever. Blocks until all members
+        # own. If the first rank went on alone, the wait would never end. Blocks until all members
         # have voted, a member has failed, or a member has not voted by `until`. On every member
         # `lost` then has the ranks at fault, so that the next attempt need not wait for them.
         topic = f"outcome/{self.number}"

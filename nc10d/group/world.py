@@ -1,9 +1,9 @@
 """The default group and the groups made from it: c10d's state per process.
 
-A World is a rank's view: its default group and all groups that it is in, by name. A process has
-one World. A thread can have a World of its own (ranks as threads, in tests), which other threads
-don't see. All ranks make groups in the same order, which call_agreement.py checks; groups are
-named by it.
+A World is a rank's view: the default group and all groups of the rank, by name. A process has one
+World. A thread can have a separate World (ranks as threads, in tests), which other threads don't
+see. All ranks make groups in the same order, which call_agreement.py checks; that order gives
+groups their names.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class World:
         return group
 
     def forget(self, group: ProcessGroup) -> None:
-        """Close `group` and remove it."""
+        """Close and remove `group`."""
         self.groups.pop(group.name, None)
         self.of_ranks = {key: one for key, one in self.of_ranks.items() if one is not group}
         group.close()
@@ -94,7 +94,7 @@ class World:
 
 
 def _drop(world: weakref.ref[World], table: BackendTable) -> None:
-    """Keep the backends of a group that has been dropped if they can't end yet."""
+    """Keep a dropped group's backends if they can't end yet."""
     found = world()
     if found is not None and not table.droppable():
         found.dropped.append(table)
@@ -102,16 +102,16 @@ def _drop(world: weakref.ref[World], table: BackendTable) -> None:
 
 process_world = World()
 adapters_worlds: list[World] = []
-"""The Worlds of other libraries' groups that run on nc10d; see `close_at_exit`."""
+"""The Worlds for other libraries' groups that run on nc10d; see `close_at_exit`."""
 # Worlds by thread ident. Not a threading.local: every call checks this dict, mostly empty.
 own_worlds: dict[int, World] = {}
 on_own_world: list[Callable[[], object]] = []
-"""Called when a thread gets a World of its own."""
+"""Called when a thread gets a separate World."""
 _inherited: list[object] = []
 
 
 def _disown_store() -> None:
-    """Keep the parent's store and dropped groups in a forked child: their end would be its own."""
+    """Keep the parent's store and dropped groups in a forked child, which must not end them."""
     own = current_world()
     for world in {process_world, own, *adapters_worlds}:
         _inherited.extend((world.owned_store, world.dropped))
@@ -131,7 +131,7 @@ def current_world() -> World:
 
 @contextlib.contextmanager
 def own_world() -> Iterator[World]:
-    """Give this thread a World of its own, for ranks as threads."""
+    """Give this thread a separate World, for ranks as threads."""
     thread, outer = get_ident(), current_world()
     own_worlds[thread] = World()
     for note in on_own_world:
@@ -164,10 +164,10 @@ nc10d.group.process_group.on_late_backend = _dump_if_asked
 
 
 class NonMember(Collectives, PointToPoint):
-    """The result of `new_group` on ranks outside the group: its calls warn and do nothing."""
+    """The result of `new_group` on ranks outside the group: all calls warn and do nothing."""
 
     rank = size = CallableInt(-1)
-    allow_pickle = None  # no call of it is prepared: see nc10d.api.objects
+    allow_pickle = None  # no call on it is prepared: see nc10d.api.objects
 
     def _run(self, op: Op, array: Array, async_op: bool, timeout: Timeout) -> None:
         warn_non_member(name_of(op))
@@ -223,7 +223,7 @@ class GroupMember(metaclass=_MemberMeta):
 
 
 Group = ProcessGroup | NonMember | None
-"""A group argument of a public call; None stands for the default group."""
+"""A public call's group argument; None stands for the default group."""
 
 
 @overload
@@ -336,9 +336,9 @@ def meet_in(
     deadline: Deadline,
     limit: float,
 ) -> Store:
-    """Meet the other ranks in a store that may serve several inits; return the keys of this one."""
+    """Meet the other ranks in a store that may serve several inits; return this init's keys."""
     meetings = prefix_store(f"meeting/{name}", store)
-    if set(config.devices.values()) == {"fake"}:  # it never waits for other ranks
+    if set(config.devices.values()) == {"fake"}:  # "fake" never waits for other ranks
         number = meetings.add(f"fake/{rank}", 1)
     else:
         meeting = import_to_end("nc10d.init_methods.meeting")
@@ -357,7 +357,7 @@ def close_at_exit(world: World | None = None) -> None:
 def _exit() -> None:
     """Close all groups at exit, without errors: destroy_process_group reports them.
 
-    An error that has ended the program is handled meanwhile: peers that still wait are told of it.
+    The error that has ended the program is handled meanwhile, so that waiting peers learn it.
     """
     error = getattr(sys, "last_value", None) or SystemExit()
     for world in (*adapters_worlds, process_world):
@@ -388,7 +388,7 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
 def abort_process_group(
     group: ProcessGroup | None = None, reason: BaseException | str | None = None
 ) -> None:
-    """Fail all operations of `group` on all its ranks, now; for None, of every group."""
+    """Fail all operations of `group` on all ranks, now; for None, of every group."""
     world = current_world()
     group = group_or_default(group)
     for aborted in [*world.groups.values()] if group is world.default else [group]:

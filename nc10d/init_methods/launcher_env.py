@@ -45,7 +45,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables that a launcher sets: rank, size, ranks on this host, and its own marks."""
+    """A launcher's variables: rank, size, ranks on this host, and its own marks."""
 
     name: str
     rank: str
@@ -63,7 +63,7 @@ _LAUNCHERS = (
         "Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_SIZE"
     ),
     _Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
-    # A batch script has SLURM_PROCID too, but only tasks of srun are in a numbered step.
+    # A batch script has SLURM_PROCID too, but only srun's tasks are in a numbered step.
     _Launcher(
         "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "", ("SLURM_STEP_ID",)
     ),

@@ -2,11 +2,11 @@
 
 The meetings in a store are numbered by the store, never by a process: ranks that have been in
 different worlds before find the same meeting. A meeting is open until it has an outcome, which only
-the first writer sets; a rank that finds an outcome when it comes opens the next meeting.
+the first writer sets; a rank that comes and finds an outcome opens the next meeting.
 
 | a rank | writes | and then |
 |---|---|---|
-| comes | its mark into its place; the mark of a process that came before is overwritten | waits |
+| comes | its mark into its place; an earlier process's mark is overwritten | waits |
 | sees all places taken | its consent to exactly these marks | waits |
 | gives the last consent | the outcome "met", with a digest of the marks | has met |
 | sees "met" with its mark | nothing | has met |
@@ -68,7 +68,7 @@ def meet(
 
 
 class HostLeft(RendezvousError):
-    """The process that hosts the store has left it, so no other rank can come there."""
+    """The process that hosts the store has left, so no other rank can come there."""
 
 
 def _open_meeting(store: Store) -> int:
@@ -118,7 +118,7 @@ class Visit:
     def wait(self, deadline: Deadline, host_left: Callable[[], bool]) -> bool:
         """Block until the meeting has an outcome; return whether this rank has met the others.
 
-        False: it comes to the next meeting. Raises as `meet`.
+        False: the rank comes to the next meeting. Raises as `meet`.
         """
         pause, left = _FIRST_SLICE, False
         while not deadline.expired():
@@ -193,7 +193,7 @@ class Visit:
         _check_agreed(self._end(outcome))
 
     def _end(self, outcome: str) -> str:
-        """End the meeting with `outcome`, unless it has ended; return its outcome."""
+        """End the meeting with `outcome`, unless it has ended; return the outcome."""
         first = read_text("outcome", self._store.compare_set("outcome", "", outcome))
         self._wake()
         return first

@@ -5,11 +5,11 @@ Methods: `env://` (rank, size and address from the environment),
 `register_rendezvous_handler`. Arguments of the call take precedence over all of them. With
 `env://` and `tcp://`, rank 0 hosts the store's server, unless a launcher's agent does
 (TORCHELASTIC_USE_AGENT_STORE=True). A world of one rank needs no address: without MASTER_ADDR and
-MASTER_PORT its store is private. The returned store contains only keys of this world: the restart
+MASTER_PORT the store is private. The returned store contains only keys of this world: the restart
 count and the number of its meeting are part of every key.
 
 No rank returns before all ranks have arrived; the error names the missing ranks. The server of rank
-0 belongs to one world. If its host leaves before all have met, the others leave as well, and wait
+0 belongs to one world. If the host leaves before all have met, the others leave as well, and wait
 for the server of the next rank 0.
 """
 
@@ -38,7 +38,7 @@ from nc10d.store.wire import OWNER_LEFT
 
 Rendezvous = tuple[Store, int, int]
 _PORT_SECONDS, _PORT_PAUSE = 2.0, 0.02
-"""The time in which the server of a killed process gives up its port, and a pause between tries."""
+"""The time in which the server of a killed process gives up the port, and a pause between tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[Ren
     """Let the init method "scheme://..." take the store, rank and world size that `handler` yields.
 
     The call is `handler(url, timeout=timedelta)`; the URL's query has the `rank` and `world_size`
-    that the program has given. The first triple counts. All ranks then meet in the store, so it may
+    that the program has given. The first triple counts. All ranks then meet in the store, which may
     be one that an earlier world has used. RuntimeError for a scheme that has a handler.
     """
     if scheme in _METHODS:

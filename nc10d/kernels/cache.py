@@ -5,13 +5,13 @@ compiled code calls by its address. Each has a single signature and a unique nam
 file that has a key and a checksum and is replaced whole. So a process loads or compiles the
 function that was asked for, and never another one, even while other processes write.
 
-Numba's own on-disk cache is not used: it writes an index and then a data file, and two writers can
-leave an index entry that points at another function's code. NUMBA_CACHE_DIR
-and the user's own Numba functions are untouched.
+Numba's own on-disk cache is not used: Numba writes an index and then a data file, and two writers
+can leave an index entry that points at another function's code. NUMBA_CACHE_DIR and the user's own
+Numba functions are untouched.
 
 Rule for callers: a function reaches only its own module and SOURCES of cache_dir.py, after which
-the cache folder is named. The names of helpers that are compiled into it are unique in the package:
-object files loaded side by side share a table of symbols.
+the cache folder is named. Helpers that are compiled into the function have unique names in the
+package: object files loaded side by side share a table of symbols.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compiled(signature: Any, gil: bool = False) -> Callable[[Callable[..., Any]]
 
     `signature` is a Numba signature or its text. Returns a Numba dispatcher; Python calls
     `entry_point(dispatcher)`, other compiled functions the dispatcher itself. Blocks while another
-    process compiles the same function; inside `make_all` it raises Elsewhere then.
+    process compiles the same function; inside `make_all` the call raises Elsewhere then.
     """
 
     def decorate(function: Any) -> Any:
@@ -101,7 +101,7 @@ def compiled_callback(signature: Signature) -> Callable[[Callable[..., Any]], An
 
 
 def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
-    """Return the result of `make`, which runs once per `name`, for the first thread that asks."""
+    """Return the result from `make`, which runs once per `name`, for the first thread that asks."""
     found = made.get(name)
     if found is None:
 
@@ -109,7 +109,7 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
             with compiling:
                 return made.get(name) or made.setdefault(name, make())
 
-        # A signal's handler may ask amid a compilation of the user's, whose lock the main thread
+        # A signal's handler may ask amid the user's own compilation, whose lock the main thread
         # holds then.
         held = global_compiler_lock.is_locked()
         found = find_or_make() if held else run_to_end(find_or_make)
@@ -164,7 +164,7 @@ def on_demand(signature: Signature, gil: bool = False) -> Callable[[Callable[...
 
 
 def entry_points(module: str) -> Callable[[str], EntryPoint]:
-    """Return the `__getattr__` of a module of entry points (PEP 562); see `on_demand`."""
+    """Return the `__getattr__` for a module of entry points (PEP 562); see `on_demand`."""
 
     def find(name: str) -> EntryPoint:
         declared = _declared.get((module, f"_{name}"))
@@ -187,7 +187,7 @@ def every(module: str) -> Iterator[tuple[str, Callable[[], EntryPoint]]]:
 
 
 def _compile(cache: _OneFile, run: Callable[[], object]) -> None:
-    """Run a compilation; only one thread here and one process of this machine does at a time."""
+    """Run a compilation; only one thread here and one process on this machine does at a time."""
     if config.DISABLE_JIT:
         raise RuntimeError("nc10d runs compiled code: unset NUMBA_DISABLE_JIT")
     with compiling:
@@ -207,7 +207,7 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
             held.enter_context(exclusive(cache.path.with_suffix(".lock"), limit))
         except raised_here(BlockingIOError) as error:
             raise Elsewhere(cache.name) from error
-        if cache.path.exists():  # another process has made it meanwhile
+        if cache.path.exists():  # another process has compiled it meanwhile
             run()
             return
         if not cache.quick:
@@ -242,7 +242,7 @@ class _OneFile:
         self.cache_path = str(folder)  # shown in Numba's statistics
 
     def load_overload(self, _signature: object, target: Any) -> Any:
-        """Return the compiled function, or None if it is missing or damaged."""
+        """Return the compiled function, or None if missing or damaged."""
         # Numba's own caches first register everything that the target can compile (`refresh`),
         # which takes longer than all the rest; a loaded function needs only Numba's memory
         # functions.

@@ -1,9 +1,9 @@
 """The folder of compiled code on disk, and the lock that lets a single process compile for all.
 
 Contract: `code_folder` returns a folder to which only this user and root can write, named by a hash
-of the package's sources and of all versions and settings that shape the code. Its files were
-written for exactly these. They are pickles: another user that can write there, or swap a folder on
-the way there, could run code as this user. Standard library only.
+over the package's sources and all versions and settings that shape the code. Its files were written
+for exactly these. They are pickles: another user that can write there, or swap a folder on the way
+there, could run code as this user. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# The sources that can change the machine code of a kernel, and of all other code (which may contain
-# helpers of kernels): a change to the engine leaves the kernels compiled.
+# The sources that can change a kernel's machine code, and all other machine code (which may contain
+# kernels' helpers): a change to the engine leaves the kernels compiled.
 KERNEL_SOURCES = ("arrays/dtypes.py", "ops/reductions.py", "kernels/*.py")
 CODEC_SOURCES = ("codec/tags.py", "codec/messages.py", "codec/opcodes.py")
 SOURCES = (*KERNEL_SOURCES, *CODEC_SOURCES, "backend/cpu/native/*.py")
@@ -53,7 +53,7 @@ def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
 
 
 def _digest(sources: tuple[str, ...], parts: tuple[object, ...]) -> str:
-    """Hash the contents of the package's `sources`, and `parts`."""
+    """Hash the package's `sources` by contents, and `parts`."""
     total = hashlib.sha256(repr(parts).encode())
     for path in matching(PACKAGE, sources):
         total.update(f"\0{path.name}\0".encode() + path.read_bytes())
@@ -76,7 +76,7 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 def _roots() -> tuple[Path, ...]:
     """Return the trusted ones of: NC10D_CACHE_DIR or the user's cache; this user's folder in /tmp.
 
-    A folder may be read-only, as in an image of a container: what it holds is used.
+    A folder may be read-only, as in a container's image: the code in it is used.
     """
     asked = os.environ.get("NC10D_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -127,9 +127,9 @@ def distrust(folder: Path) -> str | None:
 
 
 def weakness(path: Sequence[tuple[str, os.stat_result]], user: int) -> str | None:
-    """Return the first part of a path by which others could change what it leads to, or None."""
+    """Return the first part of a path by which others could redirect the path, or None."""
     # `path` has the parts from / on. Each must belong to `user` or to root (the owner of /, which
-    # has another number in a user namespace). Only those may write to it, but for sticky parts
+    # has another number in a user namespace). Only those may write to a part, but for sticky parts
     # above the last, such as /tmp. Nobody else can swap a part whose parents are like that.
     trusted = {user, 0, path[0][1].st_uid}
     for name, found in path:
@@ -144,7 +144,7 @@ def weakness(path: Sequence[tuple[str, os.stat_result]], user: int) -> str | Non
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, atomically for its readers."""
+    """Replace the file `path` by `data`, atomically for readers."""
     fd, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

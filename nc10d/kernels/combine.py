@@ -1,4 +1,4 @@
-"""LLVM code that combines two elements, for each pairwise step and family of types.
+"""LLVM code that combines two elements, for each pairwise step and type family.
 
 Contract: `combine(step, dtype)` returns the function `(builder, x, y) -> x op y` on vectors of
 stored elements (see `lanes`); the rules are those of `nc10d.arrays.dtypes`. `canonical` maps
@@ -28,7 +28,7 @@ _UNSIGNED = {
 
 
 def parts(dtype: DType) -> DType:
-    """Return the type of a complex number's parts, and any other type itself."""
+    """Return the parts' type for a complex number, and any other type itself."""
     return _REAL_PARTS.get(dtype, dtype)
 
 
@@ -38,7 +38,7 @@ def unsigned(dtype: DType) -> DType:
 
 
 def canonical(step: Pairwise, dtype: DType) -> tuple[str, DType]:
-    """Return the name of the step, and the type, whose kernel computes the same bits."""
+    """Return the step's name, and the type, whose kernel computes the same bits."""
     if dtype.family is ElementKind.BOOL:
         return step.of_truth, dtype
     if step.bitwise:
@@ -83,7 +83,7 @@ def _of_truth(rule: Combine) -> Combine:
 
 
 def _complex_product(b: Builder, x: Value, y: Value) -> Value:
-    """(ac - bd, ad + bc) for pairs of lanes, each operation rounded by itself."""
+    """(ac - bd, ad + bc) for lane pairs, each operation rounded by itself."""
     pairs = range(0, x.type.count, 2)
     real = shuffle(b, x, x, [i for p in pairs for i in (p, p)])
     imaginary = shuffle(b, x, x, [i for p in pairs for i in (p + 1, p + 1)])

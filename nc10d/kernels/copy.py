@@ -4,9 +4,9 @@ Contract: as in `reduce`, void(dst, src, unused, nbytes), called by address; src
 byte, or are the same. Nothing needs alignment. `copier` chooses the function for a size.
 
 From 2 KiB on, glibc before 2.40 copies by `rep movsb` if the CPU has that instruction. On AMD's Zen
-3 and 4 it takes ten times as long if src begins a cache line and dst does not (glibc bug 30994).
-Copies from a staging buffer to a large NumPy array are such: the array begins 16 bytes into a page.
-Zen 5 is not affected.
+3 and 4 such a copy takes ten times as long if src begins a cache line and dst does not (glibc bug
+30994). Copies from a staging buffer to a large NumPy array are like that: the array begins 16 bytes
+into a page. Zen 5 is not affected.
 
 The C library also lets a copy that would fill the cache bypass it, but only if the copy comes in a
 single piece; over staging buffers arrays come in many pieces.
@@ -42,7 +42,7 @@ _made: dict[str, Any] = {}
 
 
 def copier(each: int, in_all: int) -> int:
-    """Return the address of the function for copies of `each` bytes, of `in_all` to one array.
+    """Return the function's address for copies of `each` bytes, `in_all` bytes to one array.
 
     0 stands for the C library's function. May block to compile.
     """
@@ -52,7 +52,7 @@ def copier(each: int, in_all: int) -> int:
 
 
 def quick_copy_address() -> int:
-    """Return the address of a vector copy where the C library is slow, else 0. May compile."""
+    """Return a vector copy's address where the C library is slow, else 0. May compile."""
     return vector_copy_address() if needed() else 0
 
 
@@ -62,14 +62,14 @@ def needed() -> bool:
     return copies_slowly(cpu_name(), _libc())
 
 
-@functools.cache  # Every group asks, and the error of a signal's handler amid LLVM may be fatal.
+@functools.cache  # Every group asks, and an error from a signal's handler amid LLVM may be fatal.
 def cpu_name() -> str:
-    """Return LLVM's name of this machine's CPU."""
+    """Return LLVM's name for this machine's CPU."""
     return str(binding.get_host_cpu_name())
 
 
 def copies_slowly(cpu: str, libc: str) -> bool:
-    """Return whether a C library ("glibc 2.36") copies slowly on a CPU (LLVM's name of it)."""
+    """Return whether a C library ("glibc 2.36") copies slowly on a CPU (by LLVM's name)."""
     name, _, version = libc.partition(" ")
     if cpu not in ZEN or name != "glibc":
         return False
@@ -84,7 +84,7 @@ def _libc() -> str:
 
 
 def vector_copy_address() -> int:
-    """Return the address of dst = src, of any bytes, by vectors. May block to compile."""
+    """Return the address of dst = src, for any bytes, by vectors. May block to compile."""
     return address_of(_made, "vector_copy", _kernel)
 
 

@@ -1,15 +1,15 @@
 """Packing by blocks of threads: the loops of a CUDA kernel, which also run on the CPU.
 
-Contract: the arrays are a table of rows (dst, src, nbytes of src), three int64 each, as for
-`pack.move_all`, and a table of chunks (row, first byte), two int64 each: a chunk for each block. A
-body is called as body(table, chunks, factor, place), and does the share of a thread. Addresses are
-int64; those of elements that are cast are aligned to an element, others need no alignment; src and
-dst share no byte.
+Contract: the arrays are a table with rows (dst, src, src's nbytes), three int64 each, as for
+`pack.move_all`, and a table with chunks (row, first byte), two int64 each: a chunk for each block.
+A body is called as body(table, chunks, factor, place), and does a thread's share. Addresses are
+int64; for a cast they are aligned to an element, others need no alignment; src and dst share no
+byte.
 
-`Target` makes the code for a machine and defines `place`: on a CPU the address of the numbers of
-block, thread and threads of a block, three int64; a GPU has registers for these and ignores it. So
-a test runs the very loops of a kernel. A chunk is moved in words of 16 bytes if both sides are
-aligned to that, else in the largest words that both are aligned to.
+`Target` makes the code for a machine and defines `place`: on a CPU the address of three int64
+(block, thread, threads in a block); a GPU has registers for these and ignores `place`. So a test
+runs a kernel's very loops. A chunk is moved in 16-byte words if both sides are aligned to that,
+else in the largest words that both are aligned to.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from nc10d.kernels import simd
 from nc10d.kernels.simd import Builder, Value
 
 CHUNK = 16 << 10
-"""The bytes of src that a block moves: enough blocks for a GPU in a bucket of a few MiB."""
+"""The bytes of src that a block moves: a bucket of a few MiB has enough blocks for a GPU."""
 THREADS = 256
-"""The threads of a block: each moves four words of 16 bytes of a chunk."""
+"""The threads of a block: each moves four 16-byte words of a chunk."""
 _WORDS = {
     1: simd.vector(simd.I8, 1),
     2: simd.vector(simd.I16, 1),
@@ -47,7 +47,7 @@ Chunks = np.ndarray[Any, np.dtype[np.int64]]
 class Target:
     """How code is made for a machine: Numba's `intrinsic`, and the address space of arrays.
 
-    `coordinate(b, place, index)` emits the reading of block, thread or threads (0, 1, 2).
+    `coordinate(b, place, index)` emits code that reads block, thread or threads (0, 1, 2).
     """
 
     intrinsic: Callable[..., Any]
@@ -56,7 +56,7 @@ class Target:
 
 
 def chunks_of(nbytes: Sequence[int]) -> Chunks:
-    """Return the table of chunks for rows of so many bytes."""
+    """Return the table of chunks for rows with so many bytes."""
     counts = [-(-size // CHUNK) for size in nbytes]
     rows = np.repeat(np.arange(len(counts)), counts)
     firsts = [CHUNK * at for count in counts for at in range(count)]
@@ -70,7 +70,7 @@ def supports(src: DType, dst: DType) -> bool:
 
 
 def copy_body(target: Target) -> Any:
-    """Return the body of dst[:] = src, for any dtype."""
+    """Return the body for dst[:] = src, for any dtype."""
     word = _word(target)
     block_of, thread_of, threads_of = (_coordinate(target, index) for index in range(3))
     move64, move16 = _move(target, _WORD, 16, _UNROLLED), _move(target, _WORD, 16)
@@ -108,7 +108,7 @@ def copy_body(target: Target) -> Any:
 
 
 def cast_body(target: Target, src: DType, dst: DType) -> Any:
-    """Return the body of dst[:] = src * factor; float32 in between, rounded once."""
+    """Return the body for dst[:] = src * factor; float32 in between, rounded once."""
     read, write = src.itemsize, dst.itemsize
     lanes = 16 // min(read, write)
     word = _word(target)

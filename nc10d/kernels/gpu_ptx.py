@@ -1,8 +1,8 @@
 """The packing kernels for NVIDIA GPUs: `blocks`' bodies as PTX, made without a GPU.
 
 Contract: a kernel is void(table, chunks, factor, place): three int64 and, as the third, a float64;
-`place` is not used. It is launched with THREADS threads a block and a block for each chunk. All of
-a bucket is a single launch. PTX is made once a machine, and kept beside other compiled code. Needs
+`place` is not used. It is launched with THREADS threads a block and a block for each chunk. A whole
+bucket is a single launch. PTX is made once a machine, and kept beside other compiled code. Needs
 numba-cuda with NVVM (the extra cu12); raises UnsupportedPlatform if it is missing.
 """
 
@@ -25,7 +25,7 @@ from nc10d.kernels.gpu_pack import THREADS, Target, cast_body, copy_body, suppor
 from nc10d.kernels.simd import I32, I64, Builder, Value
 
 GLOBAL = 1
-"""The address space of a GPU's memory, in NVVM's numbers."""
+"""The address space for a GPU's memory, in NVVM's numbers."""
 _REGISTERS = ("ctaid.x", "tid.x", "ntid.x")
 _BOUNDS = (THREADS, 6)
 """Six blocks on a multiprocessor at once: 40 registers a thread, and memory is kept busy."""
@@ -36,8 +36,8 @@ _SIGNATURE = types.void(types.int64, types.int64, types.float64, types.int64)
 def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: tuple[int, int]) -> str:
     """Return PTX with a kernel: dst = src, or dst = src * factor where `scaled` or cast.
 
-    `capability` is the GPU's, such as (9, 0). TypeError for dtypes that are not real floats of at
-    most 32 bits, unless it is a plain copy. May block to compile.
+    `capability` is the GPU's, such as (9, 0). TypeError for dtypes that are not real floats with at
+    most 32 bits, unless for a plain copy. May block to compile.
     """
     if not supports(src, dst) or (scaled and not supports(src, DType.FLOAT32)):
         raise TypeError(f"there is no GPU kernel from {src.label} to {dst.label}")
@@ -60,7 +60,7 @@ def _made(name: str, src: DType, dst: DType, capability: tuple[int, int]) -> str
 
 @functools.cache
 def _folder() -> Path:
-    """Return the folder of PTX made from these sources by these versions."""
+    """Return the folder for PTX made from these sources by these versions."""
     return code_folder(KERNEL_SOURCES, ("PTX", llvmlite.__version__, _version("numba-cuda")))
 
 

@@ -1,7 +1,7 @@
 """The protocol of an object call in compiled code: a prepared call between two hooks.
 
 A hook is a C function of nc10d, no code of the user's. A call uses a block of words: these, and
-behind them words of the hooks' own. No other call uses the block meanwhile.
+behind them the hooks' own words. No other call uses the block meanwhile.
 
     file                                   part
     backend/cpu/native/hooked_calls.py     the entry points: hook `before`, operation, hook `after`
@@ -21,9 +21,9 @@ behind them words of the hooks' own. No other call uses the block meanwhile.
     RAISED                       the entry point raises the exception that is set
     other                        PreparingBackend.finish ends the operation, the caller goes on
 
-Invariant: `after` fills the lists in one step, its last, so every other end leaves them unchanged.
-The way in Python runs the same operations in the same order. So ranks may take different ways, and
-a rank may change over between two operations. The engine's own answers are none of those above.
+Invariant: `after` fills the lists in one last step, so every other end leaves them unchanged. The
+way in Python runs the same operations in the same order. So ranks may take different ways, and a
+rank may change over between two operations. The engine's own answers are none of those above.
 """
 
 (

@@ -2,8 +2,8 @@
 
 Contract: a kernel takes raw addresses and a length in bytes, all int64. Outputs may be the
 inputs themselves, without partial overlap; nothing needs alignment. A step is a straight
-piece of vector code (`lanes`), loaded whole before it is stored: so the loops are the same for
-every way in which the addresses may coincide, and LLVM need not prove that they don't.
+piece of vector code (`lanes`), loaded whole before it is stored: so the same loops serve every way
+in which the addresses may coincide, and LLVM need not prove that they don't.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SIGNATURE = "void(int64, int64, int64, int64)"
 MIDDLE = 16
 LINE = 64
 LONG = 4096
-"""From how many bytes on a kernel of two inputs first goes to where a line of its output begins.
-Wide stores that straddle two lines take up to twice as long, in a cache and out of it."""
+"""From how many bytes on a kernel with two inputs first goes to where a line of the output begins.
+Wide stores that straddle two lines take up to twice as long, in a cache and outside."""
 
 Prepare = Callable[[Builder, Value], Value]
 
@@ -50,7 +50,7 @@ _NUMBA_SCALAR = {
 
 
 def wide_bytes(dtype: DType) -> int:
-    """Return the bytes of a wide step: two AVX-512 registers, or 64 lanes that get widened."""
+    """Return a wide step's bytes: two AVX-512 registers, or 64 lanes that get widened."""
     return 64 * dtype.itemsize if dtype in WIDEN else 128
 
 
@@ -146,7 +146,7 @@ def _unary_step(dtype: DType, rule: Combine, nbytes: int, scalar_type: types.Typ
 
 
 def _type_of_scalar(prepare: Prepare) -> types.Type:
-    """Return the type of the scalar that `prepare` makes of the kernel's int64 argument."""
+    """Return the type of the scalar that `prepare` makes from the kernel's int64 argument."""
     probe = ir.IRBuilder(ir.Function(ir.Module(), _ONE_INT, "probe").append_basic_block())
     return _NUMBA_SCALAR[prepare(probe, probe.function.args[0]).type]
 

@@ -1,12 +1,12 @@
 """Kernels that carry elements from array to array: copy, and cast with a factor; many at a time.
 
 Contract: as in `reduce`, a kernel is void(dst, src, arg, nbytes), all int64, called by address;
-nbytes are those of src. `arg` is the address of a float64, the factor. `move_all` calls a kernel
-for every row (dst, src, nbytes) of a table, without the GIL. Addresses need no alignment; src and
-dst share no byte, or are the same. `arg` lives until the call is over.
+nbytes are src's. `arg` is the address of a float64, the factor. `move_all` calls a kernel for every
+row (dst, src, nbytes) of a table, without the GIL. Addresses need no alignment; src and dst share
+no byte, or are the same. `arg` lives until the call is over.
 
-A cast multiplies in the wider of the two types (float32 at least) and rounds once, to the nearest
-even, as `nc10d.arrays.dtypes` has it; from float64 to the narrow floats it goes by way of float32.
+A cast multiplies in the wider type (float32 at least) and rounds once, to the nearest even, as
+`nc10d.arrays.dtypes` has it; from float64 to the narrow floats a cast goes by way of float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nc10d.kernels.loops import SIGNATURE, call_kernel, compile_kernel
 from nc10d.kernels.simd import Builder, Value
 
 STEP = 32
-"""The elements of a step of a cast: two AVX-512 registers of float32."""
+"""The elements in a cast's step: two AVX-512 registers of float32."""
 
 _made: dict[str, Any] = {}
 
@@ -49,12 +49,12 @@ def cast_address(src: DType, dst: DType) -> int:
 
 
 def move_all(table: int, rows: int, kernel: int, factor: int) -> None:
-    """Run `kernel` for each of `rows` rows of three int64 (dst, src, nbytes) at `table`."""
+    """Run `kernel` for each of the `rows` rows (dst, src, nbytes: int64) at `table`."""
     row_mover()(table, rows, kernel, factor)
 
 
 def row_mover() -> Callable[[int, int, int, int], object]:
-    """Return the compiled `move_all`, which a caller may keep: a call of it enters no frame."""
+    """Return the compiled `move_all`, which a caller may keep: calling it enters no frame."""
     mover: Callable[[int, int, int, int], object] = made_once(
         _made, "move_rows", lambda: entry_point(compiled(SIGNATURE)(_move_rows))
     )

@@ -1,8 +1,8 @@
 """CPython's C interface in compiled code: calls of Python objects, lists, the GIL, exceptions.
 
-Objects are known by their addresses. The caller holds the GIL, except that of take_gil. `call_...`
-and `new_...` return a new reference, or 0 with an exception set. The functions of lists return -1
-with an exception set, else 0, and keep the caller's references.
+Objects are known by their addresses. The caller holds the GIL, except for take_gil. `call_...` and
+`new_...` return a new reference, or 0 with an exception set. The functions of lists return -1 with
+an exception set, else 0, and keep the caller's references.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ def _box_answer(_kind: Any, value: Any, context: Any) -> Any:
 
 @emits(answer_type(types.int64))
 def as_answer(_builder: Builder, value: Value) -> Value:
-    """Return an int as the answer of an entry point."""
+    """Return an int as an entry point's answer."""
     return value

@@ -5,7 +5,7 @@ Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rul
 begins with. dst may be a, b or neither, without partial overlap; addresses need no alignment;
 nbytes is a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
 
-A kernel is compiled (or loaded, see `cache`) when it is first asked for, and stays for good.
+A kernel is compiled (or loaded, see `cache`) when first asked for, and stays for good.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _resolve(step: str, dtype: DType) -> int:
 def both_address(reduction: str, dtype: DType) -> int:
     """Return the address of a = b = a op b, called with (a, a, b, nbytes); AVG halves.
 
-    For sums and averages of gradients: of real and complex floats. May block to compile.
+    For sums and averages of gradients: real and complex floats. May block to compile.
     """
     assert reduction in BOTH, reduction
     assert dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX), dtype
@@ -64,7 +64,7 @@ def both_address(reduction: str, dtype: DType) -> int:
 
 
 def _halved(dtype: DType, rule: Combine) -> Combine:
-    """Halve the rounded result of `rule`: the same bits as a division by two."""
+    """Halve the rounded result of `rule`: the same bits as from a division by two."""
     halve = _widened(dtype, lambda b, x, y: b.fmul(x, simd.splat(x, 0.5)))
     return lambda b, x, y: halve(b, rule(b, x, y), y)
 
@@ -78,7 +78,7 @@ def divide_address(dtype: DType) -> int:
 
 
 def scale_address(dtype: DType) -> int:
-    """Return the address of dst = src * factor; arg is the address of the factor, a float64."""
+    """Return the address of dst = src * factor; arg is the factor's address, a float64."""
     real = unsigned(parts(dtype))
     assert real.family is not ElementKind.BOOL, "PREMUL_SUM of bool is refused earlier"
     return _unary("scale", real, *(_scale_float if _is_float(real) else _scale_int)(real))
@@ -109,13 +109,13 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
         yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)
 
 
-# How the maps compute: (prepare the scalar, apply it to a vector, bytes of the wide step)
+# How the maps compute: (prepare the scalar, apply it to a vector, the wide step's bytes)
 
 Map = tuple[Prepare, Combine, int]
 
 
 def _widened(dtype: DType, rule: Combine) -> Combine:
-    """Apply `rule` to the float32 of a narrow float, and round once."""
+    """Apply `rule` to a narrow float's float32, and round once."""
     if dtype not in simd.WIDEN:
         return rule
     return lambda b, x, y: simd.NARROW[dtype](b, rule(b, simd.WIDEN[dtype](b, x), y))
@@ -132,7 +132,7 @@ def _divide_float(dtype: DType) -> Map:
 
 def _divide_int(dtype: DType) -> Map:
     """Divide 64-bit numbers in turn: the world size may not fit the type, and CPUs don't
-    divide vectors of ints."""
+    divide int vectors."""
     signed = dtype.family is ElementKind.INT
     extend, divide = (Builder.sext, Builder.sdiv) if signed else (Builder.zext, Builder.udiv)
 
@@ -157,7 +157,7 @@ def _scale_float(dtype: DType) -> Map:
 
 
 def _rounded(b: Builder, scalar: Value, dtype: DType) -> Value:
-    """Round a float32 to the array's dtype, and widen it again."""
+    """Round a float32 to the array's dtype, and widen the result again."""
     if dtype not in simd.WIDEN:
         return scalar
     one = simd.spread(b, scalar, 1)

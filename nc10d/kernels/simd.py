@@ -1,13 +1,12 @@
 """LLVM code for a few elements side by side: load, store, widen, narrow, combine.
 
 Contract: everything here emits instructions into an `ir.IRBuilder` and works for any number of
-lanes, so that the wide loop of a kernel and its last elements compute the same bits. Whole
-vectors are loaded before any is stored, hence an output may be an input. Addresses need no
-alignment.
+lanes, so that a kernel's wide loop and last elements compute the same bits. Whole vectors are
+loaded before any is stored, hence an output may be an input. Addresses need no alignment.
 
 The narrow floats are stored as bits and computed as float32; `WIDEN` and `NARROW` convert. The
 rounding is to the nearest, ties to even, as IEEE 754 and the OCP 8-bit format have it; the CPU's
-own bfloat16 conversion is not used because it flushes subnormal numbers to zero.
+own bfloat16 conversion is not used because that flushes subnormal numbers to zero.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ STORED: dict[DType, ir.Type] = {
     DType.COMPLEX64: FLOAT,
     DType.COMPLEX128: DOUBLE,
 }
-"""The stored form of an element; a complex number is two lanes."""
+"""An element's stored form; a complex number is two lanes."""
 
 
 Emit = Callable[..., Value | None]
 
 
 def emits(signature: Any, intrinsic: Callable[..., Any] = cpu_intrinsic) -> Callable[[Emit], Any]:
-    """Make `emit(builder, *arguments)` a function of compiled code, whose instructions it emits.
+    """Make `emit(builder, *arguments)`, which emits instructions, a function in compiled code.
 
-    `signature` is Numba's; an `emit` of a void function returns None. `intrinsic` is Numba's
+    `signature` is Numba's; an `emit` for a void function returns None. `intrinsic` is Numba's
     decorator for the machine that the code is for.
     """
 
@@ -77,7 +76,7 @@ def emits(signature: Any, intrinsic: Callable[..., Any] = cpu_intrinsic) -> Call
 
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:
-    """Return the vector type of `lanes` elements, also of 1: so LLVM adds no loops."""
+    """Return the vector type with `lanes` elements, also for 1: so LLVM adds no loops."""
     return ir.VectorType(element, lanes)
 
 
@@ -92,7 +91,7 @@ def store(b: Builder, value: Value, address: Value) -> None:
 
 
 def splat(like: Value, constant: float) -> ir.Constant:
-    """Return `constant` in every lane of a vector of the type of `like`."""
+    """Return `constant` in every lane of a vector, whose type is that of `like`."""
     return ir.Constant(like.type, [constant] * like.type.count)
 
 
@@ -112,7 +111,7 @@ def _as(x: Value, element: ir.Type) -> ir.VectorType:
 
 
 def is_nan(b: Builder, x: Value) -> Value:
-    """Return the mask of lanes that are NaN."""
+    """Return the mask for lanes that are NaN."""
     return b.fcmp_unordered("uno", x, x)
 
 
@@ -146,7 +145,7 @@ def _bfloat_to_float(b: Builder, bits: Value) -> Value:
 
 
 def _e5m2_to_float(b: Builder, bits: Value) -> Value:
-    """An e5m2 number is the upper byte of the float16 of the same value."""
+    """An e5m2 number is the upper byte of the float16 with the same value."""
     half = b.zext(bits, _as(bits, I16))
     return _half_to_float(b, b.shl(half, splat(half, 8)))
 

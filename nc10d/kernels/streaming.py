@@ -1,12 +1,11 @@
 """Copies past the cache: for more bytes than a cache holds, where stores need not read first.
 
 Contract: as in `pack`, void(dst, src, arg, nbytes); src and dst share no byte, or are the same.
-When a kernel returns, other threads see its stores. Streaming stores go to aligned words of 32
-bytes; bytes before and behind them, and a dst that is not aligned to its elements, are stored as
-usual.
+When a kernel returns, other threads see its stores. Streaming stores go to aligned 32-byte words;
+bytes before and behind them, and a dst that is not aligned to its elements, are stored as usual.
 
-An ordinary store brings the line into the cache before it changes it: a third of the traffic of a
-copy. That pays only if a thread reads the line soon.
+An ordinary store brings the line into the cache before the change: a third of a copy's traffic.
+That pays only if a thread reads the line soon.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _kernels: dict[str, Any] = {}
 
 
 def stream_copy_address() -> int:
-    """Return the address of dst = src, of any bytes; arg is not used. May block to compile."""
+    """Return the address of dst = src, for any bytes; arg is not used. May block to compile."""
     return _once("stream_bytes", DType.UINT8, None)
 
 

@@ -2,7 +2,7 @@
 
 The first call of a kind and size goes through Python, which publishes its prepared call. Later
 calls find that in compiled code and take no GIL (backend/cpu/native/raw_calls.py). Compiled code
-refers to both by names that are given to the linker below, so that Numba may keep it in a file.
+refers to both by names that the linker learns below, so that Numba may keep the code in a file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SUM = Reductions.SUM
 
 
 def all_reduce(x: Array, op: int = _SUM) -> None:
-    """Reduce `x` over the default group in place; `op` is SUM, MAX, ... of this module. Blocks."""
+    """Reduce `x` over the default group in place; `op` is SUM, MAX, ... in this module. Blocks."""
     world.get_default_group().all_reduce(x, REDUCE_OPS[Reductions(op)])
 
 
@@ -58,12 +58,12 @@ def broadcast(x: Array, src: int) -> None:
 
 
 def send(x: Array, dst: int, tag: int = 0) -> None:
-    """Send `x` to rank `dst`; block until it may be changed again."""
+    """Send `x` to rank `dst`; block until `x` may be changed again."""
     world.get_default_group().send(x, dst, tag)
 
 
 def recv(x: Array, src: int, tag: int = 0) -> None:
-    """Receive `x`, of the size that is sent, from rank `src`. Blocks."""
+    """Receive `x`, in the size that is sent, from rank `src`. Blocks."""
     world.get_default_group().recv(x, src, tag)
 
 
@@ -109,7 +109,7 @@ def _answer(request: int) -> int:
         x = _array(key, count, data)
         if answer in (at.BUSY, at.NEW_SITE):
             group = world.get_default_group()
-            group.refuse_in_batch("a call of compiled code")  # at its end, arrays may be gone
+            group.refuse_in_batch("a call of compiled code")  # at a block's end, arrays may be gone
             op = _operation(key, x, rank, tag)
             group._run(op, x, False, None)
             if not block:
@@ -122,7 +122,7 @@ def _answer(request: int) -> int:
             except BaseException:
                 launcher.abandon(prepared, x, y)
                 raise
-    except BaseException as error:  # noqa: BLE001  (compiled code raises it)
+    except BaseException as error:  # noqa: BLE001  (compiled code raises the error)
         _raised[get_ident()] = error
         return id(error)
     return 0
@@ -132,7 +132,7 @@ def _publish(group: ProcessGroup, op: Op, key: int, count: int, rank: int) -> No
     """Let compiled code find the prepared call of an operation, if there is any."""
     launcher: Any = group._preparing
     cache = getattr(launcher, "cache", None)
-    # Ranks as threads have default groups of their own.
+    # Ranks as threads have separate default groups.
     if cache is None or world.own_worlds or len(_blocks) >= _MOST_BLOCKS:
         return
     found = cache.find((op,))
@@ -181,7 +181,7 @@ _call = types.ExternalFunction("nc10d_numba_call", types.int64(*(types.int64,) *
 
 @intrinsic
 def _state_address(_context: object) -> tuple[Type, Callable[..., object]]:
-    """Return the address of the state."""
+    """Return the state's address."""
 
     def generate(
         _: object, builder: ir.IRBuilder, _signature: object, _arguments: object

@@ -4,8 +4,8 @@
     FACTS[AllGather].per_rank                      # ("out",)
     FACTS[Send].split(op), FACTS[Send].make(...)   # an operation as (extra, x, y), and again
 
-Some facts are read off the fields of a class: an operation with `op` reduces, with `root` has
-a root, with `peer` is a message. The other facts stand in the table at the end of this file.
+Some facts are read off a class's fields: an operation with `op` reduces, with `root` has a root,
+with `peer` is a message. The other facts stand in the table at the end of this file.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from nc10d.ops.operations import (
 )
 
 NOTHING = np.empty(0, np.uint8)
-"""Stands for the array of a barrier, which has none."""
+"""Stands for a barrier's array, which has none."""
 LISTS = "lists"
 """The `extra` of a call on lists, beside its other arguments."""
 Parts = tuple[Any, Any, Any]
 """An operation as (extra, x, y).
 
-`extra` has its arguments besides arrays: reduction, root, (root, reduction), (root, even), peer,
-split sizes; and LISTS where the same call also has a form without lists. x and y are its arrays in
+`extra` has the arguments besides arrays: reduction, root, (root, reduction), (root, even), peer,
+split sizes; and LISTS where the same call also has a form without lists. x and y are the arrays in
 the order in which backend/cpu/lowering numbers them. Each is an array, a tuple of arrays, or None;
-y is the tag of a message.
+y is a message's tag.
 """
 
 EVERYWHERE, AT_ROOT, ELSEWHERE = "on every rank", "on the root", "on all ranks but the root"
@@ -54,7 +54,7 @@ _ARRAYS = ("x", "out", "inp")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationFacts:
-    """The facts of a kind of operation.
+    """The facts about a kind of operation.
 
     | field | meaning |
     |---|---|
@@ -64,7 +64,7 @@ class OperationFacts:
     | `flat_name` | the public call for flat arrays, where that is another call |
     | `compared` | the array whose type and count all ranks must give alike |
     | `own_sizes` | whether only a sender and its receiver know the sizes of an operation |
-    | `fields`, `arrays` | the names of all fields, and those of the arrays |
+    | `fields`, `arrays` | the names of all fields, and the arrays' names |
     | `reduces`, `has_root`, `is_message`, `on_one_array` | read off the fields |
     | `in_place_piece` | one array has chunks, and the other may be this rank's chunk |
     | `is_cut_by_rows` | flat arrays are cut along dimension 0 |
@@ -113,12 +113,12 @@ class OperationFacts:
 
 
 def facts_of(op: Op) -> OperationFacts:
-    """Return the facts of an operation's kind."""
+    """Return the facts about an operation's kind."""
     return FACTS[type(op)]
 
 
 def name_of(op: Op) -> str:
-    """Return the name of an operation in errors, traces and records."""
+    """Return an operation's name in errors, traces and records."""
     return FACTS[type(op)].name
 
 
@@ -151,7 +151,7 @@ def _split_all_to_all(op: AllToAll) -> Parts:
     inp, out = settled(op.inp), settled(op.out)
     if op.in_splits is None and op.out_splits is None:
         return LISTS if type(inp) is tuple else None, inp, out
-    if type(inp) is tuple:  # the checks refuse it
+    if type(inp) is tuple:  # the checks refuse a tuple
         return None, None, None
     try:
         return (_plain(op.in_splits), _plain(op.out_splits)), inp, out
@@ -295,6 +295,6 @@ _FACTS = (
     ),
 )
 FACTS: dict[type[Any], OperationFacts] = {facts.kind: facts for facts in _FACTS}
-"""The facts by kind of operation."""
+"""The facts by operation class."""
 COLLECTIVE_KINDS = tuple(kind for kind, facts in FACTS.items() if not facts.is_message)
-"""The kinds that all ranks call, in the order of the facts."""
+"""The kinds that all ranks call, in the facts' order."""

@@ -1,8 +1,8 @@
-"""The operations as data: the request of a rank to its group, before anything is sent.
+"""The operations as data: a rank's request to a group, before anything is sent.
 
-A collective is a small slotted object. The API makes it, the group launches it, a backend runs
-it; tracing, fingerprints, coalescing and tests all look at the same object. Arrays are carried
-as the user gave them; a backend resolves them to memory once, when it runs the operation.
+A collective is a small slotted object. The API makes the object, the group launches it, a backend
+runs it; tracing, fingerprints, coalescing and tests all look at the same object. Arrays are carried
+as the user gave them; a backend resolves them to memory once, when the operation is run.
 
 An `Arrays` field is either a flat array (equal chunks, rank after rank) or a list or tuple with an
 array for each rank (sizes may differ). `root` and `peer` are ranks in the group. `even` is True on
@@ -117,7 +117,7 @@ class Scatter:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Send x to `peer`; messages of the same tag arrive in the order of launch."""
+    """Send x to `peer`; messages with the same tag arrive in launch order."""
 
     x: Array
     peer: int
@@ -139,7 +139,7 @@ class Barrier:
 
 
 class MessageInfo(NamedTuple):
-    """A message that has come and is not received yet: its sender, its tag, and its bytes.
+    """A message that has come and is not received yet: sender, tag, and bytes.
 
     `src` is the sender's rank: in the group from a group's method, else the global rank.
     """
@@ -167,7 +167,7 @@ Op = (
 
 
 class AllReduces(Sequence[Op]):
-    """AllReduces of several arrays by the same reduction; the operations are made on demand.
+    """AllReduces on several arrays by the same reduction; the operations are made on demand.
 
     Most coalescing blocks are such a sequence, and a backend may need only `arrays` and `op`.
     """

@@ -4,7 +4,7 @@
 |---|---|
 | `Pairwise` | the step that combines two elements |
 | `ReductionKind` | a name, a pairwise step, and the work on operands before and on results after |
-| `ReduceOp` | a kind, PREMUL_SUM's factor, and the purpose of a call |
+| `ReduceOp` | a kind, PREMUL_SUM's factor, and a call's purpose |
 
 A reduction of `n` arrays is finish(prepare(x_0) step prepare(x_1) step ... prepare(x_n-1)), in rank
 order. SCALE multiplies an operand by the factor; DIVIDE divides the result by `n`. Nothing outside
@@ -28,11 +28,11 @@ _NO_ORDER = {"COMPLEX": "complex numbers have no order"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairwise:
-    """The step of a reduction that combines two elements of the same type.
+    """A reduction's step, which combines two elements of the same type.
 
-    `of_truth` is the name of the step that gives the same bits on truth values. `identity` is a
+    `of_truth` names the step that gives the same bits on truth values. `identity` is a
     word for the element that changes no other: "zero", "one", "largest", "smallest" or "ones"
-    (`nc10d.arrays.dtypes.identity`). A step is `exact` if no order of the operands changes a bit of
+    (`nc10d.arrays.dtypes.identity`). A step is `exact` if no operand order changes a bit of
     a result. `bitwise` steps treat an element as bits.
     """
 
@@ -62,8 +62,8 @@ class ReductionKind:
     """A kind of reduction: equal only to itself.
 
     `number` is c10d's. `prepares` is "SCALE" or "", `finishes` is "DIVIDE" or "". `refuses` has the
-    reason for each family of element types, by the name of an ElementKind, that the kind is not
-    for. `synonyms` are other libraries' names.
+    reason for each family of element types, by an ElementKind's name, that the kind is not for.
+    `synonyms` are other libraries' names.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ReductionKind:
 
 
 def kind_named(name: str) -> ReductionKind:
-    """Return the kind of a name as c10d spells it; KeyError if there is none."""
+    """Return the kind with this name, as c10d spells it; KeyError if there is none."""
     return _BY_NAME[name]
 
 
@@ -111,19 +111,19 @@ KINDS = (
         refuses={"BOOL": "a truth value can't be scaled"},
     ),
 )
-"""All kinds; the place of each is its number."""
+"""All kinds; a kind's number is its place."""
 _BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 class ReduceOp:
     """A reduction: its kind and, for PREMUL_SUM, its factor.
 
-    `purpose` describes the use of a call in a few words, and changes no element. Ranks compare it
-    like the other arguments of a call: equal calls for different purposes are a
-    CollectiveMismatch, whose message shows both purposes.
+    `purpose` describes a call's use in a few words, and changes no element. Ranks compare it like a
+    call's other arguments: equal calls for different purposes are a CollectiveMismatch, whose
+    message shows both purposes.
 
     Each (kind, factor, purpose) has a single instance, so `is` and `==` mean the same and the hash
-    is that of the object: a reduce operation is a key on the fast path.
+    is the object's: a reduce operation is a key on the fast path.
     """
 
     __slots__ = ("__weakref__", "factor", "kind", "purpose")
@@ -200,7 +200,7 @@ BAND = ReduceOp.BAND = ReduceOp(kind_named("BAND"))
 BOR = ReduceOp.BOR = ReduceOp(kind_named("BOR"))
 BXOR = ReduceOp.BXOR = ReduceOp(kind_named("BXOR"))
 REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
-"""All reductions without a factor; the place of each is its number."""
+"""All reductions without a factor; a reduction's number is its place."""
 
 
 def premul_sum(factor: float) -> ReduceOp:

@@ -1,4 +1,4 @@
-"""Choose the rank that owns the optimizer's state of each parameter.
+"""Choose the rank that owns each parameter's optimizer state.
 
 Contract: pure functions of sizes alone, so ranks agree without messages. The rules are those of
 torch.distributed.optim.ZeroRedundancyOptimizer: the next largest parameter goes to the rank with

@@ -5,7 +5,7 @@
 A gradient is an array here: no module knows a framework, and only the group that the caller gives
 communicates. Imports go in one direction: `plan`, `schedule`, `settings`, `gradients` and the
 packers; then `hooks` and `left_pass`; then `buckets`; then `backward` and `stats`; then `reducer`.
-The first use of a name of this package imports its module.
+The first use of a name in this package imports its module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backward pass, from its beginning until all of its buckets are reduced.
+"""A backward pass, from its beginning until all its buckets are reduced.
 
 Contract: each pass is a new object, so no state remains from the last pass. Any thread may call
 `mark`, which takes the owner's lock; the owner holds this lock in `start` and `declare_unused`. The
@@ -22,7 +22,7 @@ from nc10d.reducer.settings import Settings
 
 
 class BackwardPass:
-    """A pass in which parameter p is marked `marks[p]` times; `divisor` is that of `mark`."""
+    """A pass in which parameter p is marked `marks[p]` times; `divisor` is as in `mark`."""
 
     # Without `marks` the counts are still unknown: all buckets wait for the end, and the pass
     # counts the marks. `used[p]` becomes 1 with the first mark of parameter p. `arrived` lists the
@@ -67,9 +67,9 @@ class BackwardPass:
     def mark(self, param: int, gradient: Array = None, divided: bool = False) -> None:
         """Take a final gradient: an array that gets the mean later, or None if it is in its bucket.
 
-        May launch buckets. The caller may have divided a gradient in its bucket by `divisor`
-        (0: each gradient is divided later); `divided` says so. RuntimeError, before any write, if
-        the gradient is not expected, or not again.
+        May launch buckets. A caller that has written the gradient into its bucket may have divided
+        it by `divisor` there, and then passes `divided`; with `divisor` 0, that is done later.
+        RuntimeError, before any write, for a gradient that is not expected, or not again.
         """
         counting = self._marks is not None
         if counting and not self._schedule.remaining[param]:
@@ -97,7 +97,7 @@ class BackwardPass:
         return [counted[param] for param in range(len(self.times))]
 
     def end(self) -> None:
-        """Launch the remaining buckets and wait for all of them; raise the first error."""
+        """Launch the remaining buckets and wait for all buckets; raise the first error."""
         # RuntimeError names the missing gradients. Ctrl-C ends the wait at once; `Storage.wait`
         # waits for the operations that are still in flight.
         try:
@@ -109,7 +109,7 @@ class BackwardPass:
             raise failure
 
     def release(self) -> None:
-        """Release the arrays from `mark`, of a pass that will not end."""
+        """Release the arrays from `mark` if the pass will not end."""
         for bucket in self._storage.buckets:
             bucket.end(reduced=False)
 

@@ -1,4 +1,4 @@
-"""Copy many arrays to a flat array and back on a GPU: all tensors of a bucket in a single launch.
+"""Copy many arrays to a flat array and back on a GPU: all tensors in a bucket in a single launch.
 
 Contract: as `packing`, for the same arrays on a single device, many times. Tables on the device
 list the copies; they are written again only when an array has moved. A call enqueues a kernel on
@@ -138,7 +138,7 @@ class _Tables:
         self._memory: memory.DeviceArray | None = None
 
     def on_device(self, stream: int) -> tuple[int, int, int]:
-        """Return (address of the rows, address of the chunks, number of chunks)."""
+        """Return (the rows' address, the chunks' address, the number of chunks)."""
         # Changed tables are copied to the device on the stream first.
         if self.rows is not self._written:
             self._write(stream)

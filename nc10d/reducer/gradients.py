@@ -74,7 +74,7 @@ def no_rows(spec: Spec) -> SparseGradient:
 
 
 def assign(target: Array, source: Array) -> None:
-    """Copy the values of `source` to `target`, a gradient of the same kind."""
+    """Copy the values in `source` to `target`, a gradient of the same kind."""
     if isinstance(target, SparseGradient):
         target.indices, target.values = source.indices, source.values
         if isinstance(target, DeviceRows):
@@ -88,14 +88,14 @@ def assign(target: Array, source: Array) -> None:
 
 
 def copy_of(gradient: Array) -> Array:
-    """Return a copy that the reduction of the gradient does not change."""
+    """Return a copy that the gradient's reduction does not change."""
     if isinstance(gradient, SparseGradient):
         return SparseGradient(gradient.indices, gradient.values)
     return gradient.clone() if hasattr(gradient, "clone") else gradient.copy()
 
 
 def fits(gradient: Array, view: Array) -> bool:
-    """Return whether both are plain ndarrays of one shape and dtype; else only `check` knows."""
+    """Return whether both are plain ndarrays with one shape and dtype; else only `check` knows."""
     return (
         type(gradient) is np.ndarray is type(view)
         and gradient.dtype is view.dtype
@@ -105,7 +105,7 @@ def fits(gradient: Array, view: Array) -> bool:
 
 
 def check(gradient: Array, spec: Spec, sparse: bool, name: str) -> None:
-    """Raise a ValueError or TypeError if this is no valid gradient of the parameter."""
+    """Raise a ValueError or TypeError if this is no valid gradient for the parameter."""
     if isinstance(gradient, SparseGradient) is not sparse:
         expected = "a SparseGradient" if sparse else "an array"
         raise TypeError(f"the gradient of {name} must be {expected}, got {type(gradient).__name__}")

@@ -28,7 +28,7 @@ from nc10d.work import Work
 class LeftPass:
     """Lets the ranks of `group` agree that all have left `what`, such as "pass 3 of reducer 1".
 
-    `nothing` is an array without elements on the device of the pass's own calls; None: the host.
+    `nothing` is an array without elements on the device that the pass's calls use; None: the host.
     """
 
     def __init__(self, group: ProcessGroup, what: str, nothing: Array = None) -> None:
@@ -39,7 +39,7 @@ class LeftPass:
         self._told, self._lock = False, threading.RLock()
         if hasattr(group, "observe"):
             self._stop = group.observe(self._before_call)
-        else:  # a group of the user's own making
+        else:  # a user's own kind of group
             self._stop = lambda: None
             self._tell()
 

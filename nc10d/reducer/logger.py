@@ -1,9 +1,9 @@
-"""DDP logging data in c10d's fields: the options of a Reducer and the times of its passes.
+"""DDP logging data in c10d's fields: a Reducer's options and the times of its passes.
 
 Contract: the Reducer notifies the Logger after each pass, in the thread that finishes the pass. The
 Logger does not block. It samples the first ten passes and then each hundredth pass, as c10d does,
-unless the user sets another rate. `iteration` is the number of the pass, from 0. Durations are in
-ns, moments in ns since 1970. The caller adds fields about a framework's module.
+unless the user sets another rate. `iteration` is the pass's number, from 0. Durations are in ns,
+moments in ns since 1970. The caller adds fields about a framework's module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nc10d.reducer.plan import ReducePlan
 from nc10d.reducer.reducer import Reducer
 
 FIRST = 10
-"""The number of passes at the start that are all sampled."""
+"""Number of passes at the start that are all sampled."""
 SAMPLE_RATE = 100
 """The number of later passes for each sampled pass."""
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
@@ -42,7 +42,7 @@ class Logger:
         reducer.set_logger(self)
 
     def note(self, **more: int | str) -> None:
-        """Add fields of the caller's own."""
+        """Add the caller's fields."""
         self._more.update(more)
 
     def set_sample_rate(self, rate: int) -> None:
@@ -52,7 +52,7 @@ class Logger:
         self._rate = rate
 
     def pass_ended(self) -> None:
-        """Sample the pass that has just ended, if it is due."""
+        """Sample the pass that has just ended, if a sample is due."""
         reducer = self._reducer
         iteration = reducer.passes - 1
         if iteration >= FIRST and iteration % self._rate:
@@ -72,7 +72,7 @@ class Logger:
         }
 
     def failed(self, error: BaseException) -> None:
-        """Report an error of a pass, or of the caller, in the fields `has_error` and `error`."""
+        """Report a pass's error, or the caller's, in the fields `has_error` and `error`."""
         self._errors = {"has_error": 1, "error": str(error)}
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ class Logger:
 
 
 def _order(ready: Iterable[int]) -> list[int]:
-    """Return the parameters whose gradients arrived, in the order of arrival."""
+    """Return the parameters whose gradients arrived, in arrival order."""
     return [param for at, param in sorted((at, param) for param, at in enumerate(ready)) if at]
 
 

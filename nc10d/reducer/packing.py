@@ -1,7 +1,7 @@
 """Copy, cast, scale and divide CPU arrays by compiled kernels.
 
 Contract: arrays are contiguous, and calls block until all elements are copied, without the GIL.
-Rounding is that of `nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the
+Rounding follows `nc10d.arrays.dtypes`: the factor is rounded to the wider of the two types, the
 product once to the target's type.
 """
 
@@ -26,10 +26,10 @@ from nc10d.ops import AVG, SUM, Array, ReduceOp, premul_sum
 from nc10d.reducer.plan import Slot
 
 Row = tuple[int, int, int]
-"""A copy: the addresses of target and source, and the bytes of the source."""
+"""A copy: the target's and the source's address, and the source's bytes."""
 LARGE = 1 << 16
-"""The bytes of a gradient from which on its copy to the bucket divides it. Dividing many small ones
-on their own costs more than another walk over the memory of the bucket."""
+"""A gradient of so many bytes or more is divided while it is copied to the bucket. Dividing many
+small gradients on their own costs more than another walk over the bucket's memory."""
 FRACTIONAL = frozenset({ElementKind.FLOAT, ElementKind.COMPLEX})
 
 
@@ -47,9 +47,8 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
 
 
 def divide(read: Buffer, written: Buffer, count: int) -> None:
-    """Write the elements of `read`, divided by `count` and rounded once, to `written`."""
-    # Both are contiguous, on the CPU, equally long, and of a single dtype of real or complex
-    # floats.
+    """Write the elements in `read`, divided by `count` and rounded once, to `written`."""
+    # Both are contiguous, on the CPU, equally long, and have one dtype of real or complex floats.
     table = np.array([written.address, read.address, read.nbytes], np.int64)
     move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
 
@@ -72,7 +71,7 @@ class DividedCopy:
         self._kernel = find(written.dtype)
 
     def write(self, address: int, count: int) -> None:
-        """Write the contiguous array at `address`, of the place's length and dtype, divided."""
+        """Write the contiguous array at `address`, with the place's length and dtype, divided."""
         self._row[1] = address
         self._move(self._address, 1, self._kernel, count)
 
@@ -84,9 +83,10 @@ class Divider:
     """
 
     # A sum of divided numbers does not overflow, unlike a sum that is divided at the end. On a
-    # device the reduction itself multiplies first. Ints stay as they are, since each would be
-    # truncated. Not done: dividing each view as its gradient comes, which took longer than the
-    # whole bucket at its launch; dividing amid the sum of two ranks, an operation of its own.
+    # device the reduction itself multiplies first. Ints stay unchanged, since each would be
+    # truncated. Not done: dividing each view when its gradient comes, which took longer than
+    # dividing the whole bucket at its launch; dividing amid the sum of two ranks, a separate
+    # operation.
 
     __slots__ = ("_address", "_buffer", "_done", "_kernel", "_slots", "_table", "x")
 
@@ -100,7 +100,7 @@ class Divider:
     def reduction(self, count: int, size: int, done: Set[int] = frozenset()) -> ReduceOp:
         """Divide the array by `count`; return the reduction over `size` ranks for the mean.
 
-        The slots of the parameters in `done` have been divided already.
+        The slots of parameters in `done` have been divided already.
         """
         if not self._kernel:
             truncates = self._buffer.dtype.family not in FRACTIONAL
@@ -147,7 +147,7 @@ def _memory_of(x: Array, written: bool) -> Buffer:
 
 
 def _kernel(src: DType, dst: DType, scale: float, nbytes: int) -> int:
-    """Return the address of the kernel of a cast; large copies bypass the CPU caches."""
+    """Return the address of a cast's kernel; large copies bypass the CPU caches."""
     if src is not dst:
         return cast_address(src, dst)
     if nbytes >= STREAM_BYTES and scale == 1:

@@ -1,4 +1,4 @@
-"""The bucket and the offset of each gradient, computed from sizes only and the same on all ranks.
+"""Each gradient's bucket and offset, computed from sizes only and the same on all ranks.
 
 Contract: pure functions. A spec is an array, a Spec, or a tuple (shape or count, dtype, device).
 Ranks that pass equal arguments get equal plans. So ranks exchange no plans, only the order in which
@@ -21,18 +21,18 @@ from nc10d.arrays.dtypes import DType, dtype_of
 from nc10d.base.run_to_end import import_to_end
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""The cap of the first bucket: small, so that communication begins early (c10d's value)."""
+"""The first bucket's cap: small, so that communication begins early (c10d's value)."""
 BUCKET_BYTES = 25 << 20
-"""The cap of all other buckets (c10d's value)."""
+"""The cap for all other buckets (c10d's value)."""
 _NO_LIMIT = 0
 _UNLIMITED = 1 << 62
 _Kind = tuple[DType, str]
-"""The dtype and the device that the gradients of a bucket share."""
+"""The dtype and the device that a bucket's gradients share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The properties of a parameter that a plan depends on."""
+    """A parameter's properties on which a plan depends."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -45,12 +45,12 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """The size of its gradient in bytes."""
+        """The gradient's size in bytes."""
         return self.count * self.dtype.itemsize
 
 
 def spec_of(x: object) -> Spec:
-    """Return the Spec of an array, or of a tuple (shape or count, dtype, device="cpu").
+    """Return the Spec for an array, or for a tuple (shape or count, dtype, device="cpu").
 
     TypeError for other values, and for a dtype that can't be communicated.
     """
@@ -63,7 +63,7 @@ def spec_of(x: object) -> Spec:
 
 
 def _device(x: object, buffer: Buffer) -> str:
-    """Return the name of a device, with its ordinal if it is a GPU: "cpu", "cuda:1"."""
+    """Return a device's name, with the ordinal if it is a GPU: "cpu", "cuda:1"."""
     if buffer.device != "cuda":
         return buffer.device
     return f"cuda:{import_to_end('nc10d.cuda.memory').device_of(x)}"
@@ -163,7 +163,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The plan of a bucket: its slots are contiguous, without gaps."""
+    """A bucket's plan: the slots are contiguous, without gaps."""
 
     slots: tuple[Slot, ...]
     dtype: DType
@@ -172,18 +172,18 @@ class BucketPlan:
 
     @property
     def count(self) -> int:
-        """The number of elements of all slots."""
+        """The number of elements in all slots."""
         return sum(slot.count for slot in self.slots)
 
     @property
     def params(self) -> list[int]:
-        """The parameters of the bucket, in the order of their slots."""
+        """The bucket's parameters, in the order of their slots."""
         return [slot.param for slot in self.slots]
 
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """All buckets in the order of their launches."""
+    """All buckets in launch order."""
 
     buckets: tuple[BucketPlan, ...]
 
@@ -197,14 +197,13 @@ def plan_buckets(
     delayed: Sequence[int] = (),
     delayed_until: int | None = None,
 ) -> ReducePlan:
-    """Plan buckets of about these limits in bytes, of which the last repeats, for all parameters.
+    """Plan buckets for all parameters, with about these limits in bytes; the last limit repeats.
 
     The `delayed` parameters are in a bucket per dtype and device, behind the bucket of parameter
     `delayed_until` (None: behind all others).
     """
     # Without `order` the last parameters come first, since a backward pass ends with the first
-    # layer. With `order` (each parameter once, see `arrival_order`) buckets follow the order of
-    # arrival.
+    # layer. With `order` (each parameter once, see `arrival_order`) buckets follow arrival order.
     params = [spec_of(x) for x in specs]
     whole = range(len(params))
     if order is not None and sorted(order) != list(whole):
@@ -238,7 +237,7 @@ def _assigned(
 def lay_out(
     specs: Sequence[Spec], buckets: Sequence[Sequence[int]], expect_sparse: Sequence[bool] | None
 ) -> ReducePlan:
-    """Return the plan of these buckets; ValueError unless each parameter is in a single bucket."""
+    """Return the plan for these buckets; ValueError unless each parameter is in a single bucket."""
     params = [param for bucket in buckets for param in bucket]
     if sorted(params) != list(range(len(specs))):
         raise ValueError(f"buckets must have each of the {len(specs)} parameters once")
@@ -265,7 +264,7 @@ def _bucket(
 
 def arrival_order(arrived: Iterable[int], count: int) -> list[int]:
     """Return all `count` parameters: by first arrival, then the others in reverse order."""
-    # Ranks may get different orders, so a group must use the order of a single rank.
+    # Ranks may get different orders, so a group must use a single rank's order.
     first = dict.fromkeys(arrived)
     first.update(dict.fromkeys(range(count - 1, -1, -1)))
     return list(first)

@@ -8,7 +8,7 @@
             reducer.grad_ready(i)
         reducer.finish()                            # reducer.gradients are the means now
 
-Contract: every rank makes a Reducer of the same parameters, and begins and finishes the same
+Contract: every rank makes a Reducer for the same parameters, and begins and finishes the same
 passes. A Reducer depends on arrays and a group, not on a framework. A single thread calls `begin`,
 `finish` and `rebuild`; any thread may call `grad_ready`. Other code uses the group during a pass
 only if every rank does so at the same point, between the same two buckets.
@@ -39,7 +39,7 @@ from nc10d.reducer.verify import agree_on_order, verify_alike
 from nc10d.work import Work
 
 Mark: TypeAlias = "Callable[[int, Array | None, bool], None]"
-"""Marks a gradient as final, as `Reducer.grad_ready`, without the checks of its arguments."""
+"""Marks a gradient as final, as `Reducer.grad_ready`, without argument checks."""
 
 
 class Reducer(PassStats):
@@ -95,7 +95,7 @@ class Reducer(PassStats):
 
     @property
     def plan(self) -> ReducePlan:
-        """The bucket and offset of each gradient; a new plan after `rebuild`."""
+        """Each gradient's bucket and offset; a new plan after `rebuild`."""
         return self._storage.plan
 
     @property
@@ -126,9 +126,9 @@ class Reducer(PassStats):
         self._hook = hook, _bound(state, self.group)
 
     def set_forward_pass_work_handle(self, work: Work, use_static_world_size: bool = False) -> None:
-        """Divide the sums of the next pass by the number of ranks that still have a batch.
+        """Divide the next pass's sums by the number of ranks that still have a batch.
 
-        Every rank passes the Work of the same all_reduce of an array with a single element: 1, or 0
+        Every rank passes the Work of the same all_reduce on an array with a single element: 1, or 0
         if the rank has no batch left. A rank without a batch then calls `shadow_pass`. With
         `use_static_world_size` the divisor is the number of all ranks. A user's comm hook must
         divide by itself. Does not block, but the launch of the first bucket waits for the Work.
@@ -141,8 +141,8 @@ class Reducer(PassStats):
 
         The current values in `gradients` of unused parameters take part in the mean: zero them, or
         let them accumulate. A pass without `begin` and `finish` accumulates, and reduces nothing.
-        Returns this pass's `grad_ready(param, gradient, divided)` without the checks of its
-        arguments, for a caller whose arrays fit.
+        Returns this pass's `grad_ready(param, gradient, divided)` without argument checks, for a
+        caller whose arrays fit.
         RuntimeError if the last pass is not finished. ValueError if `unused` needs
         `find_unused_parameters`. After a pass that this rank has left, waits as `settle`.
         """
@@ -209,7 +209,7 @@ class Reducer(PassStats):
         return ValueError(f"{call}: no parameter has index {index}; there are {count}")
 
     def declare_unused(self, param: int) -> None:
-        """Mark an expected gradient of this pass as unused, as the argument of `begin` does.
+        """Mark an expected gradient in this pass as unused, as the argument of `begin` does.
 
         Its current value in `gradients` takes part in the mean. RuntimeError if it is not expected;
         ValueError without `find_unused_parameters`, with a static graph, or for no parameter.
@@ -238,7 +238,7 @@ class Reducer(PassStats):
         """End the pass; afterwards `gradients` are the means, on every rank.
 
         Blocks until all buckets are reduced. RuntimeError names the missing gradients. A DistError,
-        or the error of a hook, is raised when no operation is in flight any more. Ctrl-C ends the
+        or a hook's error, is raised when no operation is in flight any more. Ctrl-C ends the
         pass, too, without waiting. After any error this rank has left the pass, as by `leave`.
         """
         with self._lock:
@@ -284,7 +284,7 @@ class Reducer(PassStats):
             self._failed(error or self._left.error)
 
     def settle(self) -> None:
-        """After a pass that this rank has left, wait until all ranks have left it.
+        """After a pass that this rank has left, wait until all ranks have left the pass.
 
         Afterwards no operation of the pass is in flight. Raises the errors of these operations, and
         CollectiveMismatch if a rank has not left the pass.
@@ -295,7 +295,7 @@ class Reducer(PassStats):
             self._left = None
 
     def shadow_pass(self) -> list[Array]:
-        """Take part in a pass of the other ranks with zeros; return the means.
+        """Take part in the other ranks' pass with zeros; return the means.
 
         `gradients` stay unchanged. For a rank without a batch while other ranks go on; see
         `set_forward_pass_work_handle`. Blocks and raises as `finish`.
@@ -338,7 +338,7 @@ class Reducer(PassStats):
 
 
 def _bound(state: object, group: ProcessGroup) -> object:
-    """Give a state of nc10d's hooks that has no group this one; return the state."""
+    """Give this group to an nc10d hook's state that has none; return the state."""
     if isinstance(state, (PowerSGDState, PostLocalSGDState)) and state.process_group is None:
         state.process_group = group
     return state

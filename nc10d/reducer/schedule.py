@@ -1,4 +1,4 @@
-"""The order of launches: buckets get ready in any order, and are launched in plan order.
+"""Launch order: buckets get ready in any order, and are launched in plan order.
 
 Contract: a state machine without I/O, locks or arrays. `mark` and `begin` return the buckets to
 launch now; the caller launches exactly these, in this order. Every rank then launches the same
@@ -19,7 +19,7 @@ class UnexpectedGradientError(RuntimeError):
 
 
 class Schedule:
-    """Counts the marks of each pass; errors call parameters by `names`, or by their numbers."""
+    """Counts each pass's marks; errors call parameters by `names`, or by their numbers."""
 
     def __init__(
         self, buckets: Sequence[Sequence[int]], names: Sequence[str] | None = None
@@ -86,7 +86,7 @@ class Schedule:
         return range(start, end)
 
     def name(self, param: int) -> str:
-        """Return the name of a parameter in errors."""
+        """Return a parameter's name in errors."""
         return f"parameter {param}" if self._names is None else self._names[param]
 
     def _too_often(self, param: int) -> str:

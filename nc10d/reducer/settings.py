@@ -22,7 +22,7 @@ from nc10d.reducer.plan import (
 
 
 class ReducerOptions(TypedDict, total=False):
-    """The keywords of a Reducer about its buckets and passes, with the same values on all ranks.
+    """A Reducer's keywords about its buckets and passes, with the same values on all ranks.
 
         options: ReducerOptions = {"cap_bytes": 1 << 20, "static_graph": True}
         reducer = Reducer(params, group, **options)
@@ -33,17 +33,17 @@ class ReducerOptions(TypedDict, total=False):
     names: Sequence[str] | None
     """A name per parameter, for errors."""
     cap_bytes: int
-    """About the size of a bucket (25 MiB)."""
+    """A bucket's approximate size (25 MiB)."""
     first_bytes: int
-    """About the size of the first bucket (1 MiB)."""
+    """The first bucket's approximate size (1 MiB)."""
     size_limits: Sequence[int] | None
-    """The size of each bucket, in place of both; the last repeats."""
+    """Each bucket's size, in place of both; the last repeats."""
     bucket_indices: Sequence[Sequence[int]] | None
-    """The parameters of each bucket, in the order of launches, for all passes."""
+    """Each bucket's parameters, in launch order, for all passes."""
     delayed: Sequence[int]
     """Parameters that share a bucket per dtype and device, which is launched late."""
     delayed_until: int | None
-    """The parameter behind whose bucket those of `delayed` are launched; None: behind all."""
+    """The parameter after whose bucket `delayed` parameters are launched; None: after all."""
     expect_sparse: Sequence[bool] | None
     """Whether each parameter has SparseGradients, also in hooks."""
     find_unused_parameters: bool
@@ -58,7 +58,7 @@ class ReducerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a Reducer for `names`, one for each parameter."""
+    """A Reducer's options for `names`, one for each parameter."""
 
     names: tuple[str, ...]
     limits: tuple[int, ...]
@@ -112,11 +112,11 @@ class Settings:
 
     @property
     def cap_bytes(self) -> int:
-        """The largest limit of a bucket in bytes."""
+        """The largest bucket limit in bytes."""
         return max(self.limits)
 
     def plan(self, specs: Sequence[Spec], order: Sequence[int] | None) -> ReducePlan:
-        """Return the plan of these parameters, in the order of arrival if that is known."""
+        """Return the plan for these parameters, in arrival order if that is known."""
         if self.buckets is not None:
             return lay_out(specs, self.buckets, self.sparse)
         return plan_buckets(
@@ -169,7 +169,7 @@ def checked_sparse(sparse: Sequence[bool] | None, count: int) -> tuple[bool, ...
 
 
 def checked_indices(given: Sequence[int], count: int, name: str) -> tuple[int, ...]:
-    """Return parameters' indices; ValueError if one is out of range or there twice."""
+    """Return parameters' indices; ValueError if an index is out of range or there twice."""
     found = tuple(given)
     if len(set(found)) != len(found) or not set(found) <= set(range(count)):
         raise ValueError(f"{name} must be indices of {count} parameters, each once: {list(found)}")

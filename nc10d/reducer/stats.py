@@ -1,7 +1,7 @@
 """Statistics of a Reducer's passes: their times, the used parameters, and the attached logger.
 
 Contract: `PassStats` neither changes a pass nor waits for a rank. The Reducer calls `_record` at
-the moments of a pass, and `_ended` or `_failed` after it.
+the moments of a pass, and `_ended` or `_failed` afterwards.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Flags = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class PassObserver(Protocol):
-    """An object that the Reducer notifies of each pass, such as a Logger."""
+    """An object that the Reducer notifies about each pass, such as a Logger."""
 
     def pass_ended(self) -> None:
-        """Handle the end of a pass, in the thread that finishes it."""
+        """Handle a pass's end, in the thread that finishes the pass."""
 
     def failed(self, error: BaseException) -> None:
-        """Handle an error of a pass, in the thread to which it is raised."""
+        """Handle a pass's error, in the thread to which the error is raised."""
 
 
 class UsedParameters:
@@ -39,8 +39,7 @@ class UsedParameters:
 
     # A gradient that no rank has used keeps its old value: a mean of zeros would make optimizers
     # with momentum update the parameter. Flags accumulate until the next `agree`, which all ranks
-    # call after the last bucket. `used` is the result of the last exchange; before it, all are
-    # True.
+    # call after the last bucket. `used` is the result of the last exchange; before, all are True.
 
     def __init__(self, count: int) -> None:
         self.used = [True] * count
@@ -51,7 +50,7 @@ class UsedParameters:
 
     def agree(self, group: ProcessGroup) -> None:
         """Launch the exchange; all ranks call. Does not block."""
-        # The exchange gets an array of its own: marks of the next pass may come before it ends, and
+        # The exchange gets a separate array: marks for the next pass may come before it ends, and
         # after a failed pass no thread waits for it.
         self._any_rank = np.frombuffer(self.local, np.uint8)
         self.local = bytearray(len(self.local))
@@ -79,13 +78,13 @@ class PassStats:
         self.passes = 0
         self._used_parameters = UsedParameters(len(specs))
         self.times = PassTimes(0, 0, [0] * len(specs), 0, 0)
-        """The moments of the last finished pass, on the host's clock."""
+        """The last finished pass's moments, on the host's clock."""
         self._forward_start = 0
         self._device_timer = _device_timer(params, specs)
         self._logger: weakref.ref[PassObserver] | None = None
 
     def set_logger(self, logger: PassObserver) -> None:
-        """Notify a logger of each pass; the Reducer does not keep it alive."""
+        """Notify a logger about each pass; the Reducer does not keep the logger alive."""
         self._logger = weakref.ref(logger)
 
     def prepare_for_forward(self) -> None:
@@ -95,7 +94,7 @@ class PassStats:
 
     @property
     def hook_name(self) -> str:
-        """The name of the registered comm hook; empty without a hook."""
+        """The registered comm hook's name; empty without a hook."""
         return "" if self._hook is None else getattr(self._hook[0], "__qualname__", "a hook")
 
     @property
@@ -117,7 +116,7 @@ class PassStats:
         return timed.durations()
 
     def get_backward_stats(self) -> list[int]:
-        """Return when each gradient of the last pass was ready, in ns since the pass began."""
+        """Return when each gradient in the last pass was ready, in ns since the pass began."""
         return list(self.times.ready)
 
     def _record(self, moment: Moment) -> None:
@@ -126,7 +125,7 @@ class PassStats:
             self._device_timer.record(moment)
 
     def _ended(self, began: int, ready: Sequence[int], first_launch: int) -> None:
-        """Record the times of a pass that ends now, and notify the logger; see PassTimes."""
+        """Record the times for a pass that ends now, and notify the logger; see PassTimes."""
         self.times = PassTimes(self._forward_start, began, ready, first_launch, monotonic_ns())
         self._forward_start = 0
         self.passes += 1
@@ -135,7 +134,7 @@ class PassStats:
             logger.pass_ended()
 
     def _failed(self, error: BaseException) -> None:
-        """Notify the logger of an error of a pass."""
+        """Notify the logger about a pass's error."""
         logger = self._logger and self._logger()
         if logger:
             logger.failed(error)

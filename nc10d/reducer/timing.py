@@ -1,7 +1,7 @@
-"""The moments of a pass and the durations of its parts, by the names of c10d's timers.
+"""A pass's moments and the durations of its parts, by c10d's timer names.
 
-On the host moments are those of monotonic_ns. A host enqueues a device's computations long
-before they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
+On the host, monotonic_ns gives the moments. A host enqueues a device's computations long before
+they run, so there a DeviceTimer measures by events. A duration is 0 if a moment is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nc10d.ops import Array
 
 
 class Moment(enum.Enum):
-    """The moments of a pass, by c10d's names."""
+    """A pass's moments, by c10d's names."""
 
     FORWARD_START = "forward_compute_time_start"
     BACKWARD_START = "backward_compute_time_start"
@@ -35,12 +35,12 @@ PARTS = {
     "backward_comm_time": (Moment.COMM_START, Moment.COMM_END),
     "backward_compute_comm_overlap_time": (Moment.COMM_START, Moment.BACKWARD_END),
 }
-"""The start and the end of each part."""
+"""Each part's start and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """The moments of a pass in ns; `ready` has each gradient's arrival, relative to the start."""
+    """A pass's moments in ns; `ready` has each gradient's arrival, relative to the start."""
 
     forward_start: int
     backward_start: int
@@ -49,7 +49,7 @@ class PassTimes:
     comm_end: int
 
     def moments(self) -> dict[Moment, int]:
-        """Return all moments; a pass ends with the arrival of its last gradient."""
+        """Return all moments; a pass ends when the last gradient arrives."""
         return {
             Moment.FORWARD_START: self.forward_start,
             Moment.BACKWARD_START: self.backward_start,
@@ -69,7 +69,7 @@ def _between(start: int, end: int) -> int:
 
 
 class DeviceTimer:
-    """Records the moments of a pass on the device of `x`, an array of the user's framework."""
+    """Records a pass's moments on the device of `x`, an array of the user's framework."""
 
     def __init__(self, x: Array) -> None:
         self._x = x

@@ -22,7 +22,7 @@ from nc10d.reducer.settings import Settings
 
 _SIDES = 16
 _TEXT = 256
-"""The most bytes that an error shows of each side of a difference."""
+"""The most bytes that an error shows for each side of a difference."""
 
 
 def verify_alike(
@@ -40,8 +40,8 @@ def verify_parameters(
     orders: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Raise a ValueError that names the first parameter that differs between ranks, if any."""
-    # Each rank compares its number of parameters with rank 0's, then the name, dtype, shape and
-    # memory order of each parameter. `orders` are results of `memory_order`; without it, orders are
+    # Each rank compares its number of parameters with rank 0's, then each parameter's name, dtype,
+    # shape and memory order. `orders` are results of `memory_order`; without it, orders are
     # ignored.
     layouts = orders or [()] * len(specs)
     verify_numbers(group, {"numbers of parameters": len(specs)})
@@ -77,7 +77,7 @@ def verify_numbers(group: ProcessGroup, numbers: Mapping[str, int]) -> None:
 
 
 def agree_on_order(group: ProcessGroup, order: Sequence[int]) -> list[int]:
-    """Return rank 0's order; of the other ranks' orders only the length matters."""
+    """Return rank 0's order; for the other ranks' orders only the length matters."""
     agreed = np.array(order, np.int64)
     on_host(group).broadcast(agreed, 0)
     return [int(param) for param in agreed]
@@ -90,7 +90,7 @@ def _least(group: ProcessGroup, number: int) -> int:
 
 
 def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
-    """Return the text of `rank`, truncated to `_TEXT` bytes; all ranks call."""
+    """Return the text from `rank`, truncated to `_TEXT` bytes; all ranks call."""
     row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8).copy()
     on_host(group).broadcast(row, rank)
     return row.tobytes().decode(errors="replace").rstrip()
@@ -98,7 +98,7 @@ def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
 
 def memory_order(x: object) -> tuple[int, ...]:
     """Return an array's dimensions from the outermost to the innermost in memory."""
-    # Dimensions of length 1 are left out. A Spec has no memory: the result is ().
+    # Dimensions with length 1 are left out. A Spec has no memory: the result is ().
     if isinstance(x, (Spec, tuple)):
         return ()
     buffer = as_buffer(x)
@@ -113,7 +113,7 @@ def _description(spec: Spec, name: str, order: Sequence[int]) -> str:
 
 
 def _row(spec: Spec, name: str, order: Sequence[int]) -> list[int]:
-    """Return a parameter as numbers of a fixed count; ValueError for more than 16 dimensions."""
+    """Return a parameter as a fixed count of numbers; ValueError for more than 16 dimensions."""
     if len(spec.shape) > _SIDES:
         raise ValueError(f"parameters have at most {_SIDES} dimensions, not {len(spec.shape)}")
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()

@@ -11,7 +11,7 @@ from nc10d.run.signals import run_interruptible
 def main() -> int:
     """Run the launcher with the arguments of this process; return its exit code."""
     # A script's shell starts a command in the background with SIGINT ignored. SIGINT ends a job
-    # that runs, so it also ends the wait for other nodes.
+    # that runs, and therefore also ends the wait for other nodes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return run_interruptible(_launch)
 

@@ -77,7 +77,7 @@ def run(job: LaunchedJob, request: LaunchRequest) -> int:
 
 
 def write_message(text: str) -> None:
-    """Write a message of the launcher to stderr, if that is possible."""
+    """Write a launcher's message to stderr, if that is possible."""
     with suppress_here(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -100,7 +100,7 @@ class JobAttempt:
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, RankProcess] = {}
         self._outputs: dict[int, RankOutput] = {}
-        self._exits: list[report.Exit] = []  # in order of time, until the ranks are asked to end
+        self._exits: list[report.Exit] = []  # in time order, until the ranks are asked to end
         self._first_failure: report.Exit | None = None
         self._ending = False
         self._interrupted_by: int | None = None
@@ -123,7 +123,7 @@ class JobAttempt:
     def start(self, command: Sequence[str]) -> None:
         """Start the ranks, in order; OSError if the command cannot be run.
 
-        OutputError if the files of the ranks' output cannot be made.
+        OutputError if the ranks' output files cannot be made.
         """
         for local_rank in range(self._job.nproc):
             self._start_rank(local_rank, command)
@@ -131,7 +131,7 @@ class JobAttempt:
     def watch(self) -> AttemptResult:
         """Pass output on until every rank has ended; end the others if a rank fails.
 
-        BrokenPipeError if the reader of the output has left.
+        BrokenPipeError if the output's reader has left.
         """
         while self._running:
             for key, _ in self._selector.select(self._clock.remaining()):
@@ -239,7 +239,7 @@ class JobAttempt:
 
 
 def _stdin(local_rank: int) -> int | None:
-    """Return the stdin of a rank: the launcher's for the first rank, /dev/null for the others.
+    """Return a rank's stdin: the launcher's for the first rank, /dev/null for the others.
 
     A terminal is not passed on. To it, the ranks are a background job: a read would stop them.
     """

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with joined(request, agent.write_message, made) as job:
             return agent.run(job, request)
     except raised_here(BrokenPipeError):
-        # The reader of our output has left. Python would complain again when it flushes stdout.
+        # Our output's reader has left. Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     except OutputError as error:
@@ -71,6 +71,6 @@ def ensure_token(request: LaunchRequest, environment: MutableMapping[str, str]) 
     one_node = request.job.nnodes == 1
     made = one_node and job_token(environment) is None and not insecure(environment)
     if made:
-        environment[VALUE] = new_token()  # for the store here and for the ranks, which inherit it
+        environment[VALUE] = new_token()  # for the store here, and inherited by the ranks
     require_token(request.job.master_addr, "the store of a job of several nodes", environment)
     return made

@@ -1,8 +1,8 @@
-"""The environment variables of a rank. Pure: from the job's description to a dict.
+"""A rank's environment variables. Pure: from the job's description to a dict.
 
 Names and meanings are torchrun's, so that a script runs alike under both launchers.
-NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under a name of our own. Ranks are numbered
-node after node; nodes may run different numbers of ranks.
+NC10D_RESTART_COUNT repeats TORCHELASTIC_RESTART_COUNT under our own name. Ranks are numbered node
+after node; nodes may run different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str,
         "TORCHELASTIC_RESTART_COUNT": restart,
         "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
         "TORCHELASTIC_RUN_ID": job.run_id,
-        # The launcher of node 0 hosts the store, so every rank is a client, rank 0 too.
+        # Node 0's launcher hosts the store, so every rank is a client, rank 0 too.
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "NC10D_RESTART_COUNT": restart,
         **({"NC10D_SOCKET_ADDRESS": job.local_addr} if job.local_addr else {}),

@@ -103,7 +103,7 @@ def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the command of a rank. Python runs unbuffered, so that output is timely."""
+    """Return a rank's command. Python runs unbuffered, so that output is timely."""
     if args.no_python and args.module:
         raise ValueError("--no-python and --module exclude each other")
     python = () if args.no_python else (sys.executable, "-u")

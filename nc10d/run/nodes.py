@@ -4,8 +4,8 @@ Node 0 hosts the store for as long as its launcher lives. The launcher outlives 
 restart, so all ranks are clients alike.
 
 With several nodes, each launcher writes its number of ranks to the store and reads the others'.
-Nodes without --node-rank are numbered as they arrive. The one that has the store's address and gets
-its port is node 0.
+Nodes without --node-rank are numbered as they arrive. The node that has the store's address and
+gets the port is node 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nc10d.store import PrefixStore, Store, TCPStore
 from nc10d.store.hosting import PortTaken
 
 QUIET = 3.0
-"""Seconds of waiting for other nodes before the launcher says so."""
+"""Seconds of waiting for other nodes before the launcher reports this."""
 _MOST_RANKS = 1 << 20
 
 
@@ -33,7 +33,7 @@ _MOST_RANKS = 1 << 20
 def joined(
     request: LaunchRequest, say: Callable[[str], None], same_user: bool = False
 ) -> Iterator[LaunchedJob]:
-    """Yield the job as the nodes have agreed on it; its store is served until the block ends.
+    """Yield the job as the nodes have agreed on it; the store is served until the block ends.
 
     Blocks until all nodes have come, at most `request.patience` seconds. With `same_user` the store
     serves clients of this user on this machine without a token, too. StoreError if the store
@@ -50,7 +50,7 @@ def joined(
 
 
 def _open(request: LaunchRequest, hosts: bool, same_user: bool) -> tuple[TCPStore, bool]:
-    """Return the store, and whether it is hosted here."""
+    """Return the store, and whether this node hosts it."""
     job = request.job
     where = job.master_addr, job.master_port
     if hosts:

@@ -1,8 +1,8 @@
 """The ranks' output on its way to the user: whole lines, prefixed, stdout and stderr apart.
 
 An `OutputStream` carries a rank's stdout or stderr. Lines go out whole and behind a prefix, so that
-lines of several ranks never mix. An empty prefix changes no byte. A raw stream (rank 0 on a
-terminal) does not wait for the end of a line either: a progress bar moves the cursor. Files get the
+several ranks' lines never mix. An empty prefix changes no byte. A raw stream (rank 0 on a
+terminal) does not wait for a line's end either: a progress bar moves the cursor. Files get the
 bytes unchanged.
 """
 
@@ -30,7 +30,7 @@ MOST_HELD = 1 << 17
 """Bytes held back for the traceback filter."""
 TAIL_LINES = 20
 TAIL_BYTES = 1000
-"""Bytes of a line that the report of a failure shows."""
+"""Bytes of a line that a failure report shows."""
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 _REDRAWS = re.compile(rb"\r(?![\r\n]|\Z)")
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]")
@@ -51,7 +51,7 @@ class LineSplitter:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take `data`; return the lines that it completes."""
+        """Take `data`; return the completed lines."""
         whole, newline, rest = data.rpartition(b"\n")
         lines = []
         if newline:
@@ -86,7 +86,7 @@ def prefixed(line: bytes, prefix: bytes) -> bytes:
 
 
 def line_prefix(rank: int) -> bytes:
-    """Return the prefix of each line of `rank`."""
+    """Return the prefix for each line from `rank`."""
     return f"[rank {rank}] ".encode()
 
 
@@ -98,7 +98,7 @@ class Screen:
         self._cursor_hidden = False
 
     def note_raw(self, data: bytes, unfinished: bytes) -> None:
-        """Record that raw `data` was written; `unfinished` is the line it leaves unfinished."""
+        """Record that raw `data` was written; `unfinished` is the line that stays unfinished."""
         self._unfinished = unfinished
         hidden, shown = data.rfind(HIDE_CURSOR), data.rfind(SHOW_CURSOR)
         if hidden != shown:
@@ -112,7 +112,7 @@ class Screen:
         return b"\n" if before else b""  # text: keep it, the rank won't write it again
 
     def to_clean_end(self) -> bytes:
-        """Return the bytes that show the cursor on a new line, as after a program of its own."""
+        """Return the bytes that show the cursor on a new line, as after a separate program."""
         text = _CONTROL.sub(b"", self._unfinished)
         ending = (SHOW_CURSOR if self._cursor_hidden else b"") + (b"\n" if text else b"")
         self.note_raw(ending, b"")
@@ -138,7 +138,7 @@ class Sink:
         self.screen.note_raw(data, bytes(unfinished[-MOST_HELD:]))
 
     def end_raw(self) -> None:
-        """Put the terminal in order after the end of a raw stream."""
+        """Put the terminal in order after a raw stream's end."""
         if os.isatty(self.fd):
             write_all(self.fd, self.screen.to_clean_end(), self.signals)
 
@@ -172,7 +172,7 @@ class OutputStream:
         self._held: bytes | None = None
 
     def filter_tracebacks(self) -> None:
-        """Drop the traceback of an interrupted import from now on; the file keeps it.
+        """Drop the traceback of an interrupted import from now on; the file keeps the traceback.
 
         Nothing is shown until the rank has ended or has written MOST_HELD bytes.
         """
@@ -202,7 +202,7 @@ class OutputStream:
                 break
 
     def last_lines(self) -> tuple[str, ...]:
-        """Return the last TAIL_LINES lines, for the report of a failure."""
+        """Return the last TAIL_LINES lines, for a failure's report."""
         return tuple(line.decode(errors="replace") for line in self._tail)
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class OutputStream:
 
 
 def write_file(file: BinaryIO, data: bytes) -> None:
-    """Write all of `data` to an unbuffered file, which may take a part of it at a time."""
+    """Write all of `data` to an unbuffered file, which may take a part at a time."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
@@ -289,7 +289,7 @@ def write_all(fd: int, data: bytes, signals: SignalPipe) -> None:
             signals.collect()
 
 
-_TRACEBACK = re.compile(  # the first of its chain
+_TRACEBACK = re.compile(  # the first in a chain
     rb"(?<!exception occurred:\n\n)(?<!following exception:\n\n)"
     rb"^(?:Exception ignored .*\n)?Traceback \(most recent call last\):"
     rb"|^Fatal Python error: init_",
@@ -319,7 +319,7 @@ def without_import_tracebacks(text: bytes) -> bytes:
     | a traceback out of an import statement, the import machinery or Python's start | cut here |
     | whatever follows it: the interpreter ending, NumPy's page of advice | cut as well |
     | an "Exception ignored" of a finaliser, whose object Ctrl-C left half made | remove |
-    | any other traceback: it shows where a job hung | keep |
+    | any other traceback, which shows where a job hung | keep |
     """
     starts = [found.start() for found in _TRACEBACK.finditer(text)]
     for start, end in itertools.pairwise([*starts, len(text)]):

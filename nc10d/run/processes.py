@@ -23,7 +23,7 @@ _GUARD = "trap '' INT TERM HUP QUIT; echo up; read _; kill -s TERM 0; sleep 2; k
 
 @dataclass(slots=True)
 class RankProcess:
-    """The process of a rank, and a descriptor that is readable once the process has ended."""
+    """A rank's process, and a descriptor that is readable once the process has ended."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -34,7 +34,7 @@ class RankProcess:
         return self.process.pid
 
     def reap(self) -> int:
-        """Wait for the rank's end and close its descriptor; return subprocess's status."""
+        """Wait for the rank's end and close the descriptor; return subprocess's status."""
         os.close(self.pidfd)
         return self.process.wait()
 
@@ -53,9 +53,9 @@ def _require_pidfd() -> None:
 
 
 class RankProcesses:
-    """A process group that ends with the launcher; `close` kills the rest of it.
+    """A process group that ends with the launcher; `close` kills the rest.
 
-    UnsupportedPlatform if the kernel cannot report the end of a process.
+    UnsupportedPlatform if the kernel cannot report a process's end.
     """
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class RankProcesses:
         return RankProcess(process, os.pidfd_open(process.pid))
 
     def send(self, number: int) -> None:
-        """Send a signal to every process of the group."""
-        # The guard is our child and not yet reaped, so its id cannot belong to another process.
+        """Send a signal to every process in the group."""
+        # The guard is our child and not yet reaped, so the id cannot belong to another process.
         os.killpg(self._guard.pid, number)
 
     def close(self) -> None:

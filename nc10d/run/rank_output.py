@@ -1,9 +1,9 @@
-"""From the output plan to a rank's descriptors: pipes, files, or a terminal of its own.
+"""From the output plan to a rank's descriptors: pipes, files, or a separate terminal.
 
-The user of a terminal sees rank 0's progress bar as if rank 0 ran alone, and sees the rank of
-every other line. To this end rank 0 writes to a pseudo-terminal and passes without a prefix; the
-lines of other ranks are prefixed. If the output goes to a file or a pipe, the lines of all ranks
-are prefixed. `OutputPlan.prefixed` forces either.
+The user at a terminal sees rank 0's progress bar as if rank 0 ran alone, and sees for every other
+line from which rank it comes. To this end rank 0 writes to a pseudo-terminal and passes without a
+prefix; the lines of other ranks are prefixed. If the output goes to a file or a pipe, all ranks'
+lines are prefixed. `OutputPlan.prefixed` forces either.
 
 Progress bars ask whether they write to a terminal, and how wide it is. The pseudo-terminal has
 the size of the user's terminal and translates nothing: the launcher reads the very bytes that
@@ -29,14 +29,14 @@ StreamMasks = Mapping[int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The destination and form of the ranks' output.
+    """The ranks' output: destination and form.
 
     `prefixed`: True for every rank, False for none, None for all except a rank 0 on a terminal.
-    False changes no byte. Output goes line by line, so that the lines of two ranks never mix; but
-    that of rank 0 on a terminal, and that of a single rank without a prefix, passes at once.
+    False changes no byte. Output goes line by line, so that two ranks' lines never mix; but rank
+    0's output on a terminal, and a single rank's without a prefix, passes at once.
     `log_dir`: the folder of log_dir/RUN_ID/attempt_A/rank_R/{stdout,stderr}.log; None for no files.
-    `file_only`: the streams that go to the files and not to the screen. `shown`:
-    the local ranks whose output is shown; None for all.
+    `file_only`: the streams that go to the files and not to the screen. `shown`: the local ranks
+    whose output is shown; None for all.
     """
 
     prefixed: bool | None = None
@@ -54,7 +54,7 @@ class OutputPlan:
 
 @dataclass(slots=True)
 class RankOutput:
-    """The two streams of a rank, and the ends of them that the rank inherits.
+    """A rank's two streams, and the ends that the rank inherits.
 
     `terminals` are pairs (the user's terminal, the launcher's end of the rank's terminal).
     """
@@ -80,7 +80,7 @@ class RankOutput:
         self.stderr.close()
 
     def resize(self) -> bool:
-        """Give the rank's terminals the size of the user's; return whether it has any."""
+        """Give the rank's terminals the size of the user's; return whether the rank has any."""
         for user, launcher_end in self.terminals:
             copy_size(user, launcher_end)
         return bool(self.terminals)
@@ -99,11 +99,11 @@ class OutputWiring:
         self._job = job
         self._restart = restart
         self.failures: list[OutputError] = []
-        terminal = Screen()  # a terminal's unfinished line is no concern of a file beside it
+        terminal = Screen()  # a terminal's unfinished line does not concern a file beside it
         self._sinks = [Sink(fd, terminal if os.isatty(fd) else Screen(), signals) for fd in (1, 2)]
 
     def connect(self, local_rank: int) -> RankOutput:
-        """Open the output of a rank; OutputError if its files cannot be made."""
+        """Open a rank's output; OutputError if the files cannot be made."""
         try:
             return self._connect(local_rank)
         except raised_here(OSError) as error:
@@ -145,7 +145,7 @@ def log_files(
 
 
 def open_terminal(like: int) -> tuple[int, int]:
-    """Return (launcher's end, rank's end) of a new pseudo-terminal of the size of `like`."""
+    """Return (launcher's end, rank's end) of a new pseudo-terminal with the size of `like`."""
     launcher_end, rank_end = os.openpty()
     mode = termios.tcgetattr(rank_end)
     mode[1] &= ~termios.OPOST  # no "\n" -> "\r\n": the user's terminal does that once

@@ -1,7 +1,7 @@
-"""How ranks ended, which rank failed first, and the text of the report. Pure.
+"""How ranks ended, which rank failed first, and the report's text. Pure.
 
 The launcher reports the first rank that fails, with a refinement. A rank that ends with an error
-*about another rank* (a lost peer, an abort) is a secondary failure. It is reported only if no
+*about another rank* (a lost peer, an abort) is a secondary failure, which is reported only if no
 primary failure shows up within `shutdown.CAUSE_WAIT`.
 """
 
@@ -24,7 +24,7 @@ _SECONDARY = re.compile(r"^(nc10d\.errors\.)?(PeerLost|Aborted|GroupClosed)\b")
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a rank. `status` is subprocess's: the exit code, or minus the signal's number.
+    """A rank's end. `status` is subprocess's: the exit code, or minus the signal's number.
 
     `shown`: whether the user has seen the rank's stderr, of which `last_lines` are the end.
     """
@@ -63,14 +63,14 @@ def is_secondary(end: Exit) -> bool:
 
 
 def _error_line(lines: Sequence[str]) -> int | None:
-    """Return the index of the last error's first line: its message may span lines."""
+    """Return the index of the last error's first line: the message may span lines."""
     return max((at for at, line in enumerate(lines) if _ERROR.match(line)), default=None)
 
 
 def cause(lines: Sequence[str]) -> str | None:
     """Return "file:line: error" of the last traceback in `lines`; None if there is none.
 
-    The line is the innermost of the program itself, if there is any: not of a library.
+    The line is the innermost in the program itself, if there is any, not in a library.
     """
     at = _error_line(lines)
     if at is None:
@@ -85,7 +85,7 @@ def cause(lines: Sequence[str]) -> str | None:
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
-    """Return the exit to report, from `exits` in order of time; None if no rank failed."""
+    """Return the exit to report, from `exits` in time order; None if no rank failed."""
     failures = [end for end in exits if end.failed]
     causes = [end for end in failures if not is_secondary(end)]
     return next(iter(causes or failures), None)

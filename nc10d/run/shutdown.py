@@ -1,4 +1,4 @@
-"""The order in which ranks are ended: a timetable as data, and a clock that reads it.
+"""The order in which ranks are ended: a timetable as data, and a clock that reads the timetable.
 
 A timetable is a list of steps, each at so many seconds after the shutdown began. A new timetable
 replaces the current one: a second Ctrl-C cuts a graceful shutdown short.

@@ -1,4 +1,4 @@
-"""Signals of a command: as readable events in the launcher's loop, and Ctrl-C as an exit code."""
+"""A command's signals: as readable events in the launcher's loop, and Ctrl-C as an exit code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C under a name of our own.
+    """Ctrl-C under our own name.
 
     CPython remembers whether a plain KeyboardInterrupt ever passed an exec() of a string, and then
     ends by SIGINT even if the exception was caught. Each dataclass runs such an exec(), so any

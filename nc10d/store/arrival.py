@@ -21,7 +21,7 @@ from nc10d.store.wire import REFUSED
 POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
 _SLICE_SECONDS = 1.0
-"""The longest wait between two looks whether a line about it is due."""
+"""The longest time between two checks whether a line about the wait is due."""
 _COUNT_KEY, OUTCOME_KEY = "come", "outcome"
 
 
@@ -84,8 +84,8 @@ def await_ranks(
 ) -> None:
     """Block until every rank has published its key, `keys[rank]`; tell `report` who is missing.
 
-    RendezvousError at the deadline, unless `renewed` has moved it. `check` is called every
-    POLL_SECONDS; it may raise.
+    RendezvousError at the deadline, unless `renewed` has moved the deadline. `check` is called
+    every POLL_SECONDS, and may raise.
     """
 
     def absent() -> list[int]:
@@ -118,4 +118,4 @@ class KeyValueExchange(KeyWaiter, Protocol):
         """Publish `value` under `key`."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
-        """Return the values of `keys`, in their order."""
+        """Return the values of `keys`, in the same order."""

@@ -1,11 +1,11 @@
 """A store's server that serves only clients that know the job's token.
 
-A new connection is unproven. The server reads at most 116 bytes from it, and closes it unless the
-client proves within 10 seconds that it knows the token. A client that begins as one without a token
-is told so. After the handshake, requests and replies travel in sealed frames.
+A new connection is unproven. The server reads at most 116 bytes, and closes the connection unless
+the client proves within 10 seconds that the client knows the token. A client that begins without a
+token is told so. After the handshake, requests and replies travel in sealed frames.
 
 With `same_user`, a client that speaks torch's protocol is served too, without token and seals, if
-the kernel says that a process of this server's user on this machine is at its other end.
+the kernel says that a process of this server's user on this machine is at the other end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STORE_INTRODUCTION = handshake.Introduction(0, 0, 0, handshake.group_digest("sto
 
 
 class AuthConnection(Connection):
-    """A client's connection; unproven until its handshake has ended. A plain one has no seals."""
+    """A client's connection; unproven until the handshake has ended. A plain one has no seals."""
 
     __slots__ = ("answerer", "opener", "sealer")
     opener: handshake.Opener | None

@@ -2,8 +2,8 @@
 
 Keys are text. Values are returned as bytes; a str value is stored as UTF-8. The calls that block
 are get, multi_get, wait, barrier and a blocking queue_pop. They take the store's timeout unless
-they are given another, and raise StoreTimeout, which names the store and the keys. Any failure of
-the store itself is a StoreError. Timeouts are seconds or datetime.timedelta.
+given another, and raise StoreTimeout, which names the store and the keys. Any failure of the store
+itself is a StoreError. Timeouts are seconds or datetime.timedelta.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Store:
         return timedelta.max if math.isinf(self._seconds) else timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of calls that are given none (None: for ever)."""
+        """Set the timeout of calls without their own (None: for ever)."""
         self._seconds = seconds(timeout)
 
     def has_extended_api(self) -> bool:
@@ -49,7 +49,7 @@ class Store:
         return NotImplementedError(f"Not implemented. {type(self).__name__} has no method {name}")
 
     def set(self, key: str, value: Value) -> None:
-        """Store `value` under `key`, replacing any earlier value; wakes its waiters."""
+        """Store `value` under `key`, replacing any earlier value; wakes the key's waiters."""
         raise self._lacks("set")
 
     def get(self, key: str) -> bytes:
@@ -59,12 +59,12 @@ class Store:
     def add(self, key: str, amount: int) -> int:
         """Add to the decimal number under `key` (0 if missing) and return the sum (64 bits).
 
-        NotANumberError if the stored value is not a decimal number; it stays as it was.
+        NotANumberError if the stored value is not a decimal number; that value stays.
         """
         raise self._lacks("add")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all `keys` exist (a queue exists if it is not empty); never blocks."""
+        """Return whether all `keys` exist (a queue exists unless empty); never blocks."""
         raise self._lacks("check")
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:

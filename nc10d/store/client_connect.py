@@ -30,7 +30,7 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     A host name that is not known is retried for 5 seconds, or NC10D_DNS_TIMEOUT: the names of some
     clusters appear with their hosts. NotAStore is raised at once: another program has the port, or
     the tokens differ; so is LoopbackDown, which no server can mend. With a `token`, the server must
-    prove that it knows it.
+    prove that it knows the same token.
     """
     pause, begun = _RETRY_FIRST, monotonic()
     waiter = f"a client of store {host}:{port}"

@@ -2,7 +2,7 @@
 
 The last user to close the store, or to end, removes the file if all `world_size` users had opened
 it. With an unknown world size the file stays. If users were killed, the file stays too, and the
-next job starts it anew once no user is left, whatever its own size. Users that close the store
+next job starts it anew once no user is left, whatever that job's size. Users that close the store
 before all have come leave their values to those that come later.
 """
 
@@ -33,7 +33,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 class FileStore(LocalStore):
     """A store in the file `path`, used by `world_size` processes (None or -1: not known).
 
-    Several threads may share it; a call that waits delays no other. Every call, and the
+    Several threads may share the store; a call that waits delays no other. Every call, and the
     constructor, ends within the store's timeout, also if another process is stopped in the middle
     of its own call. Any failure of the file system is a StoreError. So is a file that another user
     than this one or root owns or could write to, and a link of another user.
@@ -80,7 +80,7 @@ class FileStore(LocalStore):
             with self._errors():
                 return journal.change(act, deadline)
         finally:
-            try:  # at once: a handler's error may come out of any call before it
+            try:  # at once: a handler's error may come out of any earlier call
                 self._lock.release()
             except raised_here(RuntimeError):
                 pass  # the lock was not taken

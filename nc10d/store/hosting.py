@@ -1,10 +1,10 @@
-"""Start a store's server in a process of its own or in a thread, and choose its address.
+"""Start a store's server in a process of its own or in a thread, and choose the address.
 
 The owner binds and listens. So the port is known at once, a port in use is an error at once, and
 clients may connect before the server is up. The server's process inherits the listening socket and
 an end of a socket pair, the lifeline. Once the owner's end has closed (the owner closed it, or
-died), the server gives up its port; it ends with its last client. It has a session of its own and
-no output: Ctrl-C does not reach it, and it does not keep the owner's output open.
+died), the server gives up its port; the process ends with its last client. The process has a
+session of its own and no output: it hears no Ctrl-C, and does not keep the owner's output open.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class PortTaken(DistNetworkError):
 
 
 class Hosting:
-    """A running server: its address, as this machine reaches it, and the lifeline.
+    """A running server: the address by which this machine reaches it, and the lifeline.
 
-    Several owners in this process may share it (`keep`, `release`). When the last of them has
-    released it, its port is free. The server ends after its last client has disconnected.
+    Several owners in this process may share a server (`keep`, `release`). When the last owner has
+    released the server, the port is free. The server ends after the last client has disconnected.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Hosting:
             self.cut()
 
     def cut(self) -> None:
-        """Have the server give up its port; idempotent. Blocks a moment, until it has."""
+        """Have the server give up its port; idempotent. Blocks a moment, until the port is free."""
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             return
@@ -165,8 +165,8 @@ def _start_process(
     lifeline, theirs = socket.socketpair()
     secret = token or b""
     lifeline.send(secret)  # other users can read a command line
-    # Where a standard descriptor is closed, a socket may have its number, which the server's
-    # process has for /dev/null.
+    # Where a standard descriptor is closed, a socket may have a number that the server's process
+    # has for /dev/null.
     passed = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD) for end in (listener, theirs)]
     numbers = map(str, [*passed, len(secret), int(same_user), *limits])
     try:
@@ -210,9 +210,9 @@ _STARTERS: dict[str, Callable[[socket.socket, Limits, bytes | None, bool], Hosti
 def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
     """Return a socket that listens for clients that connect to `host`.
 
-    Its address is NC10D_BIND if set, else that of `host` if it is this machine's, else any.
-    Without a token it must be a loopback address, else AuthError, unless NC10D_INSECURE=1.
-    StoreError if it cannot listen there.
+    The address is NC10D_BIND if set, else that of `host` if this machine has it, else any. Without
+    a token only loopback addresses are allowed, else AuthError, unless NC10D_INSECURE=1. StoreError
+    if listening there is impossible.
     """
     check_port(port)
     bind = os.environ.get("NC10D_BIND")
@@ -231,7 +231,7 @@ def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
 
 
 def _given_listener(fd: int) -> socket.socket:
-    """Return a caller's socket, listening; ValueError if it is not a TCP socket with a port."""
+    """Return a caller's socket, listening; ValueError unless it is a TCP socket with a port."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError as error:
@@ -243,7 +243,7 @@ def _given_listener(fd: int) -> socket.socket:
             raise ValueError(f"master_listen_fd {fd} is not a TCP socket that is bound to a port")
         listener.listen(_BACKLOG)
     except BaseException as error:
-        listener.detach()  # it stays the caller's
+        listener.detach()  # the descriptor stays the caller's
         if isinstance(error, OSError):
             why = explain_no_listener(error)
             raise StoreError(f"master_listen_fd {fd}: cannot listen: {why}") from error
@@ -332,7 +332,7 @@ def server_for(
     token: bytes | None,
     same_user: bool = False,
 ) -> Server:
-    """Return a server; with a token it serves only clients that know it (or `same_user`)."""
+    """Return a server; a server with a token serves only clients that know it (or `same_user`)."""
     if token is None:
         return Server(listener, owner, limits)
     auth = import_to_end("nc10d.store.auth_server")

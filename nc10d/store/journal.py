@@ -1,10 +1,10 @@
 """The file behind FileStore: a journal of requests that processes append and replay.
 
 The file has records (journal_records.py) of requests as on the wire: SET, APPEND, DELETE_KEY,
-QUEUE_PUSH and QUEUE_POP, and a PING for every user that opened the file (its process) or closed
-it (0). To read or write, a process locks the file, replays the requests that others have appended,
-appends its own and unlocks. A record whose writer died before it was complete is cut off by the
-next process; a damaged record is an error.
+QUEUE_PUSH and QUEUE_POP, and a PING for every user that opened the file (the process) or closed it
+(0). To read or write, a process locks the file, replays the requests that others have appended,
+appends its own and unlocks. The next process cuts off a record whose writer died before the end; a
+damaged record is an error.
 
 Locks are open file description locks (fcntl(2)), so a killed process leaves none behind. Byte 0
 locks access. Every user of the file holds byte 1 in shared mode. A stopped process keeps its lock,
@@ -40,7 +40,7 @@ _MOST_LINKS = 40  # as the kernel
 
 
 class JournaledValues(Values):
-    """Values that record every change as the request that repeats it."""
+    """Values that record every change as a request that repeats the change."""
 
     __slots__ = ("arrivals", "changes", "departures")
 
@@ -103,11 +103,11 @@ _REPLAY: dict[int, Callable[..., object]] = {
 
 
 class Journal:
-    """A user's open journal; it must not be used by several threads at once.
+    """A user's open journal; only one thread at a time may use a journal.
 
-    `world_size` is the number of users, -1 if unknown. If all of them have opened the file, its
-    last user removes it. If a known number of users is expected and no user is left, the file is
-    begun anew: if all had opened it, or if one was killed.
+    `world_size` is the number of users, -1 if unknown. If all have opened the file, the last user
+    removes it. If a known number of users is expected and no user is left, the file begins anew: if
+    all had opened it, or if one was killed.
 
     TimeoutError if another process holds the file's lock until the deadline. OSError for a file
     that another user could write to.
@@ -149,7 +149,7 @@ class Journal:
         return 0 < self._world_size <= self.values.arrivals
 
     def change(self, act: Callable[[JournaledValues], T], deadline: Deadline) -> T:
-        """Lock the file, return `act` of its current values, and append the changes it made."""
+        """Lock the file, return `act` of the current values, and append the changes made."""
         fd, unlock = self._fd, _request(fcntl.F_UNLCK, _ACCESS)
         try:
             _lock(fd, fcntl.F_WRLCK, _ACCESS, deadline)
@@ -166,17 +166,17 @@ class Journal:
                     self._start_over()
                 raise
             return result
-        finally:  # without a Python call before it, which a signal's handler may interrupt
+        finally:  # without a Python call before, which a signal's handler may interrupt
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, unlock)
 
     def grown_from(self, position: int) -> bool:
-        """Return whether the file has changed since it was read to `position`; takes no lock."""
+        """Return whether the file has changed since a read to `position`; takes no lock."""
         return os.fstat(self._fd).st_size != position
 
     def close(self) -> None:
-        """Close the file; the last user of a complete world also removes it. Idempotent.
+        """Close the file; the last user of a complete world also removes the file. Idempotent.
 
-        Blocks for a second at most; after that the file stays as after the death of its user.
+        Blocks for a second at most; after that the file stays as if the user had died.
         """
         if self._fd < 0:
             return
@@ -210,7 +210,7 @@ class Journal:
                 done = end
             del held[:done]
             self.position += done
-        if held:  # its writer died before the record was complete
+        if held:  # the writer died before the record was complete
             os.ftruncate(self._fd, self.position)
 
     def _append(self) -> None:
@@ -229,13 +229,13 @@ class Journal:
 
 
 def _open_own(path: str) -> int:
-    """Open a file, or make it; OSError if another user owns it, could write to it or has linked it.
+    """Open or make a file; OSError if another user owns it, could write to it or has linked it.
 
-    Its owner must be this user or root, and so must the owner of a link at `path`.
+    The owner must be this user or root, and so must the owner of a link at `path`.
     """
     for _ in range(_MOST_LINKS):
         try:
-            # A pipe is no store; O_NONBLOCK opens it without a wait for its other end.
+            # A pipe is no store; O_NONBLOCK opens a pipe without a wait for the other end.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(path, flags, 0o600)
         except raised_here(OSError) as error:
@@ -271,7 +271,7 @@ def _check_writers(found: os.stat_result) -> None:
 
 
 def _lock(fd: int, kind: int, byte: int, deadline: Deadline) -> None:
-    """Lock a byte; TimeoutError if another process holds a lock on it until the deadline."""
+    """Lock a byte; TimeoutError if another process holds its lock until the deadline."""
     pause = _FIRST_PAUSE
     # The kernel's own wait for a lock knows no deadline.
     while not _try_lock(fd, kind, byte):

@@ -2,7 +2,7 @@
 
 The file begins with HEADER, and records follow. A record is the length and the checksum of a
 request (wire.py), a checksum of these two, and the request. A writer that dies leaves the beginning
-of a record at the end of the file: an intact length that goes beyond it. Every other change of a
+of a record at the file's end: an intact length that goes beyond the end. Every other change of a
 record is an error.
 """
 
@@ -27,7 +27,7 @@ def record(request: bytes) -> bytes:
 
 
 def records(data: bytearray, position: int) -> Iterator[tuple[m.Request, int]]:
-    """Yield the requests of the complete records in `data`, each with the end of its record.
+    """Yield the requests of the complete records in `data`, each with the record's end.
 
     `position` is that of `data` in the file. BadFrame for a damaged record, and at position 0 for
     a file that is none of this version's FileStore.

@@ -36,17 +36,17 @@ T = TypeVar("T")
 class LocalStore(Store):
     """A store over a Values object of this process."""
 
-    # Not a context manager: what a signal's handler raises between its entry and the with-block
-    # would leave the values locked.
+    # Not a context manager: what a signal's handler raises between the manager's entry and the
+    # with-block would leave the values locked.
     @abstractmethod
     def _exclusively(self, act: Callable[[Values], T]) -> T:
         """Return `act` of the values, which no other thread uses meanwhile; others see changes."""
 
     @abstractmethod
     def _until(self, ready: Callable[[Values], T | None], deadline: Deadline) -> T | None:
-        """Call `ready` with exclusive access, after each change, until it does not return None.
+        """Call `ready` with exclusive access, after each change, until the result is not None.
 
-        Return its result, or None at the deadline.
+        Return that result, or None at the deadline.
         """
 
     @abstractmethod

@@ -19,19 +19,19 @@ _CREDENTIALS = Struct("3i")  # SO_PEERCRED: pid, uid, gid
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 _ANY = 0xFFFFFFFF
 _ESTABLISHED = 1
-"""The only state in which the user is known: a socket that its process has closed is root's."""
+"""The only state in which the user is known: root owns a socket that its process has closed."""
 _HEADER = Struct("=IHHII")  # nlmsghdr
-_QUERY = Struct("=BBBBI")  # inet_diag_req_v2, before its socket
+_QUERY = Struct("=BBBBI")  # inet_diag_req_v2, before the socket
 _PORTS, _SOCKET = Struct("!HH"), Struct("=4s16s16sI8s")  # inet_diag_sockid
 _FOUND = Struct("=BBBB48s5I")  # inet_diag_msg
 _SECONDS = 1.0
 
 Ends = tuple[socket.AddressFamily, bytes, bytes, int, int]
-"""Family; the other end's address and this end's; its port and this end's."""
+"""Family; the other end's address and this end's; the other port and this end's."""
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """Return the user id of the process that connected to `sock`; None if it is not known here."""
+    """Return the user id of the process that connected to `sock`; None if not known here."""
     if sock.family == socket.AF_UNIX:
         packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(packed)[1])

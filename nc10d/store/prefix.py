@@ -11,7 +11,7 @@ from nc10d.store.base import Store, Value, as_own_store, encode_value, key_list,
 
 
 class PrefixedKey(str):
-    """A key behind the prefixes of its stores; errors show it as it was `given`, by its repr."""
+    """A key behind the prefixes of its stores; errors show the repr of the `given` key."""
 
     __slots__ = ("given",)
     given: str
@@ -23,9 +23,9 @@ class PrefixedKey(str):
 class PrefixStore(Store):
     """A view of `store` that puts `prefix/` before every key.
 
-    As in torch, num_keys counts all keys of the underlying store, and the timeout is that of the
-    underlying store. list_keys returns only this prefix's keys, without the prefix. `close`
-    closes the underlying store only if the view was made with `closes`.
+    As in torch, num_keys counts all keys of the underlying store, and the timeout is that store's.
+    list_keys returns only this prefix's keys, without the prefix. `close` closes the underlying
+    store only if the view was made with `closes`.
     """
 
     def __init__(self, prefix: str, store: Store, *, closes: bool = False) -> None:

@@ -4,9 +4,9 @@ The Table makes all decisions; auth_server.py adds authentication.
 
 The owner has gone when its descriptor reads end-of-file, which the kernel ensures however the owner
 dies. The server then gives up its port, tells its clients (OWNER_LEFT), and closes the descriptor,
-for which an owner that lives waits. It ends once the last client has disconnected. If a connection
-breaks the protocol or a bound, only that connection is closed. Nothing blocks except the wait for
-events.
+for which an owner that lives waits. The server ends once the last client has disconnected. If a
+connection breaks the protocol or a bound, only that connection is closed. Nothing blocks except the
+wait for events.
 
 A client's requests are executed one by one, and the replies to each are sent, or counted as
 unsent, before the next. After TURN_SECONDS, or with too many unsent bytes, the client is `pending`:
@@ -14,12 +14,12 @@ the server neither reads from the client nor executes its other requests until t
 have had their turn and the client has read its replies.
 
 A connection must begin with VALIDATE within UNPROVEN_SECONDS. Of those that have not, the oldest is
-closed when there are more than MOST_UNPROVEN. A request must not stand still for STALL_SECONDS
-before it is complete.
+closed when there are more than MOST_UNPROVEN. An incomplete request must not stand still for
+STALL_SECONDS.
 
 Not done: polling for some microseconds before the wait for events, which gained nothing for bursts
 and made calls up to twice as slow; SOCK_SEQPACKET, whose single message is faster and whose bursts
-are slower; a client that sends several sets at once, whose set is not on its way when it returns.
+are slower; a client that sends several sets at once, whose set returns before it is sent.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def listen_unix() -> socket.socket | None:
     """Listen on an abstract Unix socket with a random name; return None where that is impossible.
 
     Clients on this host learn the name over TCP and get shorter calls. The name is in no file
-    system, so it disappears with the process.
+    system, so the name disappears with the process.
     """
     if sys.platform != "linux":
         return None
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # a sandbox may forbid it
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # a sandbox may forbid that
         unix = stack.enter_context(socket.socket(socket.AF_UNIX))
         unix.bind(b"\0nc10d-store-" + os.urandom(16).hex().encode())
         unix.listen(_BACKLOG)
@@ -80,7 +80,7 @@ def listen_unix() -> socket.socket | None:
 
 
 class Connection:
-    """A client's socket, the received part of its next request, and its unsent replies."""
+    """A client's socket, the received part of the next request, and unsent replies."""
 
     __slots__ = (
         *("copied", "counted", "events", "parser", "pending", "proven", "recv", "send", "sock"),
@@ -95,7 +95,7 @@ class Connection:
         self.unsent_bytes = 0
         self.copied = 0  # bytes of unsent replies that are copies; too many until all are sent
         self.counted = 0  # bytes of requests and replies that the server's total includes
-        self.pending = False  # whether it may have requests that can be executed
+        self.pending = False  # whether the client may have requests that can be executed
         self.proven = False  # whether it is a client's
         self.events = IN
 
@@ -169,7 +169,7 @@ class Server:
         return min(left) * self._second if left else None
 
     def _unneeded(self) -> bool:
-        # A connection that sends nothing (a port scan) is no client: it keeps no server alive.
+        # A connection that sends nothing (a port scan) is no client, and keeps no server alive.
         return self._owned and self._owner is None and len(self._unproven) == len(self._connections)
 
     def _serve_other(self, fd: int) -> None:
@@ -225,13 +225,13 @@ class Server:
         self._drop(connection)
 
     def _note_refused(self, connection: Connection) -> None:
-        """Leave a client's address in the store, for the errors of those that wait for it."""
+        """Leave a client's address in the store, for the errors of the ranks that wait for it."""
         with contextlib.suppress(OSError):
             peer = connection.sock.getpeername()
             self._publish(REFUSED, peer[0] if isinstance(peer, tuple) else "this host")
 
     def _publish(self, key: str, value: str) -> None:
-        """Set a user's key, if there is memory for it."""
+        """Set a user's key, if there is memory."""
         self._apply((SET, b"/" + key.encode(), value.encode()), None)
 
     def _connection(self, sock: socket.socket) -> Connection:
@@ -306,7 +306,7 @@ class Server:
             self._expect_rest(connection)
 
     def _apply(self, request: Request, client: Connection | None) -> None:
-        """Execute a request, and send the replies that are due to its client and others."""
+        """Execute a request, and send the replies that are due to the client and others."""
         replies = self._table.apply(request, client)
         for connection, reply in replies:
             if connection is not None:
@@ -327,7 +327,7 @@ class Server:
             self._drop(connection)
 
     def _expect_rest(self, connection: Connection) -> None:
-        """Give an unfinished request time for its next bytes."""
+        """Give an unfinished request time for more bytes."""
         self._stalled.remove(connection)
         if connection.parser.held and not connection.pending and connection.sock.fileno() >= 0:
             self._stalled.admit(connection, monotonic())

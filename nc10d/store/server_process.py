@@ -4,7 +4,7 @@ LISTENER and OWNER are descriptors. The first SECRET bytes read from OWNER are t
 SAME_USER 1, clients of this user need none.
 
 To start in a few milliseconds, the process loads only the standard library and the few modules of
-nc10d that a server needs: an empty module replaces the package, so its `__init__` does not run.
+nc10d that a server needs: an empty module replaces the package, so that `__init__` does not run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A client's calls to a server: threads take turns; calls have deadlines and raise StoreErrors.
 
-A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If it
-had just ended, the call returns its result, so that a value taken off a queue is not lost. If the
-server answers neither at once, or another reply is outstanding, the connection is closed, and the
-next call reconnects. A forked child closes its copy of the parent's connection.
+A call sends a packet and reads a reply. After a timeout, a wait is cancelled (CANCEL_WAIT). If the
+wait had just ended, the call returns its result, so that a value taken off a queue is not lost. If
+the server answers neither at once, or another reply is outstanding, the connection is closed, and
+the next call reconnects. A forked child closes its copy of the parent's connection.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class StoreSession:
             finally:
                 self._lock.release()
         elif (connection := self._connection) is not None:
-            # Once it is closed, its descriptor's number may be reused: so only the thread that is
-            # using the connection closes it.
+            # Once closed, the descriptor's number may be reused: so only the thread that is using
+            # the connection closes it.
             connection.shut()
 
     def call(
@@ -124,7 +124,7 @@ class StoreSession:
         """Take the reply to a cancellation that came too late; close the connection if it fails."""
         try:
             connection.take_canceled()
-        except raised_here(OSError):  # the call has its result all the same
+        except raised_here(OSError):  # the call still has a result
             self._drop()
 
     def post(self, packet: bytes, keys: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ class StoreSession:
         except BaseException:
             self._drop()  # interrupted: the reply is still outstanding
             raise
-        finally:  # release first, without a call before it: Ctrl-C may interrupt any call
+        finally:  # release first, without a call before: Ctrl-C may interrupt any call
             self._holder = 0
             self._lock.release()
             if self._closed:  # by another thread meanwhile, which left the closing to this one
@@ -217,9 +217,9 @@ class StoreSession:
         return self._connection
 
     def _has_just_ended(self, connection: StoreConnection) -> bool:
-        """Cancel the wait that timed out; return whether it had just ended, so that a reply comes.
+        """Cancel the wait that timed out; return whether the wait had just ended and a reply comes.
 
-        Sets `_canceled`: without it `_failure` closes the connection.
+        Sets `_canceled`: otherwise `_failure` closes the connection.
         """
         if not connection.waits:
             return False

@@ -141,7 +141,7 @@ def _explain(error: OSError, texts: tuple[tuple[type[OSError], str], ...]) -> st
 
 
 def keys_text(keys: Sequence[str]) -> str:
-    """Return keys as a part of an error's text, as they were given to the outermost store."""
+    """Return keys as a part of an error's text, as given to the outermost store."""
     if not keys:
         return ""
     given = [getattr(key, "given", key) for key in keys[:_NAMED_KEYS]]

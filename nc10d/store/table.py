@@ -6,14 +6,14 @@ rule and must be closed. A client is any hashable object. While a client's WAIT,
 QUEUE_TAKE is pending, its further requests are held. CANCEL_WAIT ends the wait and discards the
 held requests. Waits and held requests count as memory of the values, with the same bound.
 
-The end of a wait executes none of the requests behind it: the client joins `released`, and the
-caller applies its `held` requests before its later ones. So the caller can send, and count, the
-replies to each request before it executes the next, and serve other clients in between.
+The end of a wait executes none of the later requests: the client joins `released`, and the caller
+applies the `held` requests before later ones. So the caller can send, and count, the replies to
+each request before executing the next, and serve other clients in between.
 
-QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. It comes before
-the waits of torch's clients, which send WAIT for the key and then QUEUE_POP, and fail if the queue
-is empty by then. So a push ends the wait of a single client of torch's, as torch's server does. The
-WAIT of nc10d's clients takes no value: a push ends all of those.
+QUEUE_TAKE waits for a value in a queue and takes it: nc10d's blocking queue_pop. QUEUE_TAKE comes
+before the waits of torch's clients, which send WAIT for the key and then QUEUE_POP, and fail if the
+queue is empty by then. So a push ends the wait of a single client of torch's, as torch's server
+does. The WAIT of nc10d's clients takes no value: a push ends all of those.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from nc10d.store import wire as m
 from nc10d.store.values import Full, NotANumber, Values
 
 Reply = tuple[Any, bytes | memoryview | None]
-"""A client, and bytes for it; a memoryview is a value itself, not a copy."""
+"""A client, and the bytes to send; a memoryview is a value itself, not a copy."""
 _Handler = Callable[[m.Request, Hashable, list[Reply]], None]
 _MOST_HELD = 64 << 10
 _LARGEST_JOINED = 1 << 16
 _WAIT_BYTES, _MISSING_BYTES = 1400, 600
-"""The memory of a wait, and of each key that it waits for besides the key's own bytes."""
+"""The memory of a wait, and of each awaited key besides the key's own bytes."""
 
 
 class _Wait:
@@ -81,7 +81,7 @@ class Table:
     def apply(
         self, request: m.Request, client: Hashable, replies: list[Reply] | None = None
     ) -> list[Reply]:
-        """Execute a request of `client`; return the replies that are due to it and other clients.
+        """Execute a request of `client`; return the replies that are due to this and other clients.
 
         The replies are appended to `replies`, if given.
         """
@@ -108,13 +108,13 @@ class Table:
             yield request
 
     def forget(self, client: Hashable) -> None:
-        """Forget a client that has disconnected, and its wait."""
+        """Forget a client that has disconnected, and the client's wait."""
         self._own_clients.discard(client)
         self._cancel(client)
         self._drop_backlog(client)
 
     def _cancel(self, client: Hashable) -> None:
-        """End the wait of a client, if it waits."""
+        """End a client's wait, if any."""
         if client not in self._waits:
             return
         wait = self._end(client)
@@ -330,7 +330,7 @@ def _memory_of(request: m.Request) -> int:
 def _reply_value(value: bytes, client: Hashable, replies: list[Reply]) -> None:
     if len(value) <= _LARGEST_JOINED:
         data = m.U64.pack(len(value)) + value
-        # Send the end of a wait and the value that follows it in one packet.
+        # Send the end of a wait and the value that follows in one packet.
         if replies and replies[-1] == (client, m.STOP_WAITING):
             replies[-1] = (client, m.STOP_WAITING + data)
         else:

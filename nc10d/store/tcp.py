@@ -1,10 +1,10 @@
 """TCPStore: a client of a store's server, by torch 2.13's protocol, and optionally its owner.
 
-Several threads may share a store. They share its connection, so a call that waits blocks the calls
+Several threads may share a store. They share the connection, so a call that waits blocks the calls
 of other threads: a thread that waits long should use a `clone()`. The calls of one thread take
 effect in order. `set`, `append`, `multi_set` and `queue_push` return without a reply. The store
 stays usable after a timeout or an interruption: the next call reconnects if necessary. A forked
-child connects anew at its first call.
+child connects anew at the first call.
 """
 
 # ruff: noqa: D102  (Store documents the methods)
@@ -49,18 +49,17 @@ class TCPStore(Store):
     """A store served over TCP; with `is_master`, this process also starts the server.
 
     `port` 0 chooses a free port (see the `port` property). With `world_size` the
-    store counts its clients; with `wait_for_workers` too, the master blocks until all have
-    connected. `multi_tenant` shares a server that this process already runs on that port.
-    `master_listen_fd` is a bound TCP socket to serve. `use_libuv` changes nothing; `libuvBackend`
-    returns it. Under torchrun or nc10d.run, whose agent serves MASTER_PORT, a master of that port
-    is a client, as torch's. `server` is "process" (the default: a busy owner does not delay the
-    server, which ends once the owner and all clients have gone) or "thread". `limits` are the
-    server's bounds (docs/security.md); torch's server ends a client that sends a value above 8 MiB.
-    Once the owner has closed the store or has died, the port is free, and clients that are
-    connected are served further. A client on the server's host uses a Unix socket, unless
-    NC10D_STORE_TCP is set. StoreError if the address is in use, and StoreTimeout if it cannot be
-    reached in time. A host name that is not known is asked for again for 5 seconds, or
-    NC10D_DNS_TIMEOUT.
+    store counts clients; with `wait_for_workers` too, the master blocks until all have connected.
+    `multi_tenant` shares a server that this process already runs on that port. `master_listen_fd`
+    is a bound TCP socket to serve. `use_libuv` changes nothing; `libuvBackend` returns it. Under
+    torchrun or nc10d.run, whose agent serves MASTER_PORT, a master of that port is a client, as
+    torch's. `server` is "process" (the default: a busy owner does not delay the server, which ends
+    once the owner and all clients have gone) or "thread". `limits` are the server's bounds
+    (docs/security.md); torch's server ends a client that sends a value above 8 MiB. Once the owner
+    has closed the store or has died, the port is free, and clients that are connected are served
+    further. A client on the server's host uses a Unix socket, unless NC10D_STORE_TCP is set.
+    StoreError if the address is in use, and StoreTimeout if it cannot be reached in time. A host
+    name that is not known is asked for again for 5 seconds, or NC10D_DNS_TIMEOUT.
 
     Server and clients prove to each other that they know `token`: 32 bytes (else ValueError), or a
     function that returns them; by default the job's token, if it has one (auth/token.py). With
@@ -147,7 +146,7 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """The host that clients connect to, as it was given."""
+        """The host that clients connect to, as given."""
         return self._host
 
     @property

@@ -10,7 +10,7 @@ bound of `Limits` raises BadFrame, after which the connection must be closed; ea
 valid, however the bytes were split.
 
 This file, `values`, `table` and `server` import only a few modules of the standard library, because
-every server process imports them at its start.
+every server process imports them at the start.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAGIC = 0x3C85F7CE
 READY, NOT_READY = b"\x00", b"\x01"
 STOP_WAITING, WAIT_CANCELED = b"\x00", b"\x01"
 # A client's nonce is its process number and ASKS, a bit that no process number has. torch's server
-# returns the nonce as it is. nc10d's server adds IS_NC10D (it keeps requests behind a WAIT until
-# the wait is over, and knows QUEUE_TAKE) and HAS_UNIX (GET of UNIX_NAME returns the name of its
-# Unix socket). No user can name UNIX_NAME, since users' keys begin with "/".
+# returns the nonce unchanged. nc10d's server adds IS_NC10D (the server keeps requests behind a WAIT
+# until the wait is over, and knows QUEUE_TAKE) and HAS_UNIX (GET of UNIX_NAME returns the Unix
+# socket's name). No user can name UNIX_NAME, since users' keys begin with "/".
 ASKS, IS_NC10D, HAS_UNIX = 1 << 31, 1 << 30, 1 << 29
 TRAITS = IS_NC10D | HAS_UNIX
 UNIX_NAME = b"nc10d/near"
 OWNER_LEFT = "nc10d/owner-left"
-"""A user's key, which a server sets when its owner has left: no further client can connect."""
+"""A user's key, which a server sets when the owner has left: no further client can connect."""
 REFUSED = "nc10d/refused"
-"""A user's key: the address of the latest client that a server refused because of its token."""
+"""A user's key: the address of the latest client that a server refused because of the token."""
 # The first bytes to a client that is refused, and a last byte with the reason. No nonce is answered
 # so: the bit ASKS is missing.
 REFUSAL = b"\xffnc\x01"
@@ -58,7 +58,7 @@ class Limits(NamedTuple):
     """The bounds of a server: bytes of a key, of a value, and in all, items of a list, and clients.
 
     `total` bounds the memory of keys, values, queues, waits, unfinished requests and replies that
-    clients have not read. Each counts its bytes, and for an entry what values.py adds to them.
+    clients have not read. Each counts with its bytes, an entry with what values.py adds.
     """
 
     key: int = 8 << 10
@@ -69,11 +69,11 @@ class Limits(NamedTuple):
 
 
 class BadFrame(Exception):
-    """The peer broke the protocol or a bound; its connection must be closed."""
+    """The peer broke the protocol or a bound; the connection must be closed."""
 
 
 class Incomplete(Exception):
-    """The request is not complete: it needs at least `need` bytes from the buffer's start."""
+    """The request is not complete, and needs at least `need` bytes from the buffer's start."""
 
     def __init__(self, need: int) -> None:
         super().__init__(need)
@@ -94,7 +94,7 @@ class Parser:
     def feed(self, data: bytes) -> Generator[Request, None, None]:
         """Take `data` and yield the requests that are now complete.
 
-        Each is parsed as the generator advances. A generator that is closed before its end leaves
+        Each is parsed as the generator advances. A generator that is closed before the end leaves
         the other requests to the next one. A BadFrame is raised after the valid requests that
         precede it.
         """
@@ -141,7 +141,7 @@ def _number(data: Bytes, at: int, form: Struct) -> tuple[Any, int]:
 
 
 def _string(data: Bytes, at: int, longest: int, later: int = 0) -> tuple[bytes, int]:
-    """Read a string; at least `later` more bytes must follow it."""
+    """Read a string; at least `later` more bytes must follow."""
     begin = at + 8
     if begin > len(data):
         raise Incomplete(begin + later)

@@ -8,7 +8,7 @@
 | name | use |
 |---|---|
 | `run_ranks`, `Ranks` | a group of ranks that runs a function: threads, processes, simulated |
-| `Kill`, `Pause`, `Partition`, `ClockJump`, `draw_faults` | faults of simulated ranks |
+| `Kill`, `Pause`, `Partition`, `ClockJump`, `draw_faults` | faults for simulated ranks |
 | `explore` | every order in which simulated ranks can be scheduled |
 | `Launcher` | the same, with ranks that mpirun or another launcher starts |
 | `HostRanks` | ranks on several hosts of this machine, as network namespaces |
@@ -16,7 +16,7 @@
 | `assert_same_bits`, `assert_replicated`, ... | assertions that name rank, index and values |
 | `reference` | the results that every rank must end with, in a few lines of NumPy |
 | `strategies` | hypothesis strategies for arrays, reductions, calls and programs of calls |
-| `check_backend`, `conformance` | checks of the contract of every backend |
+| `check_backend`, `conformance` | checks on every backend's contract |
 | `check_store`, `check_work`, `check_process_group` | the same for stores, Works and groups |
 | `layouts`, `pairwise` | arrays in guarded memory; covers of all pairs |
 

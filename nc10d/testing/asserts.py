@@ -1,8 +1,8 @@
-"""Assertions about the arrays of all ranks, whose errors name rank, index and values.
+"""Assertions about all ranks' arrays, whose errors name rank, index and values.
 
-`assert_same_bits` compares two arrays of the calling rank. The others are collectives: all ranks of
+`assert_same_bits` compares two arrays on the calling rank. The others are collectives: all ranks in
 the group call them in the same order, and all raise the same error. Each takes the default group
-unless it is given another, and arrays of any library whose arrays become NumPy's.
+unless another is given, and arrays from any library whose arrays become NumPy's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def assert_reduced(
 ) -> None:
     """Raise AssertionError on all ranks unless each holds in `x` the reduction of all `before`.
 
-    `before` is this rank's contribution, of the shape of `x`. Sums and products of floats may
+    `before` is this rank's contribution, in the shape of `x`. Sums and products of floats may
     differ by the rounding of another order. The error lists what each rank contributed.
     """
     __tracebackhide__ = True
@@ -95,7 +95,7 @@ def assert_gathered(x: object, before: object, group: ProcessGroup | None = None
 def assert_partition(indices: Sequence[int], count: int, group: ProcessGroup | None = None) -> None:
     """Raise AssertionError on all ranks unless each of range(count) is on exactly one rank.
 
-    `indices` are this rank's: of a data set, of the elements of a shard. The error names the first
+    `indices` are this rank's, in a data set or among a shard's elements. The error names the first
     indices that are on no rank, on several, or out of range.
     """
     __tracebackhide__ = True

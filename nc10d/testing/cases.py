@@ -1,7 +1,7 @@
-"""The cases that a backend is checked with: a cover of all pairs, each case built from its seed.
+"""The cases that a backend is checked with: a cover of all pairs, each case built from a seed.
 
-A `CollectiveCase` is small and the same on every rank. `build()` makes its call. Sizes and contents
-of the arrays follow from the case alone, and the arrays lie in guarded memory (see `layouts`).
+A `CollectiveCase` is small and the same on every rank. `build()` makes the call. The arrays' sizes
+and contents follow from the case alone, and the arrays lie in guarded memory (see `layouts`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CALLS: dict[str, tuple[OperationFacts, bool]] = {
     for kind in COLLECTIVE_KINDS
     if (facts := FACTS[kind]).arrays and (name := facts.flat_name if flat else facts.name)
 }
-"""The public calls by name: the facts of the operation, and whether its arrays are flat."""
+"""The public calls by name: the operation's facts, and whether the arrays are flat."""
 NO_OP = "-"
 OPS = (*(kind.name for kind in KINDS), NO_OP)
 SHAPES = ("empty", "0-d", "one", "small", "large", "ragged", *LAYOUTS[1:])
-LARGE_BYTES = 300 * 1024  # more than half of the CPU engine's staging buffer, which is 256 KiB
+LARGE_BYTES = 300 * 1024  # more than half the CPU engine's staging buffer, which is 256 KiB
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CollectiveCase:
         return f"{call}, {self.size} ranks (seed {self.seed})"
 
     def build(self) -> CollectiveCall:
-        """Make the call: its arrays' contents follow from the case alone."""
+        """Make the call: the arrays' contents follow from the case alone."""
         facts, flat = CALLS[self.call]
         op = O.SUM if self.op == NO_OP else reduction(self.op, self.dtype)
         root = self.seed % self.size
@@ -86,7 +86,7 @@ _SIZES = (5, 0, 4099, 1, 70_001, 64)
 
 
 def reduction(name: str, dtype: DType) -> O.ReduceOp:
-    """Return the reduction called `name`; the factor of PREMUL_SUM is whole for ints."""
+    """Return the reduction called `name`; PREMUL_SUM's factor is whole for ints."""
     kind, whole = kind_named(name), dtype.family in (ElementKind.INT, ElementKind.UINT)
     return O.ReduceOp(kind, (3.0 if whole else 0.7) if kind.prepares else None)
 

@@ -1,6 +1,6 @@
-"""Memory layouts of an array, with guard bytes all around that show writes beside its elements.
+"""An array's memory layouts, with guard bytes all around that show writes beside the elements.
 
-`lay(x, layout)` copies `x` into memory of its own. `intact(view)` returns whether every byte of
+`lay(x, layout)` copies `x` into separate memory. `intact(view)` returns whether every byte in
 that memory that belongs to no element is unchanged: before, behind and between the elements.
 
 >>> import numpy as np
@@ -27,7 +27,7 @@ Strides = tuple[int, ...]
 
 
 def lay(x: Array, layout: str = "plain") -> Array:
-    """Return a copy of `x`, of the same shape and dtype, in the layout of this name."""
+    """Return a copy of `x`, with the same shape and dtype, in the layout with this name."""
     offset, strides, length = _LAYOUTS[layout](x)
     memory = np.full(length + 2 * GUARD, FILL, np.uint8)
     view: Array = np.ndarray(x.shape, x.dtype, memory, GUARD + offset, strides)
@@ -61,5 +61,5 @@ _LAYOUTS: dict[str, Callable[[Array], tuple[int, Strides, int]]] = {
     ),
     "transposed": lambda x: (0, tuple(reversed(_packed(x.transpose()))), x.nbytes),
 }
-"""By layout: the first element's offset, the strides, and the length of the memory in bytes."""
+"""By layout: the first element's offset, the strides, and the memory's length in bytes."""
 LAYOUTS = tuple(_LAYOUTS)

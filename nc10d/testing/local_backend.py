@@ -1,7 +1,7 @@
-"""A backend for ranks of one process that assigns NumPy arrays, to test everything above backends.
+"""A backend for ranks in one process that assigns NumPy arrays, to test everything above backends.
 
-It is simple on purpose. Every launch posts its operations to an exchange that the ranks share. The
-last rank of a collective computes the results of all ranks with `reference` and ends their Works.
+The backend is simple on purpose. Every launch posts its operations to an exchange that the ranks
+share. A collective's last rank computes all ranks' results with `reference` and ends their Works.
 There is no thread, no shared memory and no speed. `run_local` runs a function on each rank.
 """
 
@@ -33,7 +33,7 @@ _P2P = (O.Send, O.Recv)
 
 
 class LocalWork(Work):
-    """A launch that ends when all of its operations have; it fails at its own timeout."""
+    """A launch that ends when all its operations have, or fails at its own timeout."""
 
     __slots__ = ("_deadline", "_exchange", "_left", "_senders")
 
@@ -45,7 +45,7 @@ class LocalWork(Work):
         self._deadline = Deadline.after(timeout)
 
     def op_done(self, index: int, sender: int | None = None) -> None:
-        """Record the end of an operation; the last operation ends the launch."""
+        """Record an operation's end; the last operation ends the launch."""
         self._senders[index] = sender
         self._left -= 1
         if not self._left:
@@ -68,13 +68,13 @@ class LocalWork(Work):
 
 
 class LocalExchange:
-    """The pending operations of all ranks of a group."""
+    """The pending operations of all ranks in a group."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.RLock()
         self.come = Condition(self.lock)
-        """Notified of a message, and of the failure."""
+        """Notified about a message, and about the failure."""
         self.failure: BaseException | None = None
         self._collectives: dict[int, dict[int, _PostedOp]] = {}
         self._messages: list[_PostedOp] = []
@@ -137,7 +137,7 @@ class LocalExchange:
 
 
 class _PostedOp(NamedTuple):
-    """A rank's operation, and its place in its launch."""
+    """A rank's operation, and its place in the launch."""
 
     rank: int
     op: Any
@@ -153,20 +153,20 @@ def _matches(send: _PostedOp, recv: _PostedOp) -> bool:
 
 
 class LocalHub:
-    """The exchanges of a job, by group name; the `pg_options` of a local group."""
+    """A job's exchanges, by group name; a local group's `pg_options`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exchanges: dict[str, LocalExchange] = {}
 
     def exchange(self, name: str, size: int) -> LocalExchange:
-        """Return the exchange of a group; the first call makes it."""
+        """Return a group's exchange; the first call makes it."""
         with self._lock:
             return self._exchanges.setdefault(name, LocalExchange(size))
 
 
 class LocalBackend(Backend):
-    """A rank's backend; all ranks of a group share an exchange."""
+    """A rank's backend; all ranks in a group share an exchange."""
 
     name = "local"
     device_type = "cpu"

@@ -1,4 +1,4 @@
-"""What each rank of a test did: it returned, raised, or still runs; with lines of the user's code.
+"""What each rank did in a test: it returned, raised, or still runs; with the user's code lines.
 
 A rank makes its Outcome, because only the rank has the frames. `Ranks.run` collects them, and the
 error that it raises carries them as a RunReport, from which the pytest plugin writes its text.
@@ -31,13 +31,13 @@ _TOOLS = tuple(
     for name in ("_pytest", "pluggy", "hypothesis", "numba", "numpy", "xdist")
 )
 FRAMES = "_nc10d_frames"
-"""The attribute of an error that names other lines than its traceback does."""
+"""An error's attribute that names other lines than the traceback does."""
 REMARKS = "_nc10d_remarks"
-"""The attribute of an error with remarks for its Outcome."""
+"""An error's attribute with remarks for the Outcome."""
 KILLED = object()
-"""The value of a rank's outcome that a fault has killed."""
+"""The outcome's value for a rank that a fault has killed."""
 REPORT = "_nc10d_report"
-"""The attribute of an error that has a RunReport."""
+"""An error's attribute that has a RunReport."""
 
 
 class UserFrame(NamedTuple):
@@ -52,14 +52,14 @@ Frames = tuple[UserFrame, ...]
 
 
 class Outcome(NamedTuple):
-    """The end of a task on a rank: done or not, its result or error, and where."""
+    """A task's end on a rank: done or not, the result or error, and where."""
 
     done: bool
     value: Any
     frames: tuple[UserFrame, ...] = ()
-    """The user's frames of the error, outermost first; of a rank that returned, its last line."""
+    """The user's frames in the error, outermost first; for a rank that returned, its last line."""
     remarks: tuple[str, ...] = ()
-    """Sentences about calls that were not finished, for the report of a failed test."""
+    """Sentences about calls that were not finished, for a failed test's report."""
 
 
 class RankEnd(NamedTuple):
@@ -73,12 +73,12 @@ class RankEnd(NamedTuple):
     message: str = ""
     causes: tuple[str, ...] = ()
     secondary: bool = False
-    """Whether the error is only the echo of another rank's."""
+    """Whether the error only echoes another rank's."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """The ends of all ranks, by rank."""
+    """All ranks' ends, by rank."""
 
     kind: str
     ends: Sequence[RankEnd]
@@ -121,7 +121,7 @@ def is_shown(name: str) -> bool:
 
 
 def error_frames(error: BaseException) -> tuple[UserFrame, ...]:
-    """Return the user's frames of an error's traceback; the innermost of all if there is none."""
+    """Return the user's frames in an error's traceback; the innermost frame if there is none."""
     given: tuple[UserFrame, ...] | None = getattr(error, FRAMES, None)
     if given is not None:
         return given
@@ -131,7 +131,7 @@ def error_frames(error: BaseException) -> tuple[UserFrame, ...]:
 
 
 def running_frames(frame: FrameType | None) -> tuple[UserFrame, ...]:
-    """Return the user's frames of a running thread, outermost first."""
+    """Return the user's frames in a running thread, outermost first."""
     steps = [(f, line) for f, line in traceback.walk_stack(frame) if _is_shown_frame(f)]
     return tuple(_user_frame(frame, line) for frame, line in reversed(steps))
 
@@ -150,9 +150,9 @@ def _user_frame(frame: FrameType, line: int) -> UserFrame:
 
 
 def returning_frames(function: Callable[..., Any], arguments: Sequence[Any]) -> Frames:
-    """Return the line of the user's function that a task has returned from.
+    """Return the line in the user's function that a task has returned from.
 
-    The function is the task's own or, where that is nc10d's, the first in its arguments. A function
+    The function is the task's own or, where that is nc10d's, the first in the arguments. A function
     with several returns has them all in the site: "test_x.py:12 or 15".
     """
     for called_function in (function, *arguments):

@@ -2,7 +2,7 @@
 
 Most bugs need two conditions together, seldom three. So a cover of all pairs finds nearly as many
 bugs as all combinations (Kuhn, Wallace and Gallo, "Software Fault Interactions and Implications for
-Software Testing", IEEE TSE 2004). Its number of rows is near the product of the two longest
+Software Testing", IEEE TSE 2004). The number of rows is near the product of the two longest
 parameters.
 
 >>> rows = pairwise({"os": ["linux", "mac"], "bits": [32, 64], "net": ["ip4", "ip6"]})
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-Place = tuple[str, int]  # a parameter, and which of its values
+Place = tuple[str, int]  # a parameter, and a value's index
 Fits = Callable[[str, Any, str, Any], bool]
 TRIES = 12
 DEAD_ENDS = 200
@@ -33,8 +33,8 @@ def pairwise(
     """Return rows that cover every pair of values for which `fits(name, value, name, value)`.
 
     Names reach `fits` in the order of `parameters`; the same seed gives the same rows. A value
-    that fits nothing of some other parameter is left out. ValueError if any other pair that fits
-    can't be made part of a row.
+    that fits no value of some other parameter is left out. ValueError if any other pair that fits
+    can't join a row.
     """
     return _Cover(parameters, fits, random.Random(seed)).rows()
 
@@ -56,7 +56,7 @@ class _Cover:
         self._open = set(self._fit)
 
     def rows(self) -> list[Row]:
-        """Add the best of a few random rows until nothing is left to cover."""
+        """Add the best among a few random rows until nothing is left to cover."""
         rows = []
         pairs = sorted(self._open, key=sorted)
         self._rng.shuffle(pairs)

@@ -1,4 +1,4 @@
-"""A function on ranks of any kind: threads, processes, hosts, or tasks in virtual time."""
+"""A function on any kind of ranks: threads, processes, hosts, or tasks in virtual time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def run_ranks(
     `Ranks` keeps the ranks for several calls. `group` is each rank's default group as well, so that
     `nc10d.all_reduce(x)` works in the function. `run_local` needs no engine.
 
-    With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and the delays
-    of messages, and `faults` are Kill, Pause, Partition and ClockJump of nc10d.testing. The result
-    of a killed rank is None.
+    With kind="simulated" ranks are tasks in virtual time: `seed` decides their order and messages'
+    delays, and `faults` are nc10d.testing's Kill, Pause, Partition and ClockJump. A killed rank's
+    result is None.
 
-    With kind="processes", ranks can be on `hosts` hosts, which are network namespaces of this
+    With kind="processes", ranks can be on `hosts` hosts, which are network namespaces on this
     machine: UnsupportedPlatform if this user may not make them.
     """
     if hosts > 1 and kind != "processes":

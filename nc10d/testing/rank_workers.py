@@ -1,8 +1,8 @@
-"""A rank for tests, as a thread or as a process: it joins a group, then runs tasks.
+"""A rank for tests, as a thread or as a process, which joins a group, then runs tasks.
 
-A rank takes a task (a function and its arguments), runs it with its default group as the first
-argument, and returns an Outcome, with its result or its error. A rank whose task raises an
-error other than a DistError aborts its groups, so that no other rank waits for it.
+A rank takes a task (a function and its arguments), runs the task with the default group as the
+first argument, and returns an Outcome, with the result or the error. A rank whose task raises an
+error other than a DistError aborts its groups, so that no other rank waits for that rank.
 """
 
 # ruff: noqa: D102  (RankWorker documents the methods)
@@ -45,15 +45,15 @@ RENEW = "renew"
 RANK_THREAD = "nc10d-rank"
 rank_threads.append(RANK_THREAD)
 ANSWER_SECONDS = 1.0
-"""Seconds that a process has to answer where it is; it has no answer while it holds the GIL."""
+"""Seconds that a process has to answer where it is; a process that holds the GIL can't answer."""
 FORMING_SECONDS = 60.0
 """Seconds that a group has to form, at least: the first on a machine compiles the engine."""
 EXIT_SECONDS = 5.0
-"""Seconds that a process has to leave its group before it is killed."""
+"""Seconds that a process has to leave its group before the kill."""
 
 
 class RankEnded(RuntimeError):
-    """The process of a rank has ended."""
+    """A rank's process has ended."""
 
 
 class RankWorker(ABC):
@@ -73,7 +73,7 @@ class RankWorker(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give the rank up, even if it is running a task."""
+        """Give the rank up, even while a task runs."""
 
     def where(self) -> tuple[UserFrame, ...]:
         """Return the user's frames of the running task, outermost first; empty if unknown."""
@@ -81,7 +81,7 @@ class RankWorker(ABC):
 
 
 class ThreadWorker(RankWorker):
-    """A rank as a thread with a world of its own."""
+    """A rank as a thread with a separate world."""
 
     def __init__(self, join: Callable[[], None]) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -116,7 +116,7 @@ class ThreadWorker(RankWorker):
         self._thread.join(2 * EXIT_SECONDS)
 
     def abandon(self) -> None:
-        self._tasks.put(STOP)  # the thread ends after its task; it can't be killed
+        self._tasks.put(STOP)  # a thread can't be killed, but ends after its task
 
 
 idle_code.add(ThreadWorker.result.__code__)
@@ -188,7 +188,7 @@ class ProcessWorker(PipeWorker):
 
 
 def bystanding() -> Iterator[tuple[int, threading.Thread | None]]:
-    """Yield the threads that make no call of a rank that starts now, each with its ident.
+    """Yield the threads that make no call for a rank that starts now, each with its ident.
 
     Ranks have not made them. A pool's threads are left out: a rank may submit its calls there.
     """
@@ -206,7 +206,7 @@ def bystanding() -> Iterator[tuple[int, threading.Thread | None]]:
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """Start processes with SIGINT blocked, until they leave the terminal's foreground."""
-    resource_tracker.ensure_running()  # starting it here would unblock SIGINT
+    resource_tracker.ensure_running()  # a start here would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -251,7 +251,7 @@ def _process_main(pipe: Connection, questions: Connection, join: Callable[[], No
 
 
 def join_by_port(port: int, size: int, options: dict[str, Any], rank: int) -> None:
-    """Join the group by the store at a port of this machine."""
+    """Join the group by the store at a port on this machine."""
     from nc10d.store import TCPStore
 
     store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
@@ -259,7 +259,7 @@ def join_by_port(port: int, size: int, options: dict[str, Any], rank: int) -> No
 
 
 def join_group(store: Store, size: int, options: dict[str, Any], rank: int) -> None:
-    """Form the default group; its timeout is for its operations, as forming it may compile."""
+    """Form the default group; the timeout is for operations, as forming a group may compile."""
     timeout = options["timeout"]
     options = options | {"timeout": max(timeout, FORMING_SECONDS)}
     world.init_process_group(store=store, rank=rank, world_size=size, **options)
@@ -315,19 +315,19 @@ def _try_to_join(join: Callable[[], None], report: Callable[[Outcome], None]) ->
 
 
 def failed(error: BaseException) -> Outcome:
-    """Return the outcome of a task that has raised."""
+    """Return the outcome for a task that has raised."""
     return Outcome(False, error, error_frames(error), getattr(error, REMARKS, ()))
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call a method of the default group's backend for the CPU, if that has it."""
+    """Call a method on the default group's backend for the CPU, if there is such a method."""
     group = world.current_world().default
     backend = None if group is None else group._ready.get("cpu")
     getattr(backend, name, lambda *_: None)(*arguments)
 
 
 def _abort_groups(error: BaseException) -> None:
-    """Abort the groups after an error of the task, so that no other rank waits for this rank."""
+    """Abort the groups after a task's error, so that no other rank waits for this rank."""
     if not isinstance(error, DistError):
         for group in [*world.current_world().groups.values()]:
             group.abort(f"rank {group.rank} raised {type(error).__name__}: {error}")

@@ -77,7 +77,7 @@ class Ranks:
 
         Each column has an entry per rank. With processes, function and rows must pickle. Blocks
         until all ranks have answered; TimeoutError names the ranks that did not, 30 s after the
-        timeout of an operation.
+        operation's timeout.
         """
         if any(len(column) != self.world_size for column in columns):
             raise ValueError(f"each column needs {self.world_size} entries, one a rank")
@@ -112,7 +112,7 @@ class Ranks:
         self._close_store()
 
     def processes(self) -> list[multiprocessing.process.BaseProcess]:
-        """Return the processes of the ranks (kind="processes", after the first run)."""
+        """Return the ranks' processes (kind="processes", after the first run)."""
         return [worker.process for worker in self._workers if isinstance(worker, ProcessWorker)]
 
     def _drop(self) -> None:

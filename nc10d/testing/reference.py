@@ -1,9 +1,9 @@
-"""The reference results of collectives, in a few lines of NumPy, for tests to compare with.
+"""Collectives' reference results, in a few lines of NumPy, for tests to compare with.
 
-Contract: `arrays[r]` is the input of rank r. Item r of the result is the array that rank r must
-hold afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
+Contract: `arrays[r]` is rank r's input. Item r of the result is the array that rank r must hold
+afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
 rounding once each time. Nothing here uses nc10d's kernels; only `compute` changes arrays in place:
-the outputs of an operation, given as the operations of all ranks.
+an operation's outputs, given as the operations on all ranks.
 
 >>> import numpy as np
 >>> ranks = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
@@ -77,12 +77,12 @@ def all_to_all(lists: Sequence[Sequence[Array]]) -> list[list[Array]]:
 
 
 def scan(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
-    """Rank r ends with the reduction of the arrays of the ranks 0 to r."""
+    """Rank r ends with the reduction of the arrays on ranks 0 to r."""
     return [fold(arrays[: r + 1], op) for r in range(len(arrays))]
 
 
 def exscan(arrays: Sequence[Array], op: ReduceOp = SUM, identity: bool = False) -> list[Array]:
-    """Rank r ends with the reduction of earlier ranks; rank 0 with its own, or the identity."""
+    """Rank r ends with the earlier ranks' reduction; rank 0 with its own, or the identity."""
     first = np.full_like(arrays[0], neutral(dtype_of(arrays[0].dtype), op))
     before = [fold(arrays[:r], op) for r in range(1, len(arrays))]
     return [first if identity else arrays[0].copy(), *before]
@@ -106,7 +106,7 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def compute(ops: Sequence[Op]) -> None:
-    """Run an operation, given as the operations of all ranks."""
+    """Run an operation, given as the operations on all ranks."""
     facts = facts_of(ops[0])
     for name, ranks in facts.writes.items():
         for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):
@@ -120,7 +120,7 @@ def assign(out: Any, value: Any) -> None:
 
 
 def _assign_all(outs: object, value: object) -> None:
-    """Write an array, or a list of an array per rank: into a list, or in sequence if flat."""
+    """Write an array, or a list with an array per rank: into a list, or in sequence if flat."""
     if not isinstance(value, list):
         assign(outs, value)
     elif isinstance(outs, (list, tuple)):
@@ -131,7 +131,7 @@ def _assign_all(outs: object, value: object) -> None:
 
 
 def _results(ops: Sequence[Any]) -> Sequence[object]:
-    """Return the result of each rank by the function of the operation's name."""
+    """Return each rank's result by the function with the operation's name."""
     facts, first, size = facts_of(ops[0]), ops[0], len(ops)
     by_name: Any = globals()[facts.name]
     if "inp" not in facts.per_rank:
@@ -224,7 +224,7 @@ def _widened(x: Array) -> Array:
 
 
 def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
-    """Apply `rule` to real numbers of at least float32, and round once."""
+    """Apply `rule` to real numbers in at least float32, and round once."""
     wide = np.array(_widened(x))
     with np.errstate(all="ignore"):
         if np.iscomplexobj(wide):
@@ -234,7 +234,7 @@ def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
 
 
 def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> object:
-    """Round `factor` to the array's real dtype, and return it in the dtype of the computation."""
+    """Round `factor` to the array's real dtype, and return it in the computation's dtype."""
     narrow = dtype if dtype_of(dtype) in NARROW else wide
     return np.asarray(factor, wide).astype(narrow).astype(wide)[()]
 

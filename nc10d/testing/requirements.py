@@ -1,6 +1,6 @@
 """Requirements on a backend beside its collectives: messages, barriers, groups, orderly failure.
 
-Each function runs on every rank of a group, `requirement(group)`, and raises AssertionError where
+Each function runs on every rank in a group, `requirement(group)`, and raises AssertionError where
 the backend does not meet it. None needs more than NumPy and two seconds.
 """
 
@@ -23,7 +23,7 @@ from nc10d.work import Work
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REASON = "to see what happens"
-LARGE = 70_001  # elements of 8 bytes: more than the staging buffers of the CPU engine hold
+LARGE = 70_001  # elements of 8 bytes: more than the CPU engine's staging buffers hold
 
 
 def _others(group: ProcessGroup) -> list[int]:
@@ -65,7 +65,7 @@ def tags_are_matched_in_any_order(group: ProcessGroup) -> None:
 
 
 def one_tag_keeps_the_order(group: ProcessGroup) -> None:
-    """Messages of the same sender and tag arrive in the order sent, small and large mixed."""
+    """Messages with the same sender and tag arrive in the order sent, small and large mixed."""
     counts = [1, LARGE, 0, 5, 4096, 1] * 3
     following, previous = neighbours(group)
     if group.size == 1:
@@ -102,7 +102,7 @@ def any_source_takes_each_message_once(group: ProcessGroup) -> None:
 
 
 def receives_take_messages_in_the_order_of_posting(group: ProcessGroup) -> None:
-    """Of the receives from any source or a rank, the first posted takes the first message."""
+    """Among receives from any source or a rank, the first posted takes the first message."""
     if group.size == 1:
         return
     following, previous = neighbours(group)
@@ -252,7 +252,7 @@ def nobody_leaves_a_barrier_early(group: ProcessGroup) -> None:
 
 
 def groups_compute_among_their_members(group: ProcessGroup) -> None:
-    """Disjoint and overlapping groups compute at the same time, in their own order of ranks."""
+    """Disjoint and overlapping groups compute at the same time, in their own rank order."""
     size, rank = group.size, group.rank
     lists = [list(range(0, size, 2)), list(range(1, size, 2)), list(range(size))]
     if size > 2:

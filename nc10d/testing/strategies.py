@@ -1,9 +1,9 @@
-"""Hypothesis strategies for the arguments of collectives, from element types to whole programs.
+"""Hypothesis strategies for collectives' arguments, from element types to whole programs.
 
 Contract: every strategy shrinks to small worlds, few elements and plain layouts. Array contents
 follow from a drawn seed: a mix of special values, ordinary values and random bits. A
-`CollectiveCall` is a collective of all ranks. It makes each rank's operation on new memory, so that
-a test can run it any number of times, and it knows the expected outputs from the reference.
+`CollectiveCall` is a collective on all ranks. It makes each rank's operation on new memory, so that
+a test can run it any number of times, and gets the expected outputs from the reference.
 
     @given(worlds().flatmap(lambda size: st.tuples(st.just(size), programs(size))))
 """
@@ -32,7 +32,7 @@ from nc10d.testing.simulated.faults import FAULTS, Fault, faults_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 255, 1000, 4099)
-# A whole number, so that it is a factor for ints as well.
+# A whole number, to be a factor for ints as well.
 OPS = (*REDUCE_OPS, O.premul_sum(3.0))
 
 
@@ -61,7 +61,7 @@ def counts(largest: int = 4099) -> st.SearchStrategy[int]:
 
 
 def shapes(largest: int = 4099) -> st.SearchStrategy[tuple[int, ...]]:
-    """Draw a shape of 0 to 3 dimensions, perhaps without elements."""
+    """Draw a shape with 0 to 3 dimensions, perhaps without elements."""
     flat = counts(largest).map(lambda n: (n,))
     return flat | st.just(()) | st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 3))
 
@@ -95,13 +95,13 @@ def mixed_values(dtype: DType, shape: Sequence[int] | int, seed: int) -> Array:
 
 @st.composite
 def arrays(draw: st.DrawFn, dtype: DType, shape: Sequence[int]) -> Array:
-    """Draw the contents of an array of this type and shape."""
+    """Draw the contents of an array with this type and shape."""
     return mixed_values(dtype, tuple(shape), draw(st.integers(0, 2**32)))
 
 
 @st.composite
 def same_shape_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
-    """Draw an array per rank, all of the same type and shape."""
+    """Draw an array per rank, all with the same type and shape."""
     dtype = dtype or draw(dtypes())
     shape = draw(shapes())
     return [draw(arrays(dtype, shape)) for _ in range(size)]
@@ -109,20 +109,20 @@ def same_shape_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) 
 
 @st.composite
 def ragged_per_rank(draw: st.DrawFn, size: int, dtype: DType | None = None) -> list[Array]:
-    """Draw a flat array per rank, all of the same type, of different sizes."""
+    """Draw a flat array per rank, all with the same type, in different sizes."""
     dtype = dtype or draw(dtypes())
     return [draw(arrays(dtype, (draw(counts()),))) for _ in range(size)]
 
 
-# Collectives, and programs of them
+# Collectives, and programs with them
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveCall:
-    """A collective of all ranks.
+    """A collective on all ranks.
 
-    `inputs[r]` is the input of rank r: an array, or a list of arrays with an array per rank.
-    `flat` packs such lists into a single array. `layout` is one of `LAYOUTS`.
+    `inputs[r]` is rank r's input: an array, or a list with an array per rank. `flat` packs such
+    lists into a single array. `layout` is one of `LAYOUTS`.
     """
 
     kind: type[Any]
@@ -144,7 +144,7 @@ class CollectiveCall:
         return self.kind(**{name: made[name] for name in facts.fields if name in made})
 
     def _array(self, name: str, rank: int) -> object:
-        """Return an argument on fresh memory; None where only the root has it."""
+        """Return an argument on fresh memory; None where only the root has the argument."""
         facts = FACTS[self.kind]
         of_chunks = "inp" in facts.per_rank
         chunks = self.inputs[self.root if facts.has_root else rank]
@@ -157,7 +157,7 @@ class CollectiveCall:
         return self.lay(np.zeros_like(chunks[rank]))
 
     def expected(self) -> list[list[Array]]:
-        """Return the expected `outputs` of each rank."""
+        """Return each rank's expected `outputs`."""
         ops = [self.make(rank) for rank in range(len(self.inputs))]
         compute(ops)
         return [outputs(op) for op in ops]
@@ -183,7 +183,7 @@ def outputs(op: Any) -> list[Array]:
 
 
 def issue(group: object, op: Any, async_op: bool = False) -> Any:
-    """Make the call of `group` for an operation; return the call's result."""
+    """Make the call on `group` for an operation; return the call's result."""
     facts = facts_of(op)
     flat = _is_flat(op)
     names = [*_ORDER.get(type(op), facts.arrays), "root", "op"]
@@ -193,7 +193,7 @@ def issue(group: object, op: Any, async_op: bool = False) -> Any:
 
 
 _ORDER: dict[type[Op], tuple[str, ...]] = {O.Gather: ("inp", "out")}
-"""The order of a public call's arrays where they are not in the order of the fields."""
+"""The order of a public call's arrays where it differs from the fields' order."""
 
 
 def _is_flat(op: Any) -> bool:
@@ -212,7 +212,7 @@ KINDS = COLLECTIVE_KINDS
 
 @st.composite
 def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Op]] = KINDS) -> CollectiveCall:
-    """Draw a collective of `size` ranks."""
+    """Draw a collective on `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
     facts = FACTS[kind]
     flat = bool(facts.flat_name) and draw(st.booleans())
@@ -255,5 +255,5 @@ def programs(size: int, longest: int = 6) -> st.SearchStrategy[list[CollectiveCa
 
 @st.composite
 def fault_plans(draw: st.DrawFn, size: int, seconds: float) -> list[Fault]:
-    """Draw faults of simulated ranks, as `draw_faults` does; shrinks to few and early faults."""
+    """Draw faults for simulated ranks, as `draw_faults` does; shrinks to few and early faults."""
     return faults_from(size, seconds, FAULTS, lambda low, high: draw(st.integers(low, high)))

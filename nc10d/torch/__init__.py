@@ -4,15 +4,15 @@
 
 registers `torch.Tensor` and `torch.nn.Parameter` as array types: calls use their memory without a
 copy. `DistributedDataParallel` has torch's interface, and reduces with nc10d's Reducer.
-`DistributedSampler` and `SyncBatchNorm` are torch's on groups of nc10d; `save` and `load` keep the
-state of a job. `nc10d.torch.training` has comm hooks and averagers of parameters. A function that
-torch.compile compiles may make all calls. Those of `nc10d.torch.functional` become part of its
-graph; the others stay uncompiled. `as_store` makes a store of nc10d into one of torch's, and
-nc10d's groups take torch's stores.
+`DistributedSampler` and `SyncBatchNorm` are torch's on nc10d groups; `save` and `load` keep a job's
+state. `nc10d.torch.training` has comm hooks and parameter averagers. A function that torch.compile
+compiles may make all calls. Calls in `nc10d.torch.functional` become part of the graph; the
+others stay uncompiled. `as_store` makes an nc10d store into one for torch, and nc10d's groups
+take torch's stores.
 
-The import also registers the backend "nc10d" of torch.distributed. `init_process_group` makes the
-default group of both, `group_of` gives the group of nc10d below a torch group, and `as_torch_group`
-the torch group on one of nc10d's.
+The import also registers torch.distributed's backend "nc10d". `init_process_group` makes the
+default group for both, `group_of` gives the nc10d group below a torch group, and `as_torch_group`
+a torch group on an nc10d group.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ torch_registration.register(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "nn"):  # on first use: it defines operators, which takes a while
+    if name in ("functional", "nn"):  # on first use: defining operators takes a while
         return import_to_end(f"nc10d.torch.{name}")
     if name in ("nccl_pool", "register_pool"):  # they load NCCL's backend
         return getattr(import_to_end("nc10d.torch.training.nccl_pool"), name)

@@ -2,7 +2,7 @@
 
 Contract: autograd calls `_ready` once for each parameter in a backward pass, in any order, and with
 a static graph once for each use. The call comes on the thread that called `backward`, or on
-autograd's thread of a GPU, and the stream of the gradient is current. The first call begins the
+autograd's thread for a GPU, and the gradient's stream is current. The first call begins the
 Reducer's pass, and the end of autograd's work ends it. A forward pass without a backward pass has
 no effect. A hook holds only a weak reference to its Gradients object.
 """
@@ -34,13 +34,13 @@ from nc10d.torch.tensors import DTYPES, as_tensor, like
 class Gradients:
     """Averages the gradients of `params` (by name, on the CPU or on GPUs) over a group.
 
-    `targets` are the parameters whose gradients become the means, of dtypes `dtypes` in buckets;
-    `params` are their leaves of the graph, or the parameters themselves. Parameters with optimizers
+    `targets` are the parameters whose gradients become the means, with dtypes `dtypes` in buckets;
+    `params` are their leaves in the graph, or the parameters themselves. Parameters with optimizers
     that step in the backward pass (see `nc10d.torch.in_backward`) are stepped as soon as their
     bucket is reduced.
 
     With `as_views` the gradients are views of the Reducer's buckets, else separate tensors.
-    Parameters named in `sparse` have sparse gradients. `options` are further options of the
+    Parameters named in `sparse` have sparse gradients. `options` are further options for the
     Reducer. `on_end()` is called when a reduced pass has ended.
     """
 
@@ -100,7 +100,7 @@ class Gradients:
 
     def _make_slots(self) -> None:
         rows = zip(self.params, self.reducer.gradients, self._targets, strict=True)
-        # Copies bypass the caches if the gradients of a pass do not fit into them.
+        # Copies bypass the caches if a pass's gradients do not fit into them.
         past = sum(x.nbytes for x in self.params) >= STREAM_BYTES
         self._slots = [slot_of(*row, self._as_views, past) for row in rows]
         self._outside_buckets = [i for i, slot in enumerate(self._slots) if not slot.as_view]
@@ -136,7 +136,7 @@ class Gradients:
                 unused = [index for index in unused if index in self._unused]
         self._reducing = reducing or self._announced
         self._announced = self._reducing
-        if not self._static:  # its first pass has shown the unused parameters
+        if not self._static:  # the first pass of a static graph has shown the unused parameters
             self._unused = unused
         if self._reducing:
             # With checkpointing, parameters get their gradients in a nested backward pass, which
@@ -179,7 +179,7 @@ class Gradients:
     def _queue_end(self) -> None:
         """Let autograd call `_end` when the current backward pass ends.
 
-        A compiled pass drops the callback: there the last expected gradient ends it.
+        A compiled pass drops the callback: there the last expected gradient ends the pass.
         """
         self._compiled = _in_compiled_pass()
         if self._compiled:
@@ -214,7 +214,7 @@ class Gradients:
             self._step(i for i in sorted(self._stepping - self._stepped) if used[i])
 
     def _step_early(self, params: Iterable[int]) -> None:
-        """Let the optimizers of these parameters step, unless no rank uses the parameters."""
+        """Let these parameters' optimizers step, unless no rank uses the parameters."""
         if self._static:
             if self.reducer.arrived is None:  # the first pass shows at its end which are used
                 return
@@ -222,7 +222,7 @@ class Gradients:
         self._step(params)
 
     def _step(self, params: Iterable[int]) -> None:
-        """Let the optimizers of these parameters step by their means."""
+        """Let these parameters' optimizers step by the means."""
         stepping = [i for i in params if i in self._stepping]
         self._write_means(i for i in stepping if not self._slots[i].as_view)
         for index in stepping:
@@ -253,18 +253,18 @@ class Gradients:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
 
     def take_means(self, means: Sequence[Array]) -> None:
-        """Set the gradients to the means of a pass of the other ranks; None if no rank has one."""
+        """Set the gradients to the means from the other ranks' pass; None if no rank has one."""
         for x, mean, used in zip(self._targets, means, self.reducer.used, strict=True):
             if not used:
                 x.grad = None
             elif isinstance(mean, SparseGradient):
                 x.grad = as_sparse(mean, x)
-            else:  # the mean is in the order of the memory of `x`
+            else:  # the mean is in the memory order of `x`
                 own = like(as_tensor(mean.reshape(-1)), x)
                 x.grad = own.to(x.grad_dtype or x.dtype)
 
     def _finish_compiled(self) -> None:
-        """Raise the error of a compiled pass that has ended without its last gradient."""
+        """Raise an error if a compiled pass has ended without its last gradient."""
         self._mark, self._announced = None, False
         try:
             self.reducer.finish()
@@ -352,7 +352,7 @@ def at_end_of_backward(ended: Callable[[], object], left: Callable[[], object]) 
 
 
 class _Callback:
-    # autograd does not call the callbacks of a pass that fails; it drops them.
+    # autograd does not call a failing pass's callbacks, but drops them.
 
     __slots__ = ("_ended", "_left")
 

@@ -6,9 +6,9 @@
 Contract: constructor, semantics and attributes are those of
 torch.nn.parallel.DistributedDataParallel, on an nc10d group. A bucket is launched as soon as
 autograd has computed its gradients. `backward` waits for all buckets, and raises their errors. A
-module is on the CPU or on GPUs, one or several. The group's GPU backend reduces the gradients of
+module is on the CPU or on GPUs, one or several. The group's GPU backend reduces the gradients on
 GPUs, in the order of torch's current streams; the group needs a CPU backend, too. torch.compile
-compiles the module, but not the code of this class. The class derives from torch's, so that
+compiles the module, but not this class's code. The class derives from torch's, so that
 `isinstance` finds it, and takes nothing from it: no group of torch.distributed exists.
 """
 
@@ -40,21 +40,21 @@ from nc10d.torch.wrapped_module import Contents, Device, placement, same_everywh
 
 
 class DistributedDataParallel(PrivateMethods, TorchDDP):
-    """Trains `module` on all ranks of a group, each with data of its own.
+    """Trains `module` on all ranks in a group, each with separate data.
 
-    `process_group` is a group of nc10d's, or of torch.distributed with the backend "nc10d" (None:
-    the default group, of nc10d's if it has one), or `device_mesh` is a mesh with a single
-    dimension. The attribute `process_group` is this group, so the functions of its library take it.
-    `bucket_cap_mb` (25) is the size of buckets in MiB; the first bucket has at most 1 MiB.
+    `process_group` is an nc10d group, or a torch.distributed group with the backend "nc10d" (None:
+    the default group, nc10d's if there is one), or `device_mesh` is a mesh with a single
+    dimension. The attribute `process_group` is this group, so its library's functions take it.
+    `bucket_cap_mb` (25) is the buckets' size in MiB; the first bucket has at most 1 MiB.
     `bucket_cap_mb_list` has a size for each bucket instead, and the last repeats. With
-    `find_unused_parameters`, each forward pass searches for parameters on which its output does not
+    `find_unused_parameters`, each forward pass searches for parameters on which the output does not
     depend. With `static_graph`, the first pass determines them for all passes. With
     `gradient_as_bucket_view`, gradients are views of the buckets.
 
     With `init_sync`, every rank gets rank 0's parameters and buffers in the constructor. With
     `forward_sync_buffers`, every rank gets rank 0's buffers before each forward pass.
     `broadcast_buffers` is the older name; if it is False, the constructor does not send buffers,
-    either. `device_ids` contains the GPU of a module, and inputs are moved there; it must be None
+    either. `device_ids` contains the module's GPU, and inputs are moved there; it must be None
     for a module on the CPU or on several GPUs. `output_device`, `dim`, `check_reduction` and
     `batched_grad_copy` exist for compatibility and have no effect: outputs stay on the module's
     device.
@@ -63,19 +63,19 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     together, behind the bucket of `param_to_hook_all_reduce`. With `skip_all_reduce_unused_params`,
     a bucket whose parameters are all unused is not reduced; the same must be unused on every rank.
 
-    `mixed_precision` is a MixedPrecision. Optimizers of `apply_optimizer_in_backward` step by the
+    `mixed_precision` is a MixedPrecision. Optimizers from `apply_optimizer_in_backward` step by the
     means, as soon as these are known.
 
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
     graph, so all ranks need a copy then. A comm hook is not copied.
 
-    The constructor blocks until all ranks call it. ValueError on every rank if their parameters
-    differ, for devices as in torch, and for sparse gradients with mixed precision. RuntimeError
-    without a trainable parameter, or if a parameter has no shape yet. A forward pass raises a
-    RuntimeError if the module has a parameter to train, or an optimizer in its backward pass, that
-    was frozen or missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError
-    that names the parameters with missing gradients.
+    The constructor blocks until all ranks call it. ValueError on every rank if parameters differ,
+    for devices as in torch, and for sparse gradients with mixed precision. RuntimeError without a
+    trainable parameter, or if a parameter has no shape yet. A forward pass raises a RuntimeError if
+    the module has a parameter to train, or an optimizer in its backward pass, that was frozen or
+    missing when it was wrapped. Backward passes raise DistErrors, and a RuntimeError that names the
+    parameters with missing gradients.
     """
 
     def __init__(
@@ -195,17 +195,17 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
     @property
     def logger(self) -> Logger:
-        """The Logger of the Reducer's passes."""
+        """The Logger for the Reducer's passes."""
         return self._connect()[1]
 
     @property
     def reducer(self) -> Reducer:
-        """The nc10d.Reducer of the gradients."""
+        """The nc10d.Reducer for the gradients."""
         return self._gradients.reducer
 
     @property
     def broadcast_buffers(self) -> bool:
-        """Another name of `forward_sync_buffers`."""
+        """Another name for `forward_sync_buffers`."""
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter
@@ -213,11 +213,11 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self.forward_sync_buffers = value
 
     def forward(self, *inputs: object, **kwargs: object) -> Any:
-        """Call the module; a backward pass from its output is reduced.
+        """Call the module; a backward pass from the output is reduced.
 
         RuntimeError, once, if an exception ended the last backward pass on every rank amid its
-        gradients. If it did on some ranks alone, they do not compute the same any more: the next
-        calls of the group are a CollectiveMismatch on all ranks, which names the pass.
+        gradients. If that happened on some ranks alone, they do not compute the same any more: the
+        next calls on the group are a CollectiveMismatch on all ranks, which names the pass.
         """
         recording = torch.is_grad_enabled()
         reducing = recording and self.require_backward_grad_sync
@@ -273,7 +273,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def _synchronise(
         self, recording: bool, reducing: bool, uneven: UnevenInputs | None = None
     ) -> None:
-        """Make the collectives before a forward pass, also for a pass of the other ranks."""
+        """Make the collectives before a forward pass, also for the other ranks' pass."""
         if recording:
             self._gradients.prepare(reducing)
         if self._buffer_hook is not None:
@@ -285,7 +285,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             uneven.count()
 
     def _shadow(self, state: int, uneven: UnevenInputs) -> None:
-        """Make the collectives of a forward and a backward pass of the other ranks."""
+        """Make the collectives in the other ranks' forward and backward pass."""
         reducing = state == REDUCES
         self._synchronise(state >= RECORDS, reducing, uneven)
         if self._buffer_hook is not None:
@@ -313,9 +313,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank only, for forward passes inside of the block.
+        """Accumulate gradients on this rank only, for forward passes inside the block.
 
-        The next pass outside of the block reduces the sums. Every rank must use it for the same
+        The next pass outside the block reduces the sums. Every rank must use the block for the same
         passes.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
@@ -330,12 +330,12 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a Join block of this module alone, for ranks with different numbers of batches.
+        """Return a Join block for this module alone, for ranks with different numbers of batches.
 
         A rank that has joined counts as a rank with zero gradients; without
         `divide_by_initial_world_size` it does not count, and the sum is divided by the number of
-        ranks that have a batch. At the end of the block every rank has the parameters and buffers
-        of the last rank that had a batch. See `nc10d.Join`.
+        ranks that have a batch. When the block ends, every rank has the parameters and buffers of
+        the last rank that had a batch. See `nc10d.Join`.
         """
         return Join(
             [self],
@@ -345,7 +345,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         )
 
     def join_hook(self, **kwargs: Any) -> UnevenInputs:
-        """Return the hook of a Join block, which takes `divide_by_initial_world_size` (True).
+        """Return the hook for a Join block, which takes `divide_by_initial_world_size` (True).
 
         ValueError with `skip_all_reduce_unused_params`: a joined rank does not know who is unused.
         """
@@ -362,7 +362,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
     @property
     def join_process_group(self) -> AnyGroup:
-        """The module's group, as it was given or meant."""
+        """The module's group, as given or meant."""
         return self.process_group
 
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], object]) -> None:
@@ -370,8 +370,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
 
         `bucket` has c10d's methods, which return tensors. The hook returns an nc10d Work or Future,
         or a torch.futures.Future. Its value is the reduced tensor, or a list that contains only
-        this tensor. A sparse gradient has a bucket of its own, and its buffer and value are sparse
-        tensors. TypeError if the hook is not callable. The hooks of nc10d.reducer.hooks take the
+        this tensor. A sparse gradient has its own bucket, and buffer and value are sparse
+        tensors. TypeError if the hook is not callable. The hooks in nc10d.reducer.hooks take the
         group as state.
         """
         with self.logger.reporting():

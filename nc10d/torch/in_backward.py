@@ -4,9 +4,9 @@
     model = DistributedDataParallel(model)
     loss(model(x)).backward()       # the parameters are trained when this returns
 
-Contract: marks on parameters and hooks are those of torch.distributed.optim, so that its functions
-work, too. DistributedDataParallel takes the hooks' place: they would step by the gradient of a
-single rank. A gradient is None after its step, so that it needs memory no longer.
+Contract: marks on parameters and hooks are torch.distributed.optim's, so that torch's functions
+work, too. DistributedDataParallel takes the hooks' place: they would step by the gradient on a
+single rank. A gradient is None after its step, and needs memory no longer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MARK = "_in_backward_optimizers"
-"""The attribute of a parameter with the list of its optimizers."""
+"""A parameter's attribute with the list of its optimizers."""
 
 KEEP_GRADIENTS = "NC10D_KEEP_STEPPED_GRADIENTS"
-"""The environment variable that keeps gradients after their step, if it is 1."""
+"""The environment variable that keeps gradients after their step, if set to 1."""
 
 
 def apply_optimizer_in_backward(
@@ -32,9 +32,9 @@ def apply_optimizer_in_backward(
     optimizer_kwargs: Mapping[str, object],
     register_hook: bool = True,
 ) -> None:
-    """Let each of `params` have an optimizer of its own, which steps in the backward pass.
+    """Give each of `params` a separate optimizer, which steps in the backward pass.
 
-    `optimizer_class([param], **optimizer_kwargs)` makes it. Several calls give a parameter several
+    `optimizer_class([param], **optimizer_kwargs)` makes one. Several calls give a parameter several
     optimizers. Call it before DistributedDataParallel wraps the module; for fully_shard, afterwards
     on the shards. Without `register_hook` only the marks are made, and nothing steps unless
     DistributedDataParallel or fully_shard finds them.
@@ -51,17 +51,17 @@ def apply_optimizer_in_backward(
 
 
 _handles = WeakTensorKeyDictionary()
-"""The handle of the hook of each parameter."""
+"""The hook's handle for each parameter."""
 
 
 def optimizers(x: torch.Tensor) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that step in the backward pass of a parameter."""
+    """Return the optimizers that step in a parameter's backward pass."""
     return getattr(x, MARK, [])
 
 
 def take_over(params: Iterable[torch.Tensor]) -> None:
-    """Remove the hooks by which the optimizers of these parameters step."""
-    # torch's own function keeps its handles in its module, which may not have been imported.
+    """Remove the hooks by which these parameters' optimizers step."""
+    # torch's own function keeps the handles in a module that may not have been imported.
     torchs = sys.modules.get("torch.distributed.optim.apply_optimizer_in_backward")
     for x in params:
         handles = [_handles.pop(x)] if x in _handles else []
@@ -72,7 +72,7 @@ def take_over(params: Iterable[torch.Tensor]) -> None:
 
 
 def step(x: torch.Tensor) -> None:
-    """Let the optimizers of a parameter step by its gradient, and drop the gradient."""
+    """Let a parameter's optimizers step by the gradient, and drop the gradient."""
     for optimizer in optimizers(x):
         optimizer.step()
     if os.environ.get(KEEP_GRADIENTS) != "1":
@@ -80,11 +80,11 @@ def step(x: torch.Tensor) -> None:
 
 
 def return_free_memory() -> None:
-    """Return the free pages of the C library's heap to the system, if it can do so.
+    """Return the free pages in the C library's heap to the system, if possible.
 
     Optimizers make their state in the first pass, between gradients and other tensors that die.
-    glibc puts no tensor into the hole of another of the same size, since torch asks for aligned
-    memory; the holes would keep their pages for ever: for Adam about those of a third of its state.
+    glibc puts no tensor into a hole left by another tensor with the same size, since torch asks for
+    aligned memory; the holes would keep their pages for ever: for Adam about a third of its state.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

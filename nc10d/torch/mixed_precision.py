@@ -2,10 +2,10 @@
 
     model = DistributedDataParallel(module, mixed_precision=MixedPrecision(torch.bfloat16))
 
-Contract: the module's parameters keep their dtype, their values and their place; optimizers and
-state_dict see these alone. During a forward pass the module has low-precision copies instead,
-leaves of the graph, which each forward pass fills anew. The Reducer reduces the gradients of the
-copies; a gradient is cast back when its mean is known. PR 92882 of pytorch has the fields' meaning.
+Contract: the module's parameters keep their dtype, values and place; optimizers and state_dict see
+these alone. During a forward pass the module has low-precision copies instead, leaves in the graph,
+which each forward pass fills anew. The Reducer reduces the copies' gradients; a gradient is cast
+back when its mean is known. PR 92882 of pytorch has the fields' meaning.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from nc10d.torch.wrapped_module import mapped
 
 T = TypeVar("T")
 Places = Sequence[tuple[dict[str, torch.nn.Parameter | None], str, torch.Tensor, torch.Tensor]]
-"""A layer's table of parameters, a name in it, the parameter, and its copy."""
+"""A layer's parameter table, a name there, the parameter, and its copy."""
 
 _OWN, _COPY = 2, 3
 
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """The dtypes of a forward pass and of the reduction; None: the parameters' own.
+    """The dtypes in a forward pass and in the reduction; None: the parameters' own.
 
     `reduce_dtype` None is `param_dtype`. `buffer_dtype` is given to floating-point buffers when the
     module is wrapped. With `keep_low_precision_grads`, gradients have `reduce_dtype` after the
     backward pass, for an optimizer that takes them. `cast_root_forward_inputs` casts the arguments
-    of the whole module to `param_dtype`, `cast_forward_inputs` those of each layer. Layers of
+    of the whole module to `param_dtype`, `cast_forward_inputs` each layer's. Layers in
     `modules_to_keep` (and the layers inside them) keep their dtypes; their inputs are cast to
     these, and their outputs to `param_dtype`.
 
@@ -63,7 +63,7 @@ class MixedPrecision:
 
     @classmethod
     def of(cls, other: object) -> MixedPrecision:
-        """Return these settings, or those of torch's MixedPrecision for FSDP or DDP."""
+        """Return these settings, or those in torch's MixedPrecision for FSDP or DDP."""
         if isinstance(other, cls):
             return other
         names = ("param_dtype", "reduce_dtype", "buffer_dtype")
@@ -78,10 +78,10 @@ class MixedPrecision:
 
 
 class LowPrecision:
-    """The low-precision copies of a module's parameters, and their place in its layers.
+    """The low-precision copies of a module's parameters, and their place in the layers.
 
     `trained` are the parameters to train and `ignored` the names that DDP ignores. `leaves` has the
-    copies of the trained parameters by name; a parameter that keeps its dtype is its own leaf.
+    trained parameters' copies by name; a parameter that keeps its dtype is its own leaf.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class LowPrecision:
         return self._options.reduce_dtype or self._options.param_dtype or x.dtype
 
     def _take(self, layer: torch.nn.Module, own: set[int]) -> Places:
-        """Make the copies of a layer's parameters, and cast its buffers; return the places."""
+        """Copy a layer's parameters, and cast the layer's buffers; return the places."""
         options = self._options
         for name, x in layer._buffers.items():
             if options.buffer_dtype and _castable(x) and id(x) not in own:
@@ -148,7 +148,7 @@ class LowPrecision:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Give the module its copies, with the parameters' current values, for a forward pass."""
+        """Give the module the copies, with the parameters' current values, for a forward pass."""
         self._refresh()
         self._idle = self._idle or self._names()
         self._exchange(self._places, _COPY)
@@ -166,7 +166,7 @@ class LowPrecision:
             self._exchange(self._places, _OWN)
 
     def inputs(self, value: T) -> T:
-        """Return the arguments of a forward pass with floating-point tensors cast."""
+        """Return a forward pass's arguments with floating-point tensors cast."""
         dtype = self._options.param_dtype
         if dtype is None or not self._options.cast_root_forward_inputs:
             return value
@@ -185,17 +185,17 @@ class LowPrecision:
             for x in copies:
                 x.untyped_storage().resize_(x.nbytes)
         if versions == self._versions:
-            # The graph of an earlier forward pass may hold the copies. Their values are the same,
-            # but for what nc10d has written, which torch does not count as a change either.
+            # An earlier forward pass's graph may hold the copies. Their values are the same, but
+            # for what nc10d has written, which torch does not count as a change either.
             copies = [x.data for x in copies]
         self._versions = versions
         if copies:
             torch._foreach_copy_(copies, sources)
 
     def release(self) -> None:
-        """Free the memory of the copies, at the end of a backward pass, unless any is in use."""
-        # An optimizer's step is the peak of memory. A graph that waits for its own backward pass,
-        # or is retained, holds the copies that it reads.
+        """Free the copies' memory when a backward pass ends, unless any is in use."""
+        # Memory peaks in an optimizer's step. A graph that waits for its own backward pass, or is
+        # retained, holds the copies that it reads.
         names = self._names()
         copies = [copy for _, copy in self._copies.values()]
         if self._active or any(map(_is_read, copies, names, self._idle)):
@@ -205,7 +205,7 @@ class LowPrecision:
             x.untyped_storage().resize_(0)
 
     def _names(self) -> list[int]:
-        """Return how often Python refers to each of the copies."""
+        """Return how often Python refers to each copy."""
         return [sys.getrefcount(copy) for _, copy in self._copies.values()]
 
     @staticmethod
@@ -220,13 +220,13 @@ class LowPrecision:
         result: torch.dtype | None,
         places: Places = (),
     ) -> None:
-        """Cast a layer's inputs and outputs; give it its copies where a backward pass calls it.
+        """Cast a layer's inputs and outputs; a layer that a backward pass calls gets its copies.
 
         `places` are those in the layer and in the layers inside.
         """
-        # Checkpointing calls a layer again in the backward pass, outside of `forward`. A layer may
-        # read the parameters of one inside without calling it, so the outermost call exchanges
-        # all of them. A recurrent layer holds its parameters in a list of its own, too.
+        # Checkpointing calls a layer again in the backward pass, outside `forward`. A layer may
+        # read an inner layer's parameters without calling that layer, so the outermost call
+        # exchanges all of them. A recurrent layer also holds its parameters in a separate list.
         names: list[str] = getattr(layer, "_flat_weights_names", []) if places else []
 
         def exchange(which: int) -> None:
@@ -256,13 +256,13 @@ class LowPrecision:
             return None if result is None else mapped(output, lambda x: _cast(x, result))
 
         self._handles += [
-            # First: the hooks of weight_norm compute with the parameters.
+            # First: weight_norm's hooks compute with the parameters.
             layer.register_forward_pre_hook(_Hook(before), prepend=True, with_kwargs=True),
             layer.register_forward_hook(_Hook(after), always_call=True),
         ]
 
     def close(self) -> None:
-        """Remove the hooks of the layers."""
+        """Remove the layers' hooks."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -272,8 +272,8 @@ class LowPrecision:
 
 def _is_read(x: torch.Tensor, names: int, idle: int) -> bool:
     """Return whether a graph, a view, or a name more than those in `idle` holds a leaf's values."""
-    # A leaf counts its Python object, and its node that accumulates the gradient, which does no
-    # harm. Its storage counts the leaf, and the object that asks.
+    # A leaf's use count includes its Python object, and the node that accumulates the gradient,
+    # which does no harm. The storage's count includes the leaf, and the object that asks.
     node = x._use_count() - 1
     storage = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
     return bool(node > x.requires_grad or storage > 2 or names > idle + node * _names_of_node())
@@ -291,7 +291,7 @@ def _names_of_node() -> int:
 
 
 class _Hook:
-    """A hook of a layer; a copy of the layer has a hook without effect."""
+    """A layer's hook; a copied layer has a hook without effect."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function

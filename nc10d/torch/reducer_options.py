@@ -1,4 +1,4 @@
-"""Arguments of DistributedDataParallel about buckets, as options of the Reducer.
+"""DistributedDataParallel's arguments about buckets, as options for the Reducer.
 
 Contract: pure. Errors are ValueErrors that name the argument, before anything is sent.
 """
@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 
 def size_limits(cap_mb: float | None, caps_mb: Sequence[float] | None) -> tuple[int, ...]:
-    """Return the limits of buckets in bytes, of the first bucket first; as in torch."""
+    """Return bucket limits in bytes, the first bucket's first; as in torch."""
     if caps_mb:
         if min(caps_mb) <= 0:
             raise ValueError(f"bucket_cap_mb_list must have positive sizes, got {list(caps_mb)}")

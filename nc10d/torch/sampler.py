@@ -10,9 +10,9 @@ from nc10d.api.queries import get_rank, get_world_size
 
 
 class DistributedSampler(TorchSampler):  # type: ignore[type-arg, unused-ignore]
-    """This rank's share of the indices of `dataset`, as of torch.utils.data.DistributedSampler.
+    """This rank's share of indices into `dataset`, as in torch.utils.data.DistributedSampler.
 
-    `num_replicas` and `rank` are by default those of nc10d's default group (ValueError if there is
+    `num_replicas` and `rank` are by default those in nc10d's default group (ValueError if there is
     none). The other arguments, and `set_epoch`, are torch's.
     """
 

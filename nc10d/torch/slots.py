@@ -1,9 +1,9 @@
-"""Move a parameter's gradient into the Reducer, and its mean back: by a bucket's slot, or by rows.
+"""Move a parameter's gradient into the Reducer, and the mean back: by a bucket's slot, or by rows.
 
 Contract: `move` copies the accumulated `x.grad` to its slot, divided if compiled code copies, or
 returns an array that the Reducer copies to the slot and back. `fill` copies it, undivided. `give`
 writes the mean to `x.grad`, or returns the (target, source) of a copy, which `write_means` makes.
-Compiled code copies only between plain CPU tensors of one dtype, shape and layout.
+Compiled code copies only between plain CPU tensors with one dtype, shape and layout.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Copy = tuple[torch.Tensor, torch.Tensor]
 _HOST = torch.device("cpu")
 _STRIDED = torch.strided
 Moved = tuple[torch.Tensor | None, bool]
-"""An array for the Reducer, if it has to copy the gradient, and whether the copy has divided it."""
+"""An array that the Reducer has to copy, if any, and whether the gradient is divided already."""
 MOVED = {"cuda"}
-"""Kinds of devices where buckets are tensors, and the Reducer copies gradients into them."""
+"""Device types where buckets are tensors, and the Reducer copies gradients into them."""
 
 
 class Dense:
-    """The slot of `x` in a bucket; `view` has the shape and strides of `x`.
+    """The slot for `x` in a bucket; `view` has the shape and strides of `x`.
 
     With `as_view`, `x.grad` is another view of the slot after the first pass. With `past`, copies
     into the bucket bypass the CPU caches.
@@ -41,7 +41,7 @@ class Dense:
     def __init__(self, x: torch.Tensor, gradient: Array, as_view: bool, past: bool = False) -> None:
         self.view = like(as_tensor(gradient.reshape(-1)), x)
         self.as_view = as_view
-        # The view in `x.grad`: `x.grad.data = y` gives it other memory, and not `view`.
+        # The view in `x.grad`: `x.grad.data = y` gives other memory to that view, not to `view`.
         self._shown: torch.Tensor | None = None
         self._shape, self._stride = self.view.shape, self.view.stride()
         self._memory = self.view.data_ptr(), self.view.nbytes
@@ -66,7 +66,7 @@ class Dense:
         return None, False
 
     def _is_alike(self, grad: Any) -> TypeGuard[torch.Tensor]:
-        """Return whether the gradient has memory, and its elements are laid out as `view`'s."""
+        """Return whether the gradient has memory, and elements laid out as `view`'s."""
         # A parameter's data may have been replaced. A ZeroTensor has no memory.
         return (
             type(grad) is torch.Tensor
@@ -96,7 +96,7 @@ class Dense:
         return shown
 
     def accumulate(self, x: torch.Tensor) -> None:
-        """Leave the gradient of a pass that is not reduced where autograd has accumulated it."""
+        """Leave an unreduced pass's gradient where autograd has accumulated it."""
 
     def give(self, x: torch.Tensor) -> Copy | None:
         """Set the gradient of `x` to the mean, or return the copy that does so."""
@@ -109,14 +109,14 @@ class Dense:
         return grad.detach() if grad.requires_grad else grad, self.view
 
     def row(self, target: torch.Tensor) -> Row | None:
-        """Return (target, source, bytes) of a copy of the view to a tensor of the same layout."""
+        """Return (target, source, bytes) for copying the view to a tensor with the same layout."""
         source, nbytes = self._memory
         plain = self._divided_copy is not None and not target.requires_grad
         return (target.data_ptr(), source, nbytes) if plain and self._is_alike(target) else None
 
 
 def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
-    """Write the mean of each slot to the gradient of its tensor; see `give`."""
+    """Write each slot's mean to the gradient of its tensor; see `give`."""
     rows, written, copies = [], [], []
     for slot, x in slots:
         copy = slot.give(x)
@@ -138,10 +138,10 @@ def write_means(slots: Iterable[tuple[Dense | Sparse, torch.Tensor]]) -> None:
 
 
 class Cast(Dense):
-    """The slot of a low-precision copy `x` of the parameter `target`, which has the gradient.
+    """The slot for a low-precision copy `x` of the parameter `target`, which has the gradient.
 
     `x.grad` is there only from autograd's end until the gradient is taken. A static graph may use
-    `x` several times in a pass: each use has a gradient of its own then.
+    `x` several times in a pass: each use has a separate gradient then.
     """
 
     def __init__(self, x: torch.Tensor, gradient: Array, target: torch.Tensor, past: bool) -> None:
@@ -149,7 +149,7 @@ class Cast(Dense):
         self._target, self._divided_by = target, 1
 
     def move(self, x: torch.Tensor, divisor: int, again: bool) -> Moved:
-        """Copy the gradient of `x` into the bucket, or add a further one of the pass to it."""
+        """Copy the gradient of `x` into the bucket, or add the pass's next gradient there."""
         if again:
             if (own := self._taken(x)) is not None:
                 self.view.add_(own, alpha=1 / self._divided_by)
@@ -161,7 +161,7 @@ class Cast(Dense):
         return None, divided
 
     def fill(self, x: torch.Tensor) -> None:
-        """Copy the gradient of `x` to the bucket, with what has been accumulated before."""
+        """Copy the gradient of `x` to the bucket, with the gradients accumulated before."""
         own, before = self._taken(x), self._target.grad
         if own is None:
             self.view.zero_() if before is None else self.view.copy_(before)
@@ -195,7 +195,7 @@ class Cast(Dense):
 
 
 class OnDevice(Dense):
-    """A slot on a device: the Reducer copies all gradients of a bucket in a single launch."""
+    """A slot on a device: the Reducer copies all gradients in a bucket in a single launch."""
 
     def __init__(self, x: torch.Tensor, gradient: Array) -> None:
         super().__init__(x, gradient, False)
@@ -222,7 +222,7 @@ class OnDevice(Dense):
 
 
 class Sparse:
-    """The rows of an embedding's gradient, which have no slot in a bucket."""
+    """An embedding gradient's rows, which have no slot in a bucket."""
 
     as_view = False
 
@@ -230,7 +230,7 @@ class Sparse:
         self._gradient = gradient
 
     def move(self, x: torch.Tensor, _divisor: int, _again: bool) -> Moved:
-        """Pass the rows of `x` to the Reducer, undivided: every rank divides those of all ranks."""
+        """Pass the rows of `x` to the Reducer, undivided: every rank divides all ranks' rows."""
         self.fill(x)
         return None, False
 
@@ -239,7 +239,7 @@ class Sparse:
         assign(self._gradient, _no_rows(x) if x.grad is None else as_rows(x.grad))
 
     def accumulate(self, x: torch.Tensor) -> None:
-        """Leave the gradient of a pass that is not reduced where autograd has accumulated it."""
+        """Leave an unreduced pass's gradient where autograd has accumulated it."""
 
     def give(self, x: torch.Tensor) -> None:
         """Set the gradient of `x` to the rows that the hook returned."""
@@ -249,7 +249,7 @@ class Sparse:
 def slot_of(
     x: torch.Tensor, gradient: torch.Tensor | Array, target: torch.Tensor, as_view: bool, past: bool
 ) -> Dense | Sparse:
-    """Return the slot of the leaf `x` of parameter `target`; `gradient` is the Reducer's."""
+    """Return the slot for the leaf `x` of parameter `target`; `gradient` is the Reducer's."""
     if isinstance(gradient, SparseGradient):
         return Sparse(gradient)
     if x is not target:
@@ -267,7 +267,7 @@ def allocation(params: Iterable[torch.Tensor]) -> Allocation:
 
 
 def as_rows(x: torch.Tensor) -> SparseGradient:
-    """Return the rows of a sparse tensor (COO) in host memory.
+    """Return a sparse tensor's rows (COO) in host memory.
 
     Contiguous rows on the CPU are not copied. For rows on a device the host waits.
     """
@@ -282,7 +282,7 @@ def as_sparse(gradient: SparseGradient, x: torch.Tensor) -> torch.Tensor:
         as_tensor(gradient.values).to(x.device),
         x.shape,
         is_coalesced=_in_order(gradient.indices),
-        check_invariants=False,  # the Reducer has checked the rows of every rank
+        check_invariants=False,  # the Reducer has checked every rank's rows
     )
 
 

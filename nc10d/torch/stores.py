@@ -7,7 +7,7 @@
     nc10d.init_process_group(store=store, rank=rank, world_size=size)
 
 torch's C++ code calls an adapter by C++ names (`deleteKey`, `getNumKeys`), and never calls
-`list_keys`, `barrier` and the queues. It forgets the adapter's methods once the Python object has
+`list_keys`, `barrier` and the queues. torch forgets an adapter's methods once the Python object has
 gone, so each adapter is kept until its `close`.
 """
 
@@ -53,10 +53,10 @@ def register() -> None:
 def as_store(store: Store) -> dist.Store:
     """Return `store` as a torch.distributed.Store: the same one at every call for a store.
 
-    It stays alive, with the store's connection, until its `close`, which closes `store`. Its
-    timeout and the store's are one. torch's PrefixStore over it has no queues and no list_keys:
-    torch passes these calls to no store that is written in Python. Errors are nc10d's,
-    which are torch's, too.
+    The result stays alive, with the store's connection, until its `close`, which closes `store`.
+    Its timeout and the store's are one. torch's PrefixStore over it has no queues and no list_keys:
+    torch passes these calls to no store that is written in Python. Errors are nc10d's, which are
+    torch's, too.
     """
     if isinstance(store, dist.Store):
         return store
@@ -73,12 +73,12 @@ def release(store: Store) -> None:
 
 
 def as_own_store(store: dist.Store) -> Store:
-    """Return torch's `store` as a store of nc10d; undoes as_store."""
+    """Return torch's `store` as an nc10d store; undoes as_store."""
     return store.underlying if isinstance(store, StoreForTorch) else TorchStore(store)
 
 
 class StoreForTorch(dist.Store):
-    """A store of nc10d as torch's; see as_store."""
+    """An nc10d store as torch's; see as_store."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class StoreForTorch(dist.Store):
         dist.Store.set_timeout(self, self._limit)
 
     def _timed(self) -> Store:
-        """Return nc10d's store with the timeout that a PrefixStore of torch's may have set here."""
+        """Return nc10d's store with the timeout that torch's PrefixStore may have set here."""
         limit = dist.Store.timeout.__get__(self)
         if limit != self._limit:
             self._limit = limit
@@ -154,7 +154,7 @@ StoreForTorch.getNumKeys = _forwarded("num_keys")
 
 
 class TorchStore(Store):
-    """A store of torch's as nc10d's; errors are nc10d's and name the keys.
+    """A torch store as nc10d's; errors are nc10d's and name the keys.
 
     A call that waits asks again and again, so Ctrl-C ends it and other threads may use the store
     meanwhile: torch's own wait hears no signal, and its TCPStore serves one thread at a time.
@@ -214,7 +214,7 @@ class TorchStore(Store):
         self._poll(lambda: self.check(keys), keys, timeout)
 
     def _poll(self, ready: Callable[[], bool], keys: Sequence[str], timeout: Timeout) -> None:
-        """Ask until `ready`; a pause is as long as all before it, so an answer is soon seen."""
+        """Ask until `ready`; a pause is as long as all before, so an answer is soon seen."""
         limit = seconds(self.timeout if timeout is None else timeout)
         deadline, pause = Deadline.after(limit), _SHORTEST
         while not ready():
@@ -290,7 +290,7 @@ class TorchStore(Store):
 
 
 def _own_kind(error: Exception, text: str) -> type[StoreError] | None:
-    """Return nc10d's class for an error of torch's store; None if it is not a store's."""
+    """Return nc10d's class for an error from torch's store; None for other errors."""
     if isinstance(error, NotImplementedError | StoreError):
         return None
     if isinstance(error, dist.QueueEmptyError):
@@ -305,7 +305,7 @@ def _own_kind(error: Exception, text: str) -> type[StoreError] | None:
 
 
 def as_timedelta(timeout: Timeout) -> timedelta:
-    """Return `timeout` within torch's range: 1 ms to _FOREVER. Its 0 means for ever."""
+    """Return `timeout` within torch's range: 1 ms to _FOREVER. torch's 0 means for ever."""
     limit = seconds(timeout)
     if limit >= _FOREVER.total_seconds():
         return _FOREVER

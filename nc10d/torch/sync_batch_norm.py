@@ -1,12 +1,12 @@
-"""Batch normalisation by the statistics of all ranks' batches, on the CPU and on GPUs.
+"""Batch normalisation by the statistics over all ranks' batches, on the CPU and on GPUs.
 
     model = nc10d.torch.SyncBatchNorm.convert_sync_batchnorm(model)
 
-Contract: outputs, running statistics and gradients are those of BatchNorm on the concatenation of
-all ranks' batches, up to rounding. Ranks' batches may differ in size, and be empty; if all are
-empty, running statistics stay as they are. A forward pass in training makes an all_gather, its
-backward pass an all_reduce; every rank makes both, in the order of the module's layers, which is
-the same on all ranks.
+Contract: outputs, running statistics and gradients equal BatchNorm's on all ranks' batches put
+together, up to rounding. Ranks' batches may differ in size, and be empty; if all are empty, running
+statistics stay unchanged. A forward pass in training makes an all_gather, the backward pass an
+all_reduce; every rank makes both, in the order of the module's layers, which is the same on all
+ranks.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from nc10d.torch.compiling import in_python
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """torch.nn.SyncBatchNorm on a group of nc10d, or of torch with the backend "nc10d".
+    """torch.nn.SyncBatchNorm on an nc10d group, or a torch group with the backend "nc10d".
 
-    `process_group` None is the default group, of nc10d's if it has one.
+    `process_group` None is the default group, nc10d's if there is one.
 
     Constructor, attributes and state are torch's. Without a group, with a single rank, and in
-    evaluation it is BatchNorm. Parameters' gradients are this rank's part, as in torch:
-    DistributedDataParallel averages them. Blocks in forward and backward passes of the training.
+    evaluation the layer is BatchNorm. Parameters' gradients are this rank's part, as in torch:
+    DistributedDataParallel averages them. Blocks in forward and backward passes during training.
     """
 
     @classmethod
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_group: AnyGroup | None = None
     ) -> torch.nn.Module:
-        """Replace each BatchNorm layer of `module`, which keeps its parameters and buffers."""
+        """Replace each BatchNorm layer in `module`, which keeps its parameters and buffers."""
         converted = super().convert_sync_batchnorm(module, process_group)
         for layer in converted.modules():
             if type(layer) is torch.nn.SyncBatchNorm:
@@ -47,7 +47,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @in_python
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise `input`, of shape (batch, channels, ...)."""
+        """Normalise `input`, with shape (batch, channels, ...)."""
         group = self._own_group() if self.training else None
         if group is None or group.size() == 1:
             return _BatchNorm.forward(self, input)
@@ -59,7 +59,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         if self.track_running_stats:
             self.num_batches_tracked.add_(1)
             new = self.momentum
-            if new is None:  # the mean of all batches so far
+            if new is None:  # the mean over all batches so far
                 new = 1.0 / float(self.num_batches_tracked)
             for running, value in ((self.running_mean, mean), (self.running_var, variance)):
                 kind = running.dtype
@@ -68,9 +68,9 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise x by the mean and the variance of all ranks.
+    """Normalise x by the mean and the variance over all ranks.
 
-    Return the result, mean, variance, and the number of values of a channel.
+    Return the result, mean, variance, and the number of values in a channel.
     """
 
     @staticmethod
@@ -111,7 +111,7 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, total
 
     @staticmethod
-    @once_differentiable  # autograd does not see the reduction of a second derivative
+    @once_differentiable  # autograd does not see a second derivative's reduction
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, scale, divisor = ctx.saved_tensors
         given = gradients[0].to(mean.dtype)
@@ -129,5 +129,5 @@ class _Normalise(torch.autograd.Function):
 
 
 def _column(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return values of channels in a shape that broadcasts against `x`."""
+    """Return channels' values in a shape that broadcasts against `x`."""
     return values.view(1, -1, *[1] * (x.dim() - 2))

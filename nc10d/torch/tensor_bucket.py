@@ -1,7 +1,7 @@
 """Comm hooks on tensors: the bucket as torch's hooks see it, and the conversion of their results.
 
-Contract: the buffer of a dense bucket is a flat tensor, the buffer of a sparse gradient is a sparse
-tensor (COO).
+Contract: a dense bucket's buffer is a flat tensor, a sparse gradient's buffer is a sparse tensor
+(COO).
 """
 
 # ruff: noqa: D102  (GradBucket documents the methods)
@@ -35,12 +35,12 @@ TORCHS_FUTURE: type = torch._C.Future
 _TORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _OWN_HOOKS = "nc10d.reducer.hooks."
 _GROUPS = "process_group", "subgroup"
-"""Attributes of the states of these hooks."""
+"""Attributes of these hooks' states."""
 TensorHook: TypeAlias = "Callable[[Any, TensorBucket], Any]"
 
 
 class TensorBucket(GradBucket):
-    """A GradBucket whose methods return tensors, in the memory of the bucket."""
+    """A GradBucket whose methods return tensors, in the bucket's memory."""
 
     __slots__ = ("_inner",)
 
@@ -51,14 +51,14 @@ class TensorBucket(GradBucket):
         return self._inner.index()
 
     def buffer(self) -> torch.Tensor:
-        """Return the flat tensor of all gradients of the bucket, or its sparse gradient."""
+        """Return the flat tensor with the bucket's gradients, or the sparse gradient."""
         return self._tensor(self._inner.buffer())
 
     def flat(self) -> torch.Tensor:
         return self._tensor(self._inner.flat())
 
     def set_buffer(self, buffer: torch.Tensor | Array) -> None:
-        """Replace the buffer by another flat tensor or array of the same length.
+        """Replace the buffer by another flat tensor or array with the same length.
 
         A sparse gradient is replaced by another sparse tensor.
         """
@@ -113,17 +113,17 @@ class TensorBucket(GradBucket):
     def _tensor(self, x: Array) -> torch.Tensor:
         if isinstance(x, SparseGradient):
             return as_sparse(x, self._inner.parameters()[0])
-        # A tensor of the hook's own: `.data = y` on the bucket's tensor would lose the bucket.
+        # A separate tensor for the hook: `.data = y` on the bucket's tensor would lose the bucket.
         return x.detach() if isinstance(x, torch.Tensor) else as_tensor(x)
 
 
 def on_tensors(hook: TensorHook) -> CommHook:
-    """Return a hook on arrays, of the same name, that calls a hook on tensors.
+    """Return a hook on arrays, by the same name, that calls a hook on tensors.
 
     The hook runs in the caller's context variables, grad mode and autocast state.
     """
-    # A backward pass has a grad mode of its own, a GPU's thread of autograd has no context
-    # variables, and autocast would round a hook's matrix products.
+    # A backward pass has a separate grad mode, a GPU's autograd thread has no context variables,
+    # and autocast would round a hook's matrix products.
     context, restored = copy_context(), _thread_state()
     is_own = getattr(hook, "func", hook).__module__.startswith("nc10d.")
 
@@ -149,9 +149,9 @@ def on_tensors(hook: TensorHook) -> CommHook:
 
 @contextmanager
 def _own_groups(state: object) -> Iterator[None]:
-    """Let the state of a library's hook have nc10d's groups, in place of torch's above them."""
-    # PowerSGD waits for a reduction in the callback of another. A Future of torch's ends on a
-    # thread that such a wait stops; a Future of nc10d ends in the wait itself, on all ranks in the
+    """Give the state of a library's hook nc10d's groups, in place of torch's groups above them."""
+    # PowerSGD waits for a reduction in another reduction's callback. A torch Future ends on a
+    # thread that such a wait stops; an nc10d Future ends in the wait itself, on all ranks in the
     # same order.
     taken: list[tuple[str, object]] = []
     module = type(state).__module__
@@ -214,13 +214,13 @@ def _on_arrays(op: Op, bucket: GradBucket) -> Op:
 def from_torch(
     source: torch.futures.Future[Any], convert: Callable[[Any], object] = lambda value: value
 ) -> Future[Any]:
-    """Return a Future of nc10d that ends with one of torch's, and with its value converted."""
+    """Return an nc10d Future that ends with a torch Future, and with its value converted."""
     future: Future[Any] = Future()
 
     def end(done: torch.futures.Future[Any]) -> None:
         try:
             future.set_result(convert(done.value()))
-        except Exception as error:  # noqa: BLE001  (wait raises it)
+        except Exception as error:  # noqa: BLE001  (wait raises the error)
             future.set_exception(error)
 
     source.add_done_callback(end)

@@ -68,7 +68,7 @@ def register() -> None:
 
 def _constant(kind: type, name: object) -> object:
     """Return torch's constant of a type by its full name, "torch.float32"."""
-    if type(name) is not str:  # whatever it is instead may be too long to put into words
+    if type(name) is not str:  # another value may be too long to put into words
         raise CodecError(f"torch's constants come by their names, not as a {type(name).__name__}")
     found = vars(torch).get(name.removeprefix("torch."))
     if type(found) is not kind:
@@ -138,7 +138,7 @@ _MOST_VIEWS = 1024
 def _new_view(x: torch.Tensor) -> Array | None:
     if torch._C._get_tracing_state() is not None:
         return None
-    # A complex tensor may be a lazy conjugate: then its memory does not contain its values.
+    # A complex tensor may be a lazy conjugate: then the memory does not contain the values.
     if not x.is_cpu or x.is_complex() or x.dtype not in DTYPES or not x.numel():
         return None
     if len(_views) >= _MOST_VIEWS:
@@ -149,7 +149,7 @@ def _new_view(x: torch.Tensor) -> Array | None:
 
 
 def as_buffer(x: torch.Tensor) -> Buffer:
-    """Return the memory of a strided tensor; TypeError if it has none that contains its values.
+    """Return the memory of a strided tensor; TypeError if no memory contains its values.
 
     TypeError, too, while torch traces: a graph would not have what is done with the memory.
     """
@@ -160,7 +160,7 @@ def as_buffer(x: torch.Tensor) -> Buffer:
             return _memory(x)
         if hasattr(type(x), "trigger_wait"):
             return as_buffer(x.trigger_wait())
-        with torch._C.DisableTorchFunctionSubclass():  # a subclass may redefine its attributes
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass may redefine attributes
             if x.untyped_storage().device == x.device:  # not so for a FakeTensor
                 return _memory(x)
             raise _no_memory(x)
@@ -183,7 +183,7 @@ def _memory(x: torch.Tensor) -> Buffer:
 
 
 class WrapperTensorError(TypeError):
-    """The tensor wraps others, and has no memory of its own."""
+    """The tensor wraps others, and has no memory itself."""
 
 
 def _no_memory(x: torch.Tensor) -> TypeError:
@@ -302,7 +302,7 @@ def _sparse(
 
 
 def is_dense(x: torch.Tensor) -> bool:
-    """Return whether the elements of `x` fill its memory without gaps, in any dimension order."""
+    """Return whether the elements of `x` fill the memory without gaps, in any dimension order."""
     sides = sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n != 1)
     expected = 1
     for step, n in sides:

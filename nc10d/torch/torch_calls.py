@@ -1,12 +1,12 @@
-"""A group of nc10d as torch.distributed's functions see it, so that torch's own comm hooks run.
+"""An nc10d group as torch.distributed's functions see it, so that torch's own comm hooks run.
 
     model.register_comm_hook(nc10d.get_default_group(), torch_hooks.fp16_compress_hook)
 
 Such a hook calls `torch.distributed.all_reduce(x, group=state)`, which calls the group's method
 `allreduce` with a list of tensors and options. These are the methods that torch's hooks need; they
-launch and return a LaunchedCall. Its Future makes progress inside a wait only, as the Reducer has
-it at the end of a pass, in the order of buckets. So a callback may launch another reduction, as
-PowerSGD does: every rank launches it at the same place.
+launch and return a LaunchedCall. Its Future makes progress inside a wait only, as the Reducer waits
+when a pass ends, in bucket order. So a callback may launch another reduction, as PowerSGD does:
+every rank launches that at the same place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Value = list[torch.Tensor] | list[Sequence[torch.Tensor]]
 
 
 class LaunchedCall:
-    """The Work of a call as torch's hooks use it; `value` is that of its Future."""
+    """A call's Work as torch's hooks use it; `value` is the Future's."""
 
     def __init__(self, work: Work | None, value: Value) -> None:
         self.work = require_work(work)
@@ -48,10 +48,10 @@ class LaunchedCall:
         return self.work.wait(timeout)
 
     def get_future(self) -> Future[Value]:
-        """Return a Future of the value, which a wait for it completes."""
+        """Return a Future for the value, which a wait for the Future completes."""
 
         def end(value: Callable[[], object]) -> Value:
-            value()  # raises the error of the Work
+            value()  # raises the Work's error
             return self._value
 
         return OrderedFuture(self.work, end)
@@ -63,9 +63,9 @@ def allreduce(
     opts: Any = None,
     timeout: Timeout = None,
 ) -> LaunchedCall:
-    """Launch the reduction of a single tensor, or of a list of one, in place.
+    """Launch an in-place reduction on a single tensor, or on a list with one tensor.
 
-    `opts` is a reduction of torch's or nc10d's, or torch's options with one; the default is a sum.
+    `opts` is torch's or nc10d's reduction, or torch's options with one; the default is a sum.
     """
     tensor = _single(tensors)
     op = getattr(opts, "reduceOp", SUM if opts is None else opts)
@@ -80,7 +80,7 @@ def allgather(
     opts: Any = None,
     timeout: Timeout = None,
 ) -> LaunchedCall:
-    """Launch the gathering of every rank's tensor into a list, or a list of one list.
+    """Launch gathering every rank's tensor into a list, or a list with one list.
 
     `opts`, torch's options, set nothing that nc10d knows.
     """
@@ -90,7 +90,7 @@ def allgather(
 
 
 def _single(given: Any) -> Any:
-    """Return what is in a list of one, or what is no list; ValueError for other lists."""
+    """Return the only item in a list, or an object that is no list; ValueError for other lists."""
     found = given if isinstance(given, (list, tuple)) else [given]
     if len(found) != 1:
         raise ValueError(f"a rank has a single tensor in a call, not {len(found)}")

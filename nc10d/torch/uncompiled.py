@@ -1,9 +1,9 @@
-"""Keep torch.compile away from a function of nc10d: a compiled function calls it as Python does.
+"""Keep torch.compile away from an nc10d function: a compiled function calls it as Python does.
 
 Contract: a marked function is the same function with the same frames, so a program that compiles
-nothing pays nothing. In a compiled function a call of it is a graph break. Its code, and all code
-that it calls, is neither traced nor compiled. The compiler itself is not imported: that takes a
-second, and fails if two threads do it at once.
+nothing pays nothing. In a compiled function a call of it is a graph break. The marked function's
+code, and all code called from there, is neither traced nor compiled. The compiler itself is not
+imported: that takes a second, and fails if two threads do it at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _REASON = "nc10d's calls are not compiled: a graph can have those of nc10d.torch
 
 
 def in_python(function: F) -> F:
-    """Mark a function, which torch.compile then leaves to Python with all that it calls."""
+    """Mark a function, which torch.compile then leaves to Python with all calls inside."""
     assert isinstance(function, FunctionType)
     # These are the marks of torch.compiler.disable, which would also wrap the function.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
-    # The code of a decorator of another library is not only ours: contextlib's, for example.
+    # Another library's decorator code is not only ours: contextlib's, for example.
     if function.__globals__["__name__"].startswith("nc10d."):
         _skip(function.__code__)
     return function
@@ -40,7 +40,7 @@ def all_in_python(values: Iterable[object]) -> None:
 
 
 def modules_in_python(*names: str) -> None:
-    """Mark what the loaded modules define whose names begin with one of `names`."""
+    """Mark the definitions in loaded modules whose names begin with one of `names`."""
     for name in [*sys.modules]:
         if name.startswith(names):
             found = vars(sys.modules[name]).values()
@@ -48,7 +48,7 @@ def modules_in_python(*names: str) -> None:
 
 
 def _skip(code: CodeType) -> None:
-    """Have the compiler pass over the frames of a code, and of the functions that it makes."""
+    """Have the compiler pass over a code's frames, and over the functions that it makes."""
     eval_frame.set_code_exec_strategy(code, _SKIPPED)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -56,7 +56,7 @@ def _skip(code: CodeType) -> None:
 
 
 def _functions_of(value: object) -> Iterable[FunctionType]:
-    # A property is passed over as a frame alone: a graph may read those of a group.
+    # A property is passed over as a frame alone: a graph may read a group's properties.
     if isinstance(value, type):
         for base in value.__mro__:
             if base.__module__.startswith("nc10d."):

@@ -1,9 +1,9 @@
 """DistributedDataParallel in a Join block: what a rank sends that has no batch left.
 
-Contract: in a block, each forward pass of DDP begins with an all_reduce of a vector: element 0 is
+Contract: in a block, each forward pass of DDP begins with an all_reduce on a vector: element 0 is
 the number of ranks that have a batch, element 1 + r the state of rank r. A rank that has joined
 makes the same all_reduce, and learns from it which collectives the others will make. The others do
-not wait for it: the Reducer reads the divisor when it launches the first bucket.
+not wait for the result: the Reducer reads the divisor when it launches the first bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOINED, EVALUATES, RECORDS, REDUCES = range(4)
 
 
 class UnevenInputs(JoinHook):
-    """The part of `ddp`, a DistributedDataParallel, in a Join block."""
+    """The part that `ddp`, a DistributedDataParallel, has in a Join block."""
 
     def __init__(self, ddp: Any, divide_by_initial_world_size: bool) -> None:
         # The Join block keeps the module: a cycle would let a dropped module go on reducing.
@@ -39,7 +39,7 @@ class UnevenInputs(JoinHook):
         return self._owner()
 
     def begin(self, state: int) -> None:
-        """Begin an iteration of this rank, in which its state is `state`.
+        """Begin this rank's iteration, in which its state is `state`.
 
         Blocks as `Join.notify_join_context`, and until the last iteration's exchange is over.
         ValueError if the module's own layers communicate, which a rank that has joined cannot.
@@ -74,7 +74,7 @@ class UnevenInputs(JoinHook):
         self._agreed: Work = agreed
 
     def main_hook(self) -> None:
-        """Make the collectives of an iteration of the ranks that have a batch."""
+        """Make the collectives in an iteration on the ranks that have a batch."""
         self._agree(JOINED)
         self._agreed.wait()
         self._ddp._shadow(int(self._states[1:].max()), self)

@@ -1,4 +1,4 @@
-"""The module that DDP wraps: its devices, its parameters and buffers, and rank 0's values of them.
+"""The module that DDP wraps: its devices, its parameters and buffers, and rank 0's values for them.
 
 Contract: parameters and buffers come in torch's order. A shared parameter is listed once, and names
 that the module asks to ignore are left out. Devices follow torch's rules for `device_ids`; this
@@ -27,9 +27,9 @@ _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("re
 T = TypeVar("T")
 Device: TypeAlias = int | str | torch.device
 Tables = Sequence[dict[str, torch.Tensor | None]]
-"""Dicts of layers, with what a layer has by name."""
+"""Layers' dicts, each with a layer's parts by name."""
 SHARD = "_flat_shard_"
-"""The names of fully_shard's parameters begin so: shards, of which each rank has its own."""
+"""The names of fully_shard's parameters begin so: shards, which differ between ranks."""
 _C_NAMES = {
     torch.float64: "double",
     torch.float32: "float",
@@ -38,11 +38,11 @@ _C_NAMES = {
     torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
-"""The names of dtypes in torch's DDP logging data: its types in C++."""
+"""The names of dtypes in torch's DDP logging data: C++ types."""
 
 
 class Placement(NamedTuple):
-    """The devices of a module, as in torch's attributes of the same names.
+    """A module's devices, as in torch's attributes with the same names.
 
     Both are None for a module on the CPU or on several devices, and for a module whose caller moves
     the inputs.
@@ -63,7 +63,7 @@ def placement(
     device_ids: Sequence[Device] | None,
     output_device: Device | None,
 ) -> Placement:
-    """Return the placement of a module with these parameters; ValueError as torch's DDP."""
+    """Return the placement for a module with these parameters; ValueError as torch's DDP."""
     devices = {x.device for x in params}
     names = ", ".join(sorted(map(str, devices)))
     kinds = {device.type for device in devices}
@@ -101,7 +101,7 @@ def mapped(value: Any, function: Callable[[Any], object], deep: bool = False) ->
         for field in fields(value):
             if hasattr(value, field.name):
                 item = mapped(getattr(value, field.name), function, deep)
-                object.__setattr__(made, field.name, item)  # of a frozen one, too
+                object.__setattr__(made, field.name, item)  # frozen ones, too
         return made
     if deep and isinstance(value, (set, frozenset)):
         return type(value)(mapped(item, function, deep) for item in value)
@@ -117,7 +117,7 @@ class Contents:
     """The parameters and buffers of `module` by name, except those in `ignored`.
 
     RuntimeError if a parameter has no shape yet. ValueError for SyncBatchNorm on the CPU, and for
-    shards of fully_shard.
+    fully_shard's shards.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -148,7 +148,7 @@ class Contents:
         return any(isinstance(x, torch.nn.SyncBatchNorm) for x in self._module.modules())
 
     def fields(self) -> dict[str, int | str]:
-        """Return the fields of DDP logging data about the module, with torch's values."""
+        """Return the fields about the module in DDP logging data, with torch's values."""
         params = self._params.values()
         trained = {x.dtype for x in params if x.requires_grad}
         return {
@@ -186,7 +186,7 @@ class Contents:
         """Raise a RuntimeError if a parameter gets gradients that nobody reduces.
 
         That is: if it was thawed, added or replaced after `trained`, or if an optimizer has been
-        made to step in its backward pass since.
+        made to step in the parameter's backward pass since.
         """
         # Only steps in C for each layer: every forward pass takes them.
         same = _ids(self._tables) == self._ids and not any(map(_TRAINS, self._frozen))
@@ -209,7 +209,7 @@ class Contents:
         self._look()
 
     def _look(self) -> None:
-        """Remember the parts of all layers, which stay alive so that each has an id of its own."""
+        """Remember all layers' parts, which stay alive so that each has a unique id."""
         layers = list(self._module.modules())
         self._tables = [table for x in layers for table in (x._parameters, x._modules)]
         self._parts = list(_parts(self._tables))
@@ -218,7 +218,7 @@ class Contents:
         self._frozen = [x for n, x in named if n not in self.ignored and id(x) not in self._known]
 
     def sparse(self) -> set[str]:
-        """Return the names of parameters with sparse gradients: those of sparse embeddings."""
+        """Return the names of parameters with sparse gradients: sparse embeddings' parameters."""
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
         found = {
             id(layer.weight)
@@ -245,7 +245,7 @@ class Contents:
 
 
 def refuse_shards(names: Iterable[str]) -> None:
-    """Raise a ValueError if any of the names of parameters is that of a shard of fully_shard."""
+    """Raise a ValueError if any parameter name is that of a fully_shard shard."""
     for name in names:
         if name.rpartition(".")[2].startswith(SHARD):
             raise ValueError(
@@ -263,9 +263,9 @@ def _ids(tables: Tables) -> list[int]:
 
 
 def same_everywhere(group: ProcessGroup, tensors: Mapping[str, torch.Tensor], src: int = 0) -> None:
-    """Broadcast `tensors` from rank `src`, coalesced into a submission per kind of device.
+    """Broadcast `tensors` from rank `src`, coalesced into a submission per device type.
 
-    Blocks for tensors on the CPU. ValueError, on every rank, if elements of a tensor share memory.
+    Blocks for tensors on the CPU. ValueError, on every rank, if a tensor's elements share memory.
     """
     whole = [_own(name, x.detach()) for name, x in tensors.items() if x.numel()]
     for kind in sorted({x.device.type for x in whole}):

@@ -190,9 +190,31 @@ class Confused(LocalBackend):
         return super().launch(ops, timeout, async_op)
 
 
+class Small(LocalBackend):
+    """Has no prefix reductions."""
+
+    def launch(self, ops: Sequence[O.Op], timeout: float, async_op: bool) -> Work | None:
+        if self.lacks_scans and any(isinstance(op, (O.Scan, O.ExScan)) for op in ops):
+            raise TypeError("no scans here")
+        return super().launch(ops, timeout, async_op)
+
+    @property
+    def lacks_scans(self) -> bool:
+        return True
+
+
+class Uneven(Small):
+    """Has prefix reductions on some ranks."""
+
+    @property
+    def lacks_scans(self) -> bool:
+        return self.rank == 1
+
+
 BACKENDS = [
+    (Uneven, "exscan", 5.0),
     (Careless, "reductions of bool", 30.0),
-    (Deaf, "an abort reaches everybody", 5.0),  # a rank waits for the abort until its timeout
+    (Deaf, "an abort reaches everybody", 15.0),  # a rank waits for the abort until its timeout
     (Hasty, "nobody leaves a barrier early", 30.0),
     (Confused, "tags are matched in any order", 30.0),
 ]
@@ -203,6 +225,17 @@ BACKENDS = [
 def test_a_fault_in_how_it_is_done_is_named(
     kind: type[LocalBackend], expected: str, timeout: float
 ) -> None:
+    with pytest.raises(AssertionError, match="checks failed") as caught:
+        check(maker(kind), timeout)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_backend_may_lack_scans_on_all_ranks() -> None:
+    assert check(maker(Small)) > 50
+
+
+def maker(kind: type[LocalBackend]) -> Callable[[BackendSetup], Any]:
     hubs: defaultdict[int, LocalHub] = defaultdict(LocalHub)
 
     class Split(kind):  # type: ignore[misc, valid-type]
@@ -212,9 +245,7 @@ def test_a_fault_in_how_it_is_done_is_named(
     def make(setup: BackendSetup) -> Any:
         return Split(hubs[setup.size], setup.group_name, setup.rank, setup.size)
 
-    with pytest.raises(AssertionError, match="checks failed") as caught:
-        check(make, timeout)
-    assert expected in str(caught.value)
+    return make
 
 
 @pytest.mark.long

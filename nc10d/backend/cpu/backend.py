@@ -1,9 +1,9 @@
 """The CPU backend: runs a group's operations by programs on shared memory.
 
-A backend is made when all ranks of a group have come. The backend launches (launcher.py), waits
+A backend is made when all of a group's ranks have come. The backend launches (launcher.py), waits
 (waiter.py), and answers questions about the group.
 
-After a failure, the rank that learns the cause publishes it (failure/cause.py). Every wait of every
+After a failure, the rank that learns the cause publishes it (failure/cause.py). Every wait on every
 rank finds the cause within 50 ms, stops the rank's channels and raises the same error.
 """
 
@@ -43,7 +43,7 @@ from nc10d.work import Work
 
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have come."""
+    """Make the backend of a job's first group; blocks until all ranks have come."""
     # Ranks with the same `host_id` share memory; by default, those that the kernel lets do so.
     context = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     try:
@@ -72,7 +72,7 @@ def _connected(
 
 
 class CpuBackend(Backend):
-    """The backend of a group. Methods that block are marked so."""
+    """A group's backend. Methods that block are marked so."""
 
     name = "cpu"
     device_type = "cpu"
@@ -104,7 +104,7 @@ class CpuBackend(Backend):
     # -- asking ----------------------------------------------------------------------------------
 
     def failure(self) -> DistError | None:
-        """Return why the group has failed on all its ranks, or None."""
+        """Return why the group has failed on all ranks, or None."""
         return self.group.health.failure()
 
     def abort(self, reason: BaseException) -> None:
@@ -144,7 +144,7 @@ class CpuBackend(Backend):
         return found
 
     def progress(self) -> dict[int, int]:
-        """Return the number of the latest collective of each rank of this host."""
+        """Return the number of each local rank's latest collective."""
         return self.group.memory.progress()
 
     @property
@@ -154,12 +154,12 @@ class CpuBackend(Backend):
 
     @property
     def failure_detector(self) -> CpuBackend:
-        """This backend: it detects dead ranks."""
+        """This backend, which detects dead ranks."""
         return self
 
     @property
     def preparing(self) -> OpLauncher:
-        """The launcher: it prepares calls on plain arrays."""
+        """The launcher, which prepares calls on plain arrays."""
         return self.launcher
 
     @property
@@ -177,7 +177,7 @@ class CpuBackend(Backend):
         self.group.health.on_failure.append(observer)
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return the latest call of each rank of this host: as the end of an error, and numbers."""
+        """Return each local rank's latest call: as the end of an error, and numbers."""
         return self.group.health.whereabouts()
 
     def share_board(self, nbytes: int) -> SharedBoard:
@@ -186,7 +186,7 @@ class CpuBackend(Backend):
         return self.group.share_board(nbytes)
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return registered memory, which is freed when no array refers to it any more."""
+        """Return registered memory, which is freed when no array refers to that memory any more."""
         self.group.health.check()
         return self.group.context.arena.allocate_array(nbytes)
 
@@ -195,7 +195,7 @@ class CpuBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> CpuBackend:
-        """Make the backend of a group of some of my ranks; blocks until they all have come."""
+        """Make the backend for a group of some of my ranks; blocks until they all have come."""
         self.group.health.check()
         # For ranks that wait for this rank in another call meanwhile.
         self.group.memory.write_note(called(f"new_group({name!r})", here()))
@@ -227,7 +227,7 @@ class CpuBackend(Backend):
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
     ) -> CpuBackend:
-        """Make the backend of those of my ranks that are left; all of them call it at once."""
+        """Make the backend for those of my ranks that are left, which all call at once."""
         # As `split`, but the group may have failed, and the store's host may be gone: the ranks
         # exchange offsets and addresses over their control connections.
         alive = partial(check_alive, self.group.context)

@@ -1,10 +1,10 @@
 """The context, which all groups of a rank share: arena, doorbell, local peers and threads.
 
-Three helper threads serve it:
+Three helper threads serve the context:
 
 - the control thread waits for deaths of peers (pidfds) and for control messages;
-- the worker advances asynchronous operations without the GIL; the first of them starts it;
-- the notifier finishes Works that have callbacks; the first of them starts it.
+- the worker advances asynchronous operations without the GIL; the first starts the worker;
+- the notifier finishes Works that have callbacks; the first starts the notifier.
 
 At the end the control thread joins the other two, and then gives up the memory and the peers.
 """
@@ -70,8 +70,8 @@ class ContextGroup(ControlledGroup, Protocol):
 class Context:
     """The state that all groups of a rank share, made once per job."""
 
-    # `number` is the rank in the job; `rank` is the index in `peers`, the ranks of this host.
-    # `near` maps ranks of the job to these indices.
+    # `number` is the rank in the job; `rank` is the index in `peers`, this host's ranks. `near`
+    # maps the job's ranks to these indices.
 
     def __init__(
         self, store: Store, rank: int, size: int, deadline: Deadline, host_id: str | None = None
@@ -96,7 +96,7 @@ class Context:
             raise
 
     def _meet(self, store: Store, size: int, deadline: Deadline, host_id: str | None) -> None:
-        """Map the memory of the ranks of this host; blocks until all ranks have come."""
+        """Map the memory of this host's ranks; blocks until all ranks have come."""
         bell = self.arena.allocate(at.FIRST_PAGES)
         assert bell == 0, "everyone's doorbell is at the start of its arena"
         self._probe = AccessProbe(self.arena)
@@ -108,7 +108,7 @@ class Context:
         self.rank, self.size = self.near[self.number], len(self.peers)
 
     def _set_up(self, store: Store, deadline: Deadline) -> None:
-        """Make the shared state of groups; blocks until the ranks of other hosts are connected."""
+        """Make the shared state of groups; blocks until the ranks on other hosts are connected."""
         infos = [self.infos[peer.number] for peer in self.peers]
         cores, quotas = [info.cores for info in infos], [info.quota for info in infos]
         self.oversubscribed = cpu_policy.oversubscribed(cores, quotas)
@@ -145,7 +145,7 @@ class Context:
         self.router = Router(wires, self.near, self.live_groups, self._look, self._peer_seconds)
 
     def start(self) -> None:
-        """Start the control thread. Receivers of its messages have been set before."""
+        """Start the control thread. Receivers for control messages have been set before."""
         self._control.start()
 
     def _set(self, field: int, value: int) -> None:
@@ -179,7 +179,7 @@ class Context:
         return [works for works in found if works is not None]
 
     def lost(self, ranks: Sequence[int]) -> HostPeer | None:
-        """Return the first of some ranks of the job that has died on this host, or None."""
+        """Return the first of the job's `ranks` that has died on this host, or None."""
         near = (self.peers[self.near[rank]] for rank in ranks if rank in self.near)
         return next((peer for peer in near if self._dead & mask([peer.rank])), None)
 
@@ -210,7 +210,7 @@ class Context:
         return min(self._access[self.near[rank]] for rank in members if rank in self.near)
 
     def ring(self, ranks: int) -> None:
-        """Ring the doorbells of ranks of this host (a bit mask), and this rank's own."""
+        """Ring the doorbells of local ranks (a bit mask), and this rank's own."""
         entry_points.ring(self.rank_block, ranks)
 
     # -- threads ---------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class Context:
         begun = not self._control.abandon()
         while begun and not self._ended.wait(0.05):
             pass
-        if not self._freed:  # the thread has never begun, or an error has ended it
+        if not self._freed:  # the thread has never begun, or died by an error
             self._free()
         if begun:
             self._control.join()
@@ -363,7 +363,7 @@ class Context:
                 os.close(look)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Needed if an error has cut off `close`, or if a helper thread called it.
+        # Needed if an error has cut off `close`, or if a helper thread called `close`.
         if hasattr(self, "_look") and not ending():
             self._close_events()
 

@@ -48,7 +48,7 @@ Pair = tuple[PreparedMessage, PreparedMessage]
 
 
 class OpLauncher:
-    """Launches the operations of a group. Synchronous launches block."""
+    """Launches a group's operations. Synchronous launches block."""
 
     def __init__(self, group: Group, shape: GroupShape, waiter: Waiter) -> None:
         self._group, self._channel = group, group.channel
@@ -161,7 +161,7 @@ class OpLauncher:
         if found is None:
             return False
         pair = found[0][0], found[1][0]
-        # Not the latest: arrays of other sizes.
+        # Not the latest: arrays with other sizes.
         return pair != latest and self._exchange_by(pair, x, tag, y, take, timeout)
 
     def _exchange_by(
@@ -313,7 +313,7 @@ class OpLauncher:
         dependencies: BatchDependencies | None,
         deadline: Deadline,
     ) -> Work:
-        """Append the collectives of a batch, `ops[n]` for n in `numbers`, as one submission."""
+        """Append a batch's collectives, `ops[n]` for n in `numbers`, as one submission."""
         collectives = [ops[number] for number in numbers]
         lowered = self._lower(collectives, dependencies, numbers)
         linked = self.programs.linked(lowered)
@@ -325,7 +325,7 @@ class OpLauncher:
         return CpuWork(self.waiter, collectives, self._channel, submission, deadline)
 
     def _started(self, work: Work | DeferredReceive, deadline: Deadline) -> Work:
-        """Return a Work as it is; carry out a deferred receive, and open its gate. May block."""
+        """Return a Work unchanged; carry out a deferred receive, and open its gate. May block."""
         # The engine can't, so even an asynchronous launch waits here for the receive's gates.
         if isinstance(work, Work):
             return work

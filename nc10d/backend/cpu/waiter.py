@@ -32,11 +32,11 @@ SLICE_NS = entry_points.SLICE_NS
 SLICE = SLICE_NS / 1e9
 
 Flight = tuple[Channel, Submission]
-"""A submission in flight, and its channel."""
+"""A submission in flight, and the channel."""
 
 
 class Waiter:
-    """Waits for the operations of a group. Methods that block are marked so."""
+    """Waits for a group's operations. Methods that block are marked so."""
 
     def __init__(self, group: Group, detector: DeadlockDetector) -> None:
         self.group = group
@@ -74,7 +74,7 @@ class Waiter:
 
     def drive(self, channel: Channel, answer: int, ops: Sequence[Op], timeout: float) -> None:
         """Drive a program, after the engine's `answer`, to its end; blocks, raises the failure."""
-        # `run` has spent a slice of the timeout already.
+        # `run` has spent a slice already.
         deadline = Deadline(monotonic() + max(0.0, timeout - SLICE), timeout)
         try:
             while answer == at.BLOCKED and not self.health.must_stop(channel, deadline):
@@ -88,18 +88,17 @@ class Waiter:
                 answer = entry_points.drive(channel.address, 1)
             if answer == at.DONE:
                 return
-            # First let go of this channel's lock: `health` stops all channels, and takes their
-            # locks.
+            # First release this channel's lock: `health` stops all channels, and takes their locks.
             channel.give_up()
             if answer not in (at.BLOCKED, at.ABORTED):
                 self.health.engine_failed(channel, answer)
             failure = self.health.check_stopped(ops, channel, deadline)
         finally:
-            # Not before the cause is known: a report of a cycle may come after the end of a data
-            # connection, and counts for a rank with a notice alone.
+            # Not before the cause is known: a cycle's report may come after a data connection's
+            # end, and counts for a rank with a notice alone.
             self._detector.clear()
         assert failure is not None, f"the engine answered {answer}, but the group has not failed"
-        # The stored error was never raised: it has no traceback.
+        # The stored error was never raised and has no traceback.
         raise copy_to_raise(failure) from None
 
     def _check_deadlock(
@@ -139,7 +138,7 @@ class Waiter:
             self.wait_work(CpuWork(self, (op,), *flight, deadline))
 
     def wait_work(self, work: Work) -> None:
-        """Wait for a synchronous call; an interrupt fails it on all ranks. Blocks."""
+        """Wait for a synchronous call; an interrupt fails the call on all ranks. Blocks."""
         try:
             work.wait()
         except BaseException:
@@ -156,7 +155,7 @@ class Waiter:
 
     def abandon(self, channel: Channel, ops: Sequence[Op]) -> None:
         """Leave this thread's call after an exception such as Ctrl-C."""
-        # If its program was under way, the group fails: peers have seen a part of the call.
+        # If the program was under way, the group fails: peers have seen a part of the call.
         channel.give_up()
         if channel.given_up and self.health.failure() is None:
             self.interrupted(ops)

@@ -19,20 +19,20 @@ from nc10d.work import Work
 
 
 class GroupState(Protocol):
-    """Whether a group works; `health.py` has it."""
+    """Whether a group works; see `health.py`."""
 
     def failure(self) -> DistError | None:
         """Return why the group has failed, or None."""
 
     def check(self) -> None:
-        """Raise the group's failure, if it has failed."""
+        """Raise the group's failure, if any."""
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
-        """Turn a negative answer of the engine into the group's failure."""
+        """Turn a negative answer from the engine into the group's failure."""
 
 
 class WorkWaiter(Protocol):
-    """A Work's view of the group that it belongs to."""
+    """A Work's view of its group."""
 
     @property
     def health(self) -> GroupState:
@@ -65,7 +65,7 @@ class CallOfWork(Protocol):
 
 
 class _OfCall:
-    """The operations of a Work that keeps a prepared call and its arguments."""
+    """The operations in a Work that keeps a prepared call and the arguments."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class CompletedCall(_OfCall, Work):
 
     __slots__ = ("_call",)
 
-    # Attributes of the class: an asynchronous call that ends at once is as cheap as a blocking one.
+    # Class attributes: an asynchronous call that ends at once is as cheap as a blocking one.
     _state = DONE
     _exception = _callbacks = _finished = None
     _started = _ended = 0.0
@@ -102,7 +102,7 @@ class CompletedCall(_OfCall, Work):
 
 
 def completed_call(call: CallOfWork, x: object, y: object, sender: int | None) -> CompletedCall:
-    """Return the Work of a prepared call that has ended."""
+    """Return the Work for a prepared call that has ended."""
     # Without __init__, which costs as much again.
     work: CompletedCall = _new_work(CompletedCall)
     work._call = call, x, y
@@ -114,7 +114,7 @@ _new_work = object.__new__
 
 
 class CpuWork(Work):
-    """Operations in flight as a submission of a channel; the group's failure ends them, too."""
+    """Operations in flight as a channel's submission; the group's failure ends them, too."""
 
     # A Work keeps submission and group until it is dropped, even after its end: other threads may
     # still read them, without a lock.
@@ -138,7 +138,7 @@ class CpuWork(Work):
 
     @property
     def deadline(self) -> Deadline:
-        """The deadline of the operations."""
+        """The operations' deadline."""
         return self._deadline
 
     def _poll(self) -> None:
@@ -162,7 +162,7 @@ class CpuWork(Work):
             self._poll()
 
     def _complete(self) -> None:
-        # Several threads may find the end: the first copies back, before any of them reports.
+        # Several threads may find the end: the first copies back, before any reports.
         with self._waiter.ending:
             after, self._after = self._after, ()
             try:
@@ -208,7 +208,7 @@ class PreparedWork(_OfCall, CpuWork):
 
     @property
     def deadline(self) -> Deadline:
-        """The deadline of the operations."""
+        """The operations' deadline."""
         return Deadline(self._started + self._timeout, self._timeout)
 
     def wait(self, timeout: Timeout = None) -> bool:

@@ -1,4 +1,4 @@
-"""The MPI backend: hands validated operations to an MpiGroup, and makes its communicators."""
+"""The MPI backend: hands validated operations to an MpiGroup, and makes communicators."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class MpiOptions:
 
     With `any_order`, MPI's own algorithms may choose the order in which floats are summed. Results
     are then equal on all ranks only if that MPI makes them so, and may differ from those of other
-    backends in the last bits. For many ranks on a fast network it is faster.
+    backends in the last bits. For many ranks on a fast network such algorithms are faster.
     """
 
     any_order: bool = False
 
 
 def make(setup: BackendSetup) -> MpiBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have arrived.
+    """Make the backend of a job's first group; blocks until all ranks have arrived.
 
     RendezvousError if a rank is late, or if MPI has fewer processes than the group has ranks.
     """
@@ -129,7 +129,7 @@ class MpiBackend(PolledBackend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> MpiBackend:
-        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        """Make the backend for a subgroup of `ranks`; blocks until all have arrived."""
         checked = checked_options("mpi", options, MpiOptions)
         self._group.check()
         # While ranks wait, the group may fail: because others make another call, for example.

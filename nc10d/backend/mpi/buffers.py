@@ -1,9 +1,9 @@
 """An operation's arrays as mpi4py takes them.
 
-Device arrays are taken as they are. A CUDA-aware MPI reads and writes device memory by its address.
-It knows no streams: kernels that compute an array must have ended before the call (`synchronize`
-first). Arrays must be contiguous, and not in lists. Reductions are limited to MPI's own, in MPI's
-own order.
+Device arrays are taken as they are. A CUDA-aware MPI reads and writes device memory by address.
+Such an MPI knows no streams: kernels that compute an array must have ended before the call
+(`synchronize` first). Arrays must be contiguous, and not in lists. Reductions are limited to MPI's
+own, in MPI's own order.
 """
 
 from __future__ import annotations

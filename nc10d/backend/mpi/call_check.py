@@ -1,7 +1,7 @@
 """Check that all ranks made the same call, before anything is sent.
 
 The 62 bits of a launch's fingerprint go into a small all_reduce, which shows every rank whether all
-have the same bits. The all_reduce ends when all ranks have arrived, so it is the barrier too.
+have the same bits. The all_reduce ends when all ranks have arrived, and so is the barrier too.
 Errors show the texts of the calls. The all_reduce also carries whether this rank's arrays make the
 operations of a batch depend on each other: if so on any rank, all ranks run them in order.
 """

@@ -81,7 +81,7 @@ class LeaveProtocol:
         return {peer: f"{calls} {self._message_queue.sent[peer]}".encode() for peer in self._peers}
 
     def record_leave(self, rank: int, text: bytes) -> None:
-        """Record the leave notice of a rank."""
+        """Record a rank's leave notice."""
         calls, sent = map(int, text.split())
         self._leave_counts[rank] = calls, sent
 

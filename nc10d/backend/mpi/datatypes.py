@@ -1,9 +1,9 @@
 """nc10d's element types and reductions as MPI's.
 
-Data is moved as unsigned ints of its width. A reduction that MPI defines in the same way runs as
-MPI's own. Any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op that
-calls nc10d's kernel. An op serves all element types, and distinguishes them by MPI's
-datatype, because mpi4py allows only few ops.
+Data is moved as unsigned ints of the same width. A reduction that MPI defines in the same way runs
+as MPI's own. Any other (bool, narrow floats, NaN in MIN and MAX, complex products) is an MPI.Op
+that calls nc10d's kernel. An op serves all element types, and distinguishes them by MPI's datatype,
+because mpi4py allows only few ops.
 """
 
 from __future__ import annotations

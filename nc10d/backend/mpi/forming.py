@@ -5,7 +5,7 @@ waiting MPI may hold its core. So each rank first sends a message to the group's
 answers when all have arrived. Then MPI's call returns at once.
 
 MPI itself needs no store; groups have a store for their users and for other backends. For a job
-without any, rank 0 hosts it on a free port, and sends its address to the others over MPI.
+without any, rank 0 hosts a store on a free port, and sends the address to the others over MPI.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _poll(
 def meet(rank: int, size: int, deadline: Deadline) -> tuple[Store, int, int]:
     """Return a store that all of MPI's processes share, and rank and size as MPI has them.
 
-    `rank` and `size` are the caller's expectations, negative if it has none. RendezvousError if
+    `rank` and `size` are the caller's expectations, negative if there are none. RendezvousError if
     they differ from MPI's, or if MPI made a single-process world though another launcher started
     more. The store's host is MASTER_ADDR if set, else the hostname of rank 0. Blocks until all
     ranks have arrived; RendezvousError names the ranks that have not by `deadline`.

@@ -1,10 +1,10 @@
 """Sends and receives as steps, with any tag that nc10d allows.
 
 MPI has tags up to TAG_UB, which may be far below 2**31 - 1. The largest tags are reserved for
-messages with larger tags. The sender of such a message announces it (its tag, and a number) and
-sends it under a tag made of its number. A receiver accepts announcements, and posts its receive
-when an announcement matches. Announcements of a sender arrive in order, so messages of a tag do
-too. All other messages are MPI's own.
+messages with larger tags. The sender announces such a message (by its tag and a number), and sends
+the message under a tag made from the number. A receiver accepts announcements, and posts its
+receive when an announcement matches. A sender's announcements arrive in order, so messages with one
+tag do too. All other messages are MPI's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def largest_tag() -> int:
 
 
 class Receive(NamedTuple):
-    """A receive that has been posted; `status` is MPI's once it has ended."""
+    """A receive that has been posted; `status` is MPI's once the receive has ended."""
 
     request: Request
     status: MPI.Status

@@ -22,7 +22,7 @@ from nc10d.base import error_wire
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import MessageInfo
 
-# It ends at exit before mpi4py finalises MPI: no thread may call MPI then.
+# The engine ends at exit before mpi4py finalises MPI: no thread may call MPI then.
 engine = progress_thread("nc10d-mpi")
 """Advances this process's groups on MPI."""
 
@@ -40,7 +40,7 @@ class MpiGroup(PolledGroup):
         super().__init__(name, MpiCalls(comm, any_order), engine)
 
     def probe(self, peer: int | None, tag: int | None) -> MessageInfo | None:
-        """Return a message that has arrived; raises the group's failure if it has failed."""
+        """Return a message that has arrived; raises the group's failure, if any."""
         self.check()
         with self._engine.lock:
             return self._message_queue.probe(peer, tag)
@@ -96,7 +96,7 @@ class MpiGroup(PolledGroup):
 
     def _drop(self, task: Task) -> None:
         for request in task.requests:
-            if isinstance(request, Receive):  # the caller may reuse its array
+            if isinstance(request, Receive):  # the caller may reuse the array
                 request.cancel()
         keep(task)
 

@@ -75,7 +75,7 @@ class MpiCalls(CollectiveLibrary):
         return self._comm.Iscatterv(inp and in_chunks(inp), self._piece(out, inp), root)
 
     def _piece(self, piece: FlatBuffer, chunks: Chunks | None) -> object:
-        """Describe `piece` for MPI: IN_PLACE if it is this rank's chunk of the other array."""
+        """Describe `piece` for MPI: IN_PLACE for this rank's chunk of the other array."""
         return MPI.IN_PLACE if is_chunk_of(piece, chunks, self.rank) else whole(piece)
 
 

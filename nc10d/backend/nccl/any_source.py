@@ -1,13 +1,13 @@
 """Receives from any rank: NCCL needs to know from whom, so the sender is found first.
 
 A rank that receives from any rank says so once for each tag, by a text to all ranks. From then on
-every rank tells it how many messages with that tag it has launched to this rank. The receiver knows
-how many of them it has received: where there are more, a message waits. Programs without such
-receives send no text.
+every rank tells the receiver how many messages with that tag it has launched to this rank. The
+receiver knows how many have been received: where there are more, a message waits. Programs without
+such receives send no text.
 
-A receive takes its sender when a thread waits for it or tests it. Receives of a tag take their
-messages in the order of posting: behind a receive without a sender, later ones of its tag wait in a
-queue, also those from a named rank. A receive whose Work is dropped leaves the queue.
+A receive takes its sender when a thread waits for the receive or tests it. Receives with a tag take
+their messages in posting order: behind a receive without a sender, later ones with the same tag
+wait in a queue, also those from a named rank. A receive whose Work is dropped leaves the queue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Senders:
         self._asked: set[int] = set()
         self._lock = threading.RLock()
         self.matching = threading.RLock()
-        """Held while receives take their senders. Acquire it before `_lock`, not inside of that."""
+        """Held while receives take their senders. Acquire it before `_lock`, not inside."""
         self._queues: dict[int, deque[weakref.ref[QueuedNcclReceive]]] = {}
         if messages is not None:
             messages.on_value = self._heard
@@ -75,12 +75,12 @@ class Senders:
                 self.messages.set(f"{_ANY}/{self.rank}/{tag}", "")
 
     def join(self, work: QueuedNcclReceive, tag: int) -> None:
-        """Append a receive to the queue of its tag."""
+        """Append a receive to the queue for its tag."""
         with self.matching:
             self._queues.setdefault(tag, deque()).append(weakref.ref(work))
 
     def advance(self, tag: int) -> bool:
-        """Launch the receives of a tag in order, as far as possible; return whether any is left."""
+        """Launch a tag's receives in order, as far as possible; return whether any is left."""
         if tag not in self._queues:
             return False
         with self.matching:
@@ -122,7 +122,7 @@ class Senders:
 
 
 class QueuedNcclReceive(DeviceWork):
-    """A receive in a queue: once its sender is known, the Work of the receive from that rank."""
+    """A receive in a queue: once the sender is known, the Work that receives from that rank."""
 
     __slots__ = ("_check", "_error", "_inner", "_launch", "_senders", "blocks", "deadline")
 
@@ -151,7 +151,7 @@ class QueuedNcclReceive(DeviceWork):
         return op
 
     def launch_if_sender_known(self) -> bool:
-        """Launch this receive, which is first in its queue; False if its sender is unknown yet.
+        """Launch this receive, which is first in its queue; False while the sender is unknown.
 
         The caller holds `Senders.matching`.
         """
@@ -166,14 +166,14 @@ class QueuedNcclReceive(DeviceWork):
             self._inner = self._launch(Recv(self._op.x, source, tag), self.deadline.remaining())
             self._result = source  # also while the message is still on its way
         except Exception as error:  # noqa: BLE001  (its own Work raises it)
-            self._error = error  # `_match` ends it without the lock: callbacks may take long
+            self._error = error  # `_match` ends the Work without the lock: callbacks may take long
         return True
 
     def _over(self) -> bool:
         return self._inner is not None or self._error is not None or self._state != PENDING
 
     def _match(self) -> bool:
-        """Launch the receive if it can be; return whether it is, or has failed."""
+        """Launch the receive if possible; return whether it is launched or has failed."""
         if not self._over():
             self._senders.advance(self._op.tag)
         if self._error is not None:
@@ -181,7 +181,7 @@ class QueuedNcclReceive(DeviceWork):
         return self._over()
 
     def _matched(self, until: Deadline) -> bool:
-        """Block until the receive is launched, has failed, or `until`; return whether it is."""
+        """Block until the receive is launched, has failed, or `until`; return whether launched."""
         messages = self._senders.messages
         assert messages is not None, "refused without a failure detector"
         while not self._match():
@@ -190,7 +190,7 @@ class QueuedNcclReceive(DeviceWork):
                 return True
             if until.expired():
                 return False
-            # It launches nothing under the lock of the texts, which a thread that launches needs.
+            # Nothing is launched under the texts' lock, which a launching thread needs.
             messages.until(self._is_known, until.slice(self.deadline.slice(_SLICE)))
         return True
 

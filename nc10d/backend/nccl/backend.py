@@ -1,7 +1,7 @@
-"""The NCCL backend: a group's operations on the device of its first array.
+"""The NCCL backend: a group's operations on its first array's device.
 
 The ranks first meet at the first operation, or at once with init_process_group's `device_id`. The
-first launch begins to form the group's communicator; launches are submitted when it is formed.
+first launch begins to form the group's communicator; launches are submitted once that exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def make(setup: BackendSetup) -> NcclBackend:
-    """Make the backend of a group; waits for other ranks only if the group has a device already.
+    """Make a group's backend; waits for other ranks only if the group has a device already.
 
     UnsupportedPlatform if there is no libnccl or no driver.
     """
@@ -90,7 +90,7 @@ class NcclBackend(Backend):
         device_group.launch((Barrier(),), deadline.remaining(), join=False).wait_blocking()
 
     def communicator(self, deadline: Deadline) -> Communicator:
-        """Return the group's communicator; all ranks call, and it blocks until they have."""
+        """Return the group's communicator; blocks until all ranks have called."""
         self.bind(self.started.device, deadline)
         main = self.started.comm_streams.find(COLLECTIVES)
         assert main is not None
@@ -103,7 +103,7 @@ class NcclBackend(Backend):
 
     @property
     def library(self) -> Library:
-        """The libnccl of the group."""
+        """The group's libnccl."""
         return self._group.library
 
     @property
@@ -113,12 +113,12 @@ class NcclBackend(Backend):
 
     @property
     def started(self) -> DeviceGroup:
-        """The group on its device: the current device, if it has none yet."""
+        """The group on its device: the current device, if none yet."""
         return self._device_group or self._on_device(current_device())
 
     @property
     def device(self) -> int:
-        """The number of the group's device; of the current device, if it has none yet."""
+        """The number of the group's device; of the current device, if none yet."""
         return current_device() if self._device_group is None else self._device_group.device
 
     def launch(self, ops: Sequence[Op], timeout: float, async_op: bool) -> Work | None:
@@ -173,7 +173,7 @@ class NcclBackend(Backend):
             if self._device_group is None:
                 self._failure.connect()
                 self._device_group = DeviceGroup(self._group, device)
-                if self._failure.error is not None:  # it came after the check
+                if self._failure.error is not None:  # the failure came after the check
                     self._device_group.failed = True
                 self._records.board = self._device_group.board
                 self._records.sweep = partial(self._device_group.pending.sweep, wait=False)
@@ -188,7 +188,7 @@ class NcclBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
-        """Make the backend of a group of `ranks`; they meet at its first operation."""
+        """Make the backend for a group of `ranks`, which meet at the first operation."""
         # Without ncclCommSplit, which every rank of the whole group would have to call.
         self._failure.check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
@@ -199,7 +199,7 @@ class NcclBackend(Backend):
         self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
 
     def fail(self, error: DistError) -> None:
-        """End the group with `error`; the first error wins, and peers are notified of it."""
+        """End the group with `error`; the first error wins, and peers are notified."""
         self._failure.fail(error)
 
     def _refuse_launches(self) -> None:
@@ -208,7 +208,7 @@ class NcclBackend(Backend):
 
     def _end(self, error: DistError) -> None:
         """Abort communicators, then end Works, whose arrays nothing touches after the abort."""
-        # If NCCL never returns from its abort, the Works stay pending, and keep their arrays.
+        # If NCCL never returns from the abort, the Works stay pending, and keep their arrays.
         device_group = self._device_group
         if device_group is not None:
             device_group.pending.freeze()
@@ -244,7 +244,7 @@ class NcclBackend(Backend):
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():
             comm = comm_stream.comm
-            # A thread that holds the lock is in NCCL, which will return the error to it.
+            # A thread that holds the lock is in NCCL, which will return the error to that thread.
             if comm is not None and comm.lock.acquire(blocking=False):
                 try:
                     comm_stream.check()
@@ -276,7 +276,7 @@ class NcclBackend(Backend):
 
 
 def _parent_of(group: Any) -> Parent:
-    """Return the communicator of a group that grows; TypeError or ValueError if it can't."""
+    """Return a growing group's communicator; TypeError or ValueError if it can't grow."""
     backend = group.backend("cuda")
     if not isinstance(backend, NcclBackend):
         raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
@@ -290,7 +290,7 @@ def _device_of(ops: Sequence[Op]) -> int:
 
 
 def _timeout_of(group: NcclGroup, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
-    """Return the failure of a launch that has not ended by its deadline."""
+    """Return the failure for a launch that has not ended by its deadline."""
     name = work._describe()
     call = f"{name} #{work.seq} of rank {group.rank} in group {group.name!r}"
     state = "has waited for other ranks to come" if work.submitted else "is still under way"

@@ -39,11 +39,11 @@ from nc10d.store.prefix import PrefixStore
 
 _run_rows = entry_point(native.nc10d_nccl_run)
 _NEW_SITE = native.SCALE + NEW_SITE
-"""The answer of a table whose first row has met a new line of the user's program."""
+"""The answer from a table whose first row has met a new line in the user's program."""
 
 
 class DeferredLaunch(NamedTuple):
-    """A launch that waits for its communicators; `before` is its event, recorded at the call."""
+    """A launch that waits for its communicators; `before` is an event, recorded at the call."""
 
     work: NcclWork
     comm_streams: tuple[CommStream, ...]
@@ -53,8 +53,8 @@ class DeferredLaunch(NamedTuple):
 class DeviceGroup:
     """A group's launches on its device. Any thread may call `launch`.
 
-    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. If it
-    has not failed, `refusal` is the reason.
+    The backend sets `failed` to refuse launches; the group's `check` then raises the reason. If the
+    group has not failed, `refusal` is the reason.
     """
 
     def __init__(self, group: NcclGroup, device: int) -> None:
@@ -105,7 +105,7 @@ class DeviceGroup:
                 if not captured:
                     pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
                 self._submit(table, work, current, join)
-                if captured:  # its event belongs to the graph, and never ends
+                if captured:  # the event belongs to the graph, and never ends
                     self._captured.append((work.event, cached))
                     self.board.ended(work.stamp)
             elif captured:
@@ -121,7 +121,7 @@ class DeviceGroup:
         return work
 
     def check(self) -> None:
-        """Raise what a launch would: the group's failure, or why it refuses launches."""
+        """Raise what a launch would: the group's failure, or why launches are refused."""
         if self.failed:
             self._group.check()
             raise ValueError(self.refusal)
@@ -145,7 +145,7 @@ class DeviceGroup:
             self.pump()  # launches that were deferred meanwhile
 
     def meet(self, what: str, deadline: Deadline) -> None:
-        """Wait until all ranks have come to a call of NCCL that waits for all of them.
+        """Wait until all ranks have come to an NCCL call that waits for all.
 
         The ranks make such calls in the same order. RendezvousError names the missing ranks.
         """
@@ -161,7 +161,7 @@ class DeviceGroup:
             store.close()
 
     def formed(self, name: str, deadline: Deadline) -> Communicator:
-        """Return a communicator of all ranks by name; blocks until all have come to it."""
+        """Return a communicator of all ranks by name; blocks until all have come."""
         group = self._group
         with self.pending.lock:
             found = self.comm_streams.get(name, group.rank, group.size, deadline)
@@ -201,7 +201,7 @@ class DeviceGroup:
         self.pump()  # they may have been formed just now
 
     def _enter(self, caller: Caller, work: NcclWork) -> int:
-        """Enter a launch ahead of its table; return the stamp of its entry in the log."""
+        """Enter a launch ahead of its table; return the stamp of the entry in the log."""
         try:
             self.board.enter(caller, CallText(compared(work.ops)))
         except DistError as error:
@@ -212,7 +212,7 @@ class DeviceGroup:
     def pump(self) -> None:
         """Submit deferred launches whose communicators are formed, in order."""
         with self.pending.lock:
-            # The caller may reuse the arrays of a failed group: no launch may write to them.
+            # The caller may reuse a failed group's arrays: no launch may write to them.
             while not self.failed:
                 queues = [comm_stream.queue for comm_stream in self.comm_streams.all()]
                 heads = {id(queue[0]): queue[0] for queue in queues if queue}
@@ -255,7 +255,7 @@ class DeviceGroup:
         join: bool,
         first: int = 0,
     ) -> None:
-        """Run a table of calls; a failed submission fails the group."""
+        """Run a table's calls; a failed submission fails the group."""
         ended = self._take(self._timing)
         rows, device, end = table.address, self._device_rows, table.ended
         count = end + 2 if join else end + 1
@@ -265,7 +265,7 @@ class DeviceGroup:
                 while answer == _NEW_SITE:
                     SITES.learn()
                     answer = _run_rows(rows, first, count, device, current, ended, end)
-                while answer < 0:  # nonblocking: rows after a group wait for its end
+                while answer < 0:  # nonblocking: rows after a group wait for the group's end
                     for comm_stream in table.comm_streams:
                         comm_stream.formed.settle(work.deadline, work._describe())
                     answer = _run_rows(rows, -answer, count, device, current, ended, end)

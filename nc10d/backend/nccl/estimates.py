@@ -1,8 +1,8 @@
 """How long operations would take, by NCCL's own model of the machine; nothing is sent.
 
-ncclGroupSimulateEnd (NCCL 2.22) tells the time of the last bundle of a group: operations of the
-same kind whose sizes differ by less than four times (ncclPrepareTasks in NCCL's enqueue.cc). So
-each such bundle is simulated alone, and the times are added.
+ncclGroupSimulateEnd (NCCL 2.22) tells the time for a group's last bundle: operations of the same
+kind whose sizes differ by less than four times (ncclPrepareTasks in NCCL's enqueue.cc). So each
+such bundle is simulated alone, and the times are added.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def check_estimates(backend: NcclBackend) -> None:
     """Raise UnsupportedPlatform or ValueError if this group's operations can't be simulated."""
     backend.library.require(FUNCTIONS[_SIMULATE].since, "an estimate of times")
     if backend.nonblocking:
-        # NCCL runs a nonblocking group on a thread that knows of no simulation (group.cc).
+        # NCCL runs a nonblocking group on a thread that knows no simulation (group.cc).
         raise ValueError("an estimate of times needs blocking communicators: NCCL would launch")
 
 
 def seconds_of(backend: NcclBackend, ops: Sequence[Op], deadline: Deadline) -> float:
     """Return NCCL's estimate for operations in seconds.
 
-    The first call in a group blocks until all ranks have formed its communicator; later calls are
-    this rank's alone. ValueError for messages, and operations that are made of messages.
+    The first call in a group blocks until all ranks have formed the communicator; later calls are
+    this rank's alone. ValueError for messages, and operations that consist of messages.
     """
     check_estimates(backend)
     backend.started.check()

@@ -1,7 +1,7 @@
-"""The failure of a group on NCCL: the first error ends the group, here and on every peer.
+"""A group's failure on NCCL: the first error ends the group, here and on every peer.
 
-All ranks raise the same error, the cause. The failure detector of the group's other backends agrees
-on it; where there is none, the store of the group carries it.
+All ranks raise the same error, the cause. The failure detector among the group's other backends
+agrees on the cause; without a detector, the group's store carries the cause.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nc10d.store.base import Store
 
 _ABOUT_A_PEER = frozenset({RESULT["ncclRemoteError"], RESULT["ncclSystemError"]})
 _CAUSE_KEY = "cause"  # in the store, for groups without a failure detector
-_CAUSE_GRACE = 0.5  # seconds to wait for the cause of such an error
-_CAUSE_PAUSE = 0.01  # seconds between polls for it
+_CAUSE_GRACE = 0.5  # seconds to wait for such an error's cause
+_CAUSE_PAUSE = 0.01  # seconds between polls for the cause
 
 
 class GroupFailure:
     """Why a group has failed, if it has; any thread may call.
 
     `refuse` refuses launches from now on. `end` ends the communicators and Works with the cause, on
-    a thread of its own, and may never return.
+    its own thread, and may never return.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class GroupFailure:
         self._lock = threading.RLock()  # a signal's handler may fail the group at any point
         self._agreed = Event()
         self.error: DistError | None = None
-        """The first error of this rank until the ranks have agreed; then the cause."""
+        """This rank's first error until the ranks have agreed; then the cause."""
         self.over = Event()
         """Set when the group has ended on this rank."""
 
@@ -53,7 +53,7 @@ class GroupFailure:
         self._store = self._new_store()
 
     def check(self) -> None:
-        """Raise the cause, if the group has failed; waits until the ranks have agreed on it."""
+        """Raise the cause, if the group has failed; waits until the ranks have agreed."""
         if self.error is not None:
             self._agreed.wait()
             raise copy_to_raise(self.error)
@@ -75,7 +75,7 @@ class GroupFailure:
             self.fail(cause, notify=False)
 
     def fail(self, error: DistError, notify: bool = True) -> None:
-        """End the group with `error`; the first error wins, and peers are notified of it."""
+        """End the group with `error`; the first error wins, and peers are notified."""
         with self._lock:
             if self.error is not None:
                 return
@@ -88,7 +88,7 @@ class GroupFailure:
     def close(self, gone: DistError, release: Callable[[], None]) -> bool:
         """Refuse launches by `gone`, which peers do not learn, and release what the group has.
 
-        `release` runs on a thread of its own. False if the group has failed, or has been closed.
+        `release` runs on its own thread. False if the group has failed, or has been closed.
         """
         with self._lock:
             if self.error is not None:
@@ -115,15 +115,15 @@ class GroupFailure:
         self.over.set()
 
     def _notify_peers(self, error: DistError) -> DistError:
-        """Notify the peers of an error; return the error that holds for all ranks."""
+        """Notify peers about an error; return the error that holds for all ranks."""
         found = self._others.notify(error)
-        if found is None:  # without a failure detector the store carries it
+        if found is None:  # without a failure detector the store carries the cause
             with suppress_here(DistError, OSError):  # the store may be gone
                 found = _publish(self._store or self._new_store(), error)
         return found or error
 
     def _root_cause(self, error: DistError) -> DistError:
-        """Return another backend's cause for an error of NCCL about a peer, else the error."""
+        """Return another backend's cause for NCCL's error about a peer, else the error."""
         if isinstance(error, NCCLError) and error.code in _ABOUT_A_PEER:
             grace = Deadline.after(_CAUSE_GRACE)
             while not grace.expired():

@@ -1,11 +1,11 @@
-"""NCCL's memory for the arrays of other libraries: their allocators ask ncclMemAlloc (2.19).
+"""NCCL's memory for other libraries' arrays: their allocators ask ncclMemAlloc (2.19).
 
     cupy.cuda.set_allocator(cupy.cuda.MemoryPool(nccl.cupy_allocator(group)).malloc)
     numba.cuda.set_memory_manager(nccl.numba_memory_manager(group))
 
 Every piece is registered with the group's communicator, and freed as `registered_memory` tells:
-after the work that is queued on the device's default stream. Pieces are of 2 MiB and more on a
-GPU, so small arrays need a pool above, such as CuPy's; Numba has none. torch's pool is
+after the work that is queued on the device's default stream. Pieces have 2 MiB and more on a GPU,
+so small arrays need a pool above, such as CuPy's; Numba has none. torch's pool is
 `nc10d.torch.nccl_pool`.
 """
 
@@ -28,7 +28,7 @@ from nc10d.cuda.driver import call
 
 
 def cupy_allocator(group: GroupOfBackends) -> Callable[[int], Any]:
-    """Return an allocator for `cupy.cuda.MemoryPool`; all ranks call, and it blocks.
+    """Return an allocator for `cupy.cuda.MemoryPool`; blocks until all ranks have called.
 
     The returned function serves the group's device only, and waits for no other rank. TypeError for
     a group whose device arrays do not go by NCCL; ImportError without CuPy.
@@ -45,10 +45,10 @@ def cupy_allocator(group: GroupOfBackends) -> Callable[[int], Any]:
 
 
 def numba_memory_manager(group: GroupOfBackends) -> type[Any]:
-    """Return a class for `numba.cuda.set_memory_manager`; all ranks call, and it blocks.
+    """Return a class for `numba.cuda.set_memory_manager`; blocks until all have called.
 
-    Numba takes it before its first use of the device. TypeError for a group whose device arrays do
-    not go by NCCL; ImportError without Numba's CUDA target.
+    Numba takes the class before its first use of the device. TypeError for a group whose device
+    arrays do not go by NCCL; ImportError without Numba's CUDA target.
     """
     cuda = import_to_end("numba.cuda")
     allocate, device = registered_bytes(group)
@@ -91,7 +91,7 @@ class AllocatorFunctions(NamedTuple):
 
 @functools.cache
 def allocator_functions() -> AllocatorFunctions:
-    """Compile NCCL's allocator in torch's form; out of memory it returns NULL."""
+    """Compile NCCL's allocator in torch's form; out of memory the function returns NULL."""
     mem_alloc, mem_free = library().address("ncclMemAlloc"), library().address("ncclMemFree")
 
     @cfunc(types.int64(types.int64, types.int32, types.int64))

@@ -1,4 +1,4 @@
-"""The launches of a group on NCCL as a flight recorder reads them; see abilities.CallRecords."""
+"""A group's launches on NCCL as a flight recorder reads them; see abilities.CallRecords."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nc10d.errors import DistError
 
 
 class NcclRecords:
-    """The records of a rank; `board` is None before the group's first launch.
+    """A rank's records; `board` is None before the group's first launch.
 
     `sweep` finds the launches that have ended meanwhile.
     """

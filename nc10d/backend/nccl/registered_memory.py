@@ -37,23 +37,23 @@ _no_event = Event()
 
 
 class GroupOfBackends(Protocol):
-    """The group of registered memory: it has a timeout in seconds, and a backend per device."""
+    """The group behind registered memory, with a timeout in seconds, and a backend per device."""
 
     @property
     def timeout(self) -> float:
-        """The timeout of the group's operations, in seconds."""
+        """The timeout for the group's operations, in seconds."""
 
     def backend(self, device: str) -> Backend:
-        """Return the backend of a device."""
+        """Return a device's backend."""
 
 
 def registered_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], DeviceArray]:
     """Return a function from count and dtype to a flat array of zeros in registered memory.
 
-    All ranks call this; it blocks until they have met, on the group's device (the current device,
-    if it has none yet). A rank may call the returned function alone; it waits for no other rank.
-    TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL before
-    2.19.
+    All ranks call this, which blocks until they have met, on the group's device (the current
+    device, if none yet). A rank may call the returned function alone, which waits for no other
+    rank. TypeError for a group whose device arrays do not go by NCCL, UnsupportedPlatform for NCCL
+    before 2.19.
     """
     return _arrays(*registered_bytes(group))
 
@@ -61,9 +61,9 @@ def registered_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], D
 def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], DeviceArray]:
     """Return a function from count and dtype to a flat array of zeros in symmetric memory.
 
-    As `registered_zeros`, but all ranks make every call of the returned function, in the same
-    order and with the same count and dtype; a call blocks until they have met. UnsupportedPlatform
-    for NCCL before 2.27, and where the devices can't reach each other's memory.
+    As `registered_zeros`, but all ranks make every call to the returned function, in the same order
+    and with the same count and dtype; a call blocks until they have met. UnsupportedPlatform for
+    NCCL before 2.27, and where the devices can't reach each other's memory.
     """
     backend = nccl_backend(group)
     backend.library.require(FUNCTIONS[_WINDOW].since, _WINDOW)
@@ -88,7 +88,7 @@ def nccl_backend(group: GroupOfBackends) -> NcclBackend:
 def registered_bytes(group: GroupOfBackends) -> tuple[Callable[[int], Owner], int]:
     """Return a function from a number of bytes to registered memory, and the memory's device.
 
-    As `registered_zeros`, for allocators of other libraries; the memory's contents are undefined.
+    As `registered_zeros`, for other libraries' allocators; the memory's contents are undefined.
     """
     backend = nccl_backend(group)
     comm = backend.communicator(Deadline.after(group.timeout))
@@ -178,7 +178,7 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
     relax_capture_mode()
     while True:
         piece = pieces.get()
-        # A failed device or driver keeps its memory until the process ends.
+        # A failed device or driver keeps memory until the process ends.
         with suppress_here(DistError), piece.comm.enter():
             _wait_for_default_stream(piece.device)
             _give_back(piece)
@@ -187,7 +187,7 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
 
 def _wait_for_default_stream(device: int) -> None:
     """Wait for the default stream of the current device, which waits for all copies."""
-    # Operations of the group have kept their arrays until they ended.
+    # The group's operations have kept their arrays until they ended.
     pool = event_pool(device)
     event, pause = pool.take(), _FIRST_PAUSE
     call("cuEventRecord", event, LEGACY)

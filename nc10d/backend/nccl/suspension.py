@@ -1,8 +1,8 @@
 """A group's communicators give up their device memory for a while, and tell how much they have.
 
-A suspended group keeps its ranks, its streams and its registered arrays; a launch is a ValueError.
-Each rank's calls run in the order of the communicators' names, so that no two ranks wait for each
-other in different communicators.
+A suspended group keeps ranks, streams and registered arrays; a launch is a ValueError. Each rank's
+calls run in the order of communicators' names, so that no two ranks wait for each other in
+different communicators.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SUSPEND, _RESUME = "ncclCommSuspend", "ncclCommResume"
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The device memory of this rank's communicators, in bytes.
+    """The device memory that this rank's communicators hold, in bytes.
 
-    `suspendable` is what `suspend` gives up, `persistent` what it can't, `total` both.
+    `suspendable` is what `suspend` gives up, `persistent` the rest, `total` both.
     """
 
     suspendable: int
@@ -49,7 +49,7 @@ def suspend(backend: NcclBackend, deadline: Deadline) -> None:
 
 
 def resume(backend: NcclBackend, deadline: Deadline) -> None:
-    """Take the memory of a suspended group again; all ranks call."""
+    """Take a suspended group's memory again; all ranks call."""
     _require(backend, _RESUME)
     if backend.started.refusal is None:
         raise ValueError(f"group {backend.group_name!r} is not suspended")
@@ -59,7 +59,7 @@ def resume(backend: NcclBackend, deadline: Deadline) -> None:
 
 
 def memory_stats(backend: NcclBackend) -> MemoryStats:
-    """Return the memory of the communicators that have been formed; blocks for no other rank."""
+    """Return the memory of formed communicators; blocks for no other rank."""
     _require(backend, "ncclCommMemStats")
     comms = [each.comm for each in backend.started.comm_streams.all() if each.comm is not None]
 

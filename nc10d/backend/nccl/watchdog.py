@@ -1,7 +1,8 @@
 """The watchdog: a thread per process that polls groups for ends, errors, deadlines, callbacks.
 
-CUDA and NCCL can't wake a thread. So it polls twenty times a second, a thousand times while a
-callback is awaited, and not at all while no Work is pending. It holds no lock while it waits.
+CUDA and NCCL can't wake a thread. So this thread polls twenty times a second, a thousand times
+while a callback is awaited, and not at all while no Work is pending. The thread waits without a
+lock.
 
 NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the watchdog
 could not run for so long, for example because a driver call is stuck with the GIL. The timer is
@@ -34,7 +35,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """The thread and the objects that it polls; started by the first `watch`."""
+    """The thread and the polled objects; started by the first `watch`."""
 
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()

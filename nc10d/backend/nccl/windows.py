@@ -6,9 +6,9 @@
 
 The calls are NCCL's ncclPutSignal, ncclSignal and ncclWaitSignal (2.29.2). They are queued on the
 current stream of the window's array and return at once: the stream waits for a signal, the host
-does not. They have a communicator of their own, so that a stream that waits for a signal holds up
-no collective; NCCL runs a rank's calls in their order, on whichever streams, so a put behind a wait
-comes after it. There is no Work, and no timeout: a group that fails ends the waiting.
+does not. They have their own communicator, so that a stream that waits for a signal holds up no
+collective; NCCL runs a rank's calls in their order, on whichever streams, so a put behind a wait
+comes later. There is no Work, and no timeout: a group that fails ends the waiting.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NO_FLAGS = (0, 0, 0)  # signal index, context and flags, which NCCL reserves
 
 
 class Window:
-    """A flat array of every rank, open to the puts of all. Any thread may call."""
+    """A flat array of every rank, open to puts from all. Any thread may call."""
 
     def __init__(
         self, backend: NcclBackend, count: int, dtype: npt.DTypeLike, timeout: float
     ) -> None:
-        """Make the array of zeros on the group's device; all ranks call, and it blocks.
+        """Make the array of zeros on the group's device; blocks until all ranks have called.
 
         Count and dtype must be the same on all ranks. UnsupportedPlatform for NCCL before 2.29.2,
         and where the devices can't reach each other's memory.
@@ -59,13 +59,13 @@ class Window:
         fill(self.array, 0)
         with self._comm.enter():
             call("cuStreamSynchronize", stream_of(self.array))
-        backend.started.meet("a window of zeros", deadline)  # before a peer writes to it
+        backend.started.meet("a window of zeros", deadline)  # before a peer writes there
 
     def put(self, source: Array, peer: int, at: int = 0) -> None:
         """Queue a write of `source` into rank `peer`'s array from element `at` on, and a signal.
 
         `source` is a contiguous part of this rank's own array, such as `window.array[3:7]`; NCCL
-        takes no other memory. It may be written again behind the put, on the same stream.
+        takes no other memory. This part may be written again behind the put, on the same stream.
         """
         x, mine = as_buffer(source), self.array.buffer
         self._check_peer(peer)
@@ -81,15 +81,15 @@ class Window:
             self._queue("ncclPutSignal", *place, *_NO_FLAGS)
 
     def signal(self, peer: int) -> None:
-        """Queue a signal to rank `peer`, which comes there after all earlier puts to it."""
+        """Queue a signal to rank `peer`, which comes there after all earlier puts."""
         self._check_peer(peer)
         self._queue("ncclSignal", peer, *_NO_FLAGS)
 
     def wait_signal(self, *peers: int, count: int = 1) -> None:
-        """Make the current stream wait for `count` signals of each of `peers`.
+        """Make the current stream wait for `count` signals from each of `peers`.
 
-        What they have put before is then in the array. Every put and every signal of a peer counts
-        once, whichever window of the group it was for.
+        What they have put before is then in the array. Every put and every signal from a peer
+        counts once, for whichever window of the group.
         """
         for peer in peers:
             self._check_peer(peer)
@@ -100,7 +100,7 @@ class Window:
 
     def close(self) -> None:
         """Free the array once all ranks have called and their queued work is done; idempotent."""
-        # Without it the memory stays until the process ends: peers may write at any time.
+        # Without this call the memory stays until the process ends: peers may write at any time.
         address, registration = self._registration
         if registration.handle is None:
             return

@@ -1,4 +1,4 @@
-"""Works of launches on a device, pending in the order of their launch until their events end."""
+"""Works for launches on a device, pending in launch order until their events end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 class NcclWork(DeviceWork):
     """One launch on a device."""
 
-    # It keeps its arrays until the device has finished with them. `event` is 0 before the launch is
-    # submitted, after it has ended, and for a launch in a CUDA graph, which never ends by itself.
-    # `due` is the monotonic() by which it must have ended.
+    # A Work keeps its arrays until the device has finished with them. `event` is 0 before the
+    # launch is submitted, after the end, and for a launch in a CUDA graph, which never ends by
+    # itself. `due` is the monotonic() by which the launch must have ended.
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
@@ -39,8 +39,8 @@ class NcclWork(DeviceWork):
     def __init__(
         self, ops: Sequence[Op], owner: PendingWorks, timeout: float, cached: CachedLaunch
     ) -> None:
-        """Make the Work of a cached launch; the timeout, in seconds, runs from now."""
-        # Written out instead of super().__init__(ops), because every launch makes a Work.
+        """Make the Work for a cached launch; the timeout, in seconds, runs from now."""
+        # Written out in place of super().__init__(ops), because every launch makes a Work.
         self._state = PENDING
         self._exception = None
         self._result = None
@@ -53,17 +53,17 @@ class NcclWork(DeviceWork):
         self._seconds: float | None = None
         self.due = now + timeout
         self.blocks = cached.blocks
-        self.cached = cached  # keeps the memory that its calls use
+        self.cached = cached  # keeps the memory that the calls use
         self.event = 0
         self.begun = 0
         self.seq = 0
-        self.stamp = 0  # of the entry in the log
+        self.stamp = 0  # the log entry's
         self.comm_streams: tuple[CommStream, ...] = ()
         self.submitted: Event | None = None
 
     @property
     def deadline(self) -> Deadline:
-        """The deadline of the launch."""
+        """The launch's deadline."""
         return Deadline(self.due)
 
     def _await_queued(self) -> None:
@@ -87,7 +87,7 @@ class NcclWork(DeviceWork):
         self._seconds = seconds_between(self.begun, self.event)
 
     def outcome(self) -> object:
-        """Return the value of `result()`: the sender, a list of senders, or None."""
+        """Return the value for `result()`: the sender, a list of senders, or None."""
         if not self.cached.receives:
             return None
         senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
@@ -119,12 +119,12 @@ class NcclWork(DeviceWork):
 
 
 class PendingWorks:
-    """The pending Works of a group, which `fail` fails; `lock` guards them and every launch."""
+    """A group's pending Works, which `fail` fails; `lock` guards them and every launch."""
 
     def __init__(
         self, pool: EventPool, fail: Callable[[DistError], None], ended: Callable[[int], None]
     ) -> None:
-        """`fail` fails the group; `ended` is called with the stamp of each Work that has ended."""
+        """`fail` fails the group; `ended` is called with each ended Work's stamp."""
         self.lock = threading.RLock()
         self._pool = pool
         self.device = pool.device
@@ -135,7 +135,7 @@ class PendingWorks:
         self._frozen = False
 
     def add(self, work: NcclWork) -> None:
-        """Add a Work, which is finished when its event has ended."""
+        """Add a Work, which is finished when the event has ended."""
         self._works[work] = None
         if len(self._works) > MANY:
             self.sweep()
@@ -150,7 +150,7 @@ class PendingWorks:
 
     def retire(self, works: list[NcclWork], wait: bool = True) -> None:
         """Finish Works whose events have ended; callbacks run without the lock."""
-        # A failed kernel of NCCL ends as any other: only its communicator has the error.
+        # A failed NCCL kernel ends as any other: only the communicator has the error.
         if not self.lock.acquire(blocking=wait):
             return
         try:
@@ -226,7 +226,7 @@ class PendingWorks:
 
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
-        now = monotonic()  # no lock: the late thread may hold it
+        now = monotonic()  # no lock: the late thread may hold the lock
         return next((work for work in list(self._works) if work.due <= now), None)
 
     def pause(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The dependencies between the operations of a block: later ones wait where memory is shared."""
+"""The dependencies between a block's operations: later ones wait where memory is shared."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nc10d.arrays.intervals import conflict
 from nc10d.ops import Op
 
 Dependencies = dict[int, frozenset[int]]
-"""Place in the batch of an operation -> places of the earlier operations that it waits for."""
+"""An operation's place in the batch -> places of the earlier operations that must end first."""
 
 
 def dependencies_of(ops: Sequence[Op]) -> Dependencies:
-    """Return the dependencies of a batch; empty if its operations may run in any order."""
+    """Return a batch's dependencies; empty if the operations may run in any order."""
     if len(ops) == 1:
         return {}
     memory = [[(as_buffer(x).span, written) for x, written in touched(op)] for op in ops]

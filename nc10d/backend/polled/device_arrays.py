@@ -1,4 +1,4 @@
-"""The device arrays of a launch, which a library takes by their addresses or not at all."""
+"""A launch's device arrays, which a library takes by their addresses or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def device_arrays(batch: Sequence[Op]) -> Iterator[tuple[Op, Array, str]]:
 
 
 def flat_on_device(library: str, op: Op, array: Array, device: str) -> Buffer:
-    """Return the memory of a device array; TypeError for a list, and if it is not contiguous."""
+    """Return a device array's memory; TypeError for a list, and unless contiguous."""
     if isinstance(array, (list, tuple)) or not as_buffer(array).contiguous:
         text = f"{library} takes arrays on {device} as a flat array, and contiguous, only"
         raise TypeError(f"{name_of(op)}: {text}")

@@ -1,7 +1,7 @@
 """An operation's arrays as a library takes them: contiguous memory by address.
 
-A strided array goes through a contiguous copy, a list of arrays through a flat copy. Copies that
-the library has written are copied back when the operation ends.
+A strided array goes through a contiguous copy, a list through a flat copy. Copies that the library
+has written are copied back when the operation ends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 def keep(thing: object) -> None:
     """Keep `thing` alive for good, even past the interpreter's end, when libraries are ended."""
-    # For memory that a library may still read or write, because its operation can't be cancelled.
+    # For memory that a library may still read or write, because an operation can't be cancelled.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @functools.cache
 def kernel(address: int) -> Any:
-    """Return the kernel at `address` as a function; it runs without the GIL."""
+    """Return the kernel at `address` as a function, which runs without the GIL."""
     return _KERNEL(address)
 
 
@@ -63,11 +63,11 @@ class FlatBuffer:
 
 
 Chunks = tuple[FlatBuffer, Sequence[int]]
-"""Memory, and the elements of each rank's chunk of it, one after the other."""
+"""Memory, and the elements in each rank's chunk, one after the other."""
 
 
 def is_chunk_of(piece: FlatBuffer, chunks: Chunks | None, rank: int) -> bool:
-    """Return whether `piece` is a rank's chunk of memory; False if it is empty."""
+    """Return whether `piece` is a rank's chunk of memory; False if empty."""
     if chunks is None or not piece.count:
         return False
     whole, counts = chunks
@@ -75,7 +75,7 @@ def is_chunk_of(piece: FlatBuffer, chunks: Chunks | None, rank: int) -> bool:
 
 
 class OpBuffers:
-    """The memory of an operation, from its beginning to `finish`.
+    """An operation's memory, from the beginning to `finish`.
 
     Copies and scratch memory live as long as this object, because a library has only addresses.
     """
@@ -87,7 +87,7 @@ class OpBuffers:
         self._owned: list[np.ndarray[Any, Any]] = []
 
     def contiguous(self, x: Array, written: bool) -> FlatBuffer:
-        """Return the memory of an array, or of a copy that `finish` copies back if `written`."""
+        """Return an array's memory, or a copy that `finish` copies back if `written`."""
         buffer = as_buffer(x)
         if buffer.contiguous:
             return _flat_buffer(buffer)
@@ -98,7 +98,7 @@ class OpBuffers:
         return self._own(copy)
 
     def chunks(self, arrays: Arrays, size: int, written: bool) -> Chunks:
-        """Return the memory of an array or a list, as a single piece, in chunks."""
+        """Return the memory for an array or a list, as a single piece, in chunks."""
         if not isinstance(arrays, (list, tuple)):
             flat = self.contiguous(arrays, written)
             return flat, [flat.count // size] * size
@@ -150,7 +150,7 @@ def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
 
 
 def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
-    """into := the operand that this reduction makes of x; PREMUL_SUM scales. May be in place."""
+    """into := the operand that this reduction makes from x; PREMUL_SUM scales. May be in place."""
     if op.factor is not None:
         factor = ctypes.c_double(op.factor)
         scale = kernel(scale_address(x.dtype))
@@ -171,12 +171,12 @@ def copy(into: FlatBuffer, x: FlatBuffer) -> None:
 
 
 def even_counts(count: int, size: int) -> list[int]:
-    """Return the elements of each rank's chunk: no two differ by more than 1."""
+    """Return the elements in each rank's chunk: no two differ by more than 1."""
     return [count // size + (rank < count % size) for rank in range(size)]
 
 
 def row_counts(count: int, splits: Sequence[int] | None, counts: Sequence[int]) -> Sequence[int]:
-    """Return the elements of each chunk of `count` elements in rows; without splits, `counts`."""
+    """Return each chunk's elements, for `count` elements in rows; without splits, `counts`."""
     if splits is None:
         return counts
     rows = sum(splits)

@@ -11,12 +11,12 @@ from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
 
 Steps = Generator[Sequence[Any] | None, None, Any]
-"""An operation in steps: a generator that yields the requests it waits for (None: resume it at the
-next poll), and returns the result of the operation."""
+"""An operation in steps: a generator that yields awaited requests (None: resume at the next poll),
+and returns the operation's result."""
 
 
 class PolledWork(Work):
-    """One launch; `ended` holds the places in the batch of the operations that have ended.
+    """One launch; `ended` holds the ended operations' places in the batch.
 
     `agreement` is a Work that has to end first and can block a thread until then, None without any.
     """
@@ -39,7 +39,7 @@ class PolledWork(Work):
         return self._parts_left == 0
 
     def outcome(self) -> object:
-        """Return the value of `result()`: the sender, a list of senders, or None."""
+        """Return the value for `result()`: the sender, a list of senders, or None."""
         if len(self.ops) == 1:
             return self._results[0]
         return self._results if any(isinstance(op, Recv) for op in self.ops) else None
@@ -59,8 +59,8 @@ class PolledWork(Work):
 class Task:
     """A part of a launch: its collectives, or a message.
 
-    `places` are those of its operations in the batch. `seq` is the number of a launch's collectives
-    in the group, 0 for a message. `agreed` is True once all ranks have agreed on the call.
+    `places` are the operations' places in the batch. `seq` is the group's number for a launch's
+    collectives, 0 for a message. `agreed` is True once all ranks have agreed on the call.
     """
 
     __slots__ = ("agreed", "deadline", "places", "requests", "result", "seq", "steps", "work")
@@ -82,7 +82,7 @@ class Task:
     def advance(self, ended: Callable[[Sequence[Any]], bool]) -> bool:
         """Run steps as far as possible, without blocking; return whether all have ended.
 
-        `ended` says whether the requests of a step have ended.
+        `ended` says whether a step's requests have ended.
         """
         while not self.requests or ended(self.requests):
             try:
@@ -123,7 +123,7 @@ def after(condition: Callable[[], bool], steps: Steps) -> Steps:
 
 
 def side_by_side(parts: Sequence[Steps]) -> Steps:
-    """Run operations concurrently: each step waits for the requests of all of them."""
+    """Run operations concurrently: each step waits for the requests of all."""
     running = list(parts)
     while running:
         started = [(part, next(part, None)) for part in running]

@@ -1,4 +1,4 @@
-"""A backend over a polled library: runs launches on a PolledGroup, and ends it."""
+"""A backend over a polled library: runs launches on a PolledGroup, and ends that group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PolledBackend(Backend):
         return None
 
     def _interrupted(self, work: Work) -> Aborted:
-        """Return the error of a group after an interrupt, such as Ctrl-C, on this rank."""
+        """Return a group's error after an interrupt, such as Ctrl-C, on this rank."""
         name = work._describe()
         text = f"rank {self.rank} was interrupted in {name}"
         return Aborted(text, rank=self.rank, pid=os.getpid(), group=self._group.name, op=name)

@@ -2,9 +2,9 @@
 
 `steps(library, op, count)` begins when all ranks have agreed on the call. The number and order of
 requests follow from the agreed call, never from a rank's own arrays, because every rank must post
-the same requests in the same order. A library reduces where the order of operands does not matter.
+the same requests in the same order. A library reduces where the operands' order does not matter.
 For any other reduction, ranks fold each other's arrays in rank order: all ranks the whole arrays if
-they are small, else each rank a chunk, whose result it then sends to all (Rabenseifner 2004).
+these are small, else each rank a chunk, whose result is then sent to all (Rabenseifner 2004).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from nc10d.errors import CollectiveMismatch
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops.facts import facts_of, name_of
 
-SMALL = 16 * 1024  # bytes of all ranks' arrays, up to which every rank gets all of them
+SMALL = 16 * 1024  # bytes in all ranks' arrays, up to which every rank gets all of them
 
 
 class CollectiveLibrary(Protocol):
-    """A library's collectives on a group's ranks: each call posts one, and returns its request.
+    """A library's collectives on a group's ranks: each call posts one, and returns the request.
 
     Calls never block. `how` is a reduction that `reduction` has returned. Only the root has chunks
     to gather or to scatter, elsewhere they are None. A piece may be this rank's chunk of the other
-    array. `even` is True if all chunks of all ranks have the same size.
+    array. `even` is True if all ranks' chunks have the same size.
     """
 
     rank: int
     size: int
 
     def reduction(self, op: ops.ReduceOp, x: FlatBuffer, scattered: bool = False) -> Any:
-        """Return the library's own reduction of x, None if nc10d's kernels must fold it.
+        """Return the library's own reduction of x, None if nc10d's kernels must fold x.
 
         For host arrays AVG is a sum, and PREMUL_SUM a sum of scaled operands. `scattered` is True
         for a reduce_scatter.
@@ -65,7 +65,7 @@ class CollectiveLibrary(Protocol):
         """out := the reduction over all ranks of this rank's chunk of inp"""
 
     def scan(self, x: FlatBuffer, how: Any, exclusive: bool) -> object:
-        """x := the reduction of x over the ranks up to this rank, or before it
+        """x := the reduction of x over the ranks up to this rank, or before this rank
 
         None, and nothing is posted, where the library has no such call.
         """
@@ -90,7 +90,7 @@ class CollectiveLibrary(Protocol):
 def steps(library: CollectiveLibrary, op: ops.Op, count: int) -> Steps:
     """Return the steps of a validated collective on which all ranks have agreed.
 
-    `count` is the agreed count of elements, -1 if ranks have sizes of their own.
+    `count` is the agreed element count, -1 if each rank has its own size.
     """
     if count == 0:  # a barrier, for which the agreement needed every rank, or empty arrays
         return
@@ -175,9 +175,9 @@ def _scan(library: CollectiveLibrary, op: ops.Scan | ops.ExScan, buffers: OpBuff
 def _prefixes(
     library: CollectiveLibrary, x: FlatBuffer, exclusive: bool, op: ops.ReduceOp, buffers: OpBuffers
 ) -> Steps:
-    """x := op over the ranks up to this rank, or before it; rank 0 keeps its own in that case"""
-    # Each rank computes all prefixes of its chunk. Row 0 is rank 0's contribution as it came; row
-    # r + 1 begins as rank r's contribution, and becomes the prefix up to rank r.
+    """x := op over the ranks up to this rank, or before this rank; rank 0 then keeps its own"""
+    # Each rank computes all prefixes of its chunk. Row 0 is rank 0's unchanged contribution; row r
+    # + 1 begins as rank r's contribution, and becomes the prefix up to rank r.
     size, counts = library.size, even_counts(x.count, library.size)
     own = counts[library.rank]
     rows, each = buffers.scratch((size + 1) * own, x.dtype), [own] * size
@@ -296,4 +296,4 @@ STEPS: dict[type[Any], Callable[[CollectiveLibrary, Any, OpBuffers], Steps]] = {
     ops.Gather: _gather,
     ops.Scatter: _scatter,
 }
-"""The steps of each kind but the barrier, which posts nothing."""
+"""The steps for each kind but the barrier, which posts nothing."""

@@ -1,9 +1,9 @@
-"""A group's traffic on a polled library: its calls in order, its messages, and its failure.
+"""A group's traffic on a polled library: calls in order, messages, and the group's failure.
 
-A launch's collectives are a call. All ranks first agree on the call; its requests follow when they
-have, and every earlier call has ended. So the order of requests is the order of launch on every
-rank. The operations of a block run side by side if the arrays of no rank make them depend on each
-other. Messages run concurrently.
+A launch's collectives are a call. All ranks first agree on the call; requests follow once the ranks
+have agreed and every earlier call has ended. So requests are in launch order on every rank. A
+block's operations run side by side if no rank's arrays make them depend on each other. Messages run
+concurrently.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _CHECK_INTERVAL = 8
 
 
 class PolledGroup(ProgressedGroup, ABC):
-    """A rank's side of a group. Its methods run under the lock of the progress thread.
+    """A rank's side of a group. The methods run under the progress thread's lock.
 
-    A subclass adds the agreement on a call, the way of messages, and the notices between ranks.
+    A subclass adds agreement on a call, the transport for messages, and notices between ranks.
     """
 
     def __init__(self, name: str, library: CollectiveLibrary, engine: ProgressThread) -> None:
@@ -57,19 +57,19 @@ class PolledGroup(ProgressedGroup, ABC):
     def _agree(
         self, task: Task, call: CallInfo, conflict: bool
     ) -> Generator[Sequence[Any] | None, None, bool]:
-        """Check that all ranks make this call; return whether its operations run in order.
+        """Check that all ranks make this call; return whether the operations run in order.
 
-        They do if there is a `conflict` of their arrays on any rank. The first step runs at the
-        launch, the others when all earlier calls have ended.
+        They do if their arrays have a `conflict` on any rank. The first step runs at the launch,
+        the others when all earlier calls have ended.
         """
 
     @abstractmethod
     def _message_steps(self, message: MessageTask) -> Steps:
-        """Return the steps of a message."""
+        """Return a message's steps."""
 
     @abstractmethod
     def _requests_ended(self, requests: Sequence[object]) -> bool:
-        """Return whether the requests of a step have ended; never blocks."""
+        """Return whether a step's requests have ended; never blocks."""
 
     @abstractmethod
     def _look_at_peers(self) -> None:
@@ -77,11 +77,11 @@ class PolledGroup(ProgressedGroup, ABC):
 
     @abstractmethod
     def _notify_peers(self, error: DistError) -> DistError:
-        """Fail the group on all other ranks; return the error of the group."""
+        """Fail the group on all other ranks; return the group's error."""
 
     @abstractmethod
     def _drop(self, task: Task) -> None:
-        """Give up a task, because the group has failed; the library may still write its arrays."""
+        """Give up a task, because the group has failed; the library may still write the arrays."""
 
     @abstractmethod
     def _notify_of_departure(self) -> None:
@@ -90,7 +90,7 @@ class PolledGroup(ProgressedGroup, ABC):
     # -- launching -------------------------------------------------------------------------
 
     def launch(self, ops: Sequence[Op], deadline: Deadline) -> Work:
-        """Start validated operations; raises the group's failure if it has failed."""
+        """Start validated operations; raises the group's failure, if any."""
         collectives = [n for n, op in enumerate(ops) if not is_message(op)]
         messages = [n for n, op in enumerate(ops) if is_message(op)]
         work = PolledWork(ops, self._engine, len(messages) + bool(collectives))
@@ -107,11 +107,11 @@ class PolledGroup(ProgressedGroup, ABC):
         return work
 
     def check(self) -> None:
-        """Raise the group's failure, if it has failed; looks at the other ranks before."""
+        """Raise the group's failure, if any; looks at the other ranks before."""
         with self._engine.lock:
             self._look_at_peers()
         if self.failure is not None:
-            raise copy_to_raise(self.failure) from None  # its context is another call's
+            raise copy_to_raise(self.failure) from None  # the context is another call's
 
     def _begin(self, task: Task, queue: deque[Any], steps_of_task: Steps) -> None:
         if self.failure is not None:  # an earlier task of the launch could not begin
@@ -123,7 +123,7 @@ class PolledGroup(ProgressedGroup, ABC):
             self.fail(self._error_of(error, task))
 
     def _call_steps(self, task: Task, dependencies: Dependencies) -> Steps:
-        """Agree on a call with all ranks, then make it."""
+        """Agree on a call with all ranks, then make that call."""
         work = task.work
         ops = [work.ops[place] for place in task.places]
         calls = [call_of(op) for op in ops]
@@ -141,7 +141,7 @@ class PolledGroup(ProgressedGroup, ABC):
             yield from side_by_side(parts)
 
     def _steps_in_turn(self, message: MessageTask, earlier: frozenset[int]) -> Steps:
-        """Return the steps of a message, which waits for `earlier` operations of its launch."""
+        """Return a message's steps, which wait for the launch's `earlier` operations."""
         steps_of_task = self._message_steps(message)
         ended = _have_ended(message.work, earlier)
 

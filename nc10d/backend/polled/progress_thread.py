@@ -1,8 +1,8 @@
-"""Progress of a library's traffic in this process: by waiting threads, by a thread if none waits.
+"""Progress for a library's traffic in this process: by waiting threads, by a thread if none waits.
 
-Every poll advances all groups, because a peer may need this rank's part of another group's
-operation before it can do its part of the operation that this rank waits for. A lock guards the
-groups and all of their calls of the library, none of which blocks. Works are finished outside the
+Every poll advances all groups, because a peer may need this rank's part in another group's
+operation before the peer can do its part in the operation that this rank waits for. A lock guards
+the groups and all their calls to the library, none of which blocks. Works are finished outside the
 lock, because callbacks are users' code.
 """
 
@@ -20,7 +20,7 @@ from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
 from nc10d.work import Work
 
 SPINS, YIELDS = 20, 2000  # polls at full speed, then polls that yield the core
-POLL_SECONDS = 0.0005  # between later polls, and between those of the thread
+POLL_SECONDS = 0.0005  # between later polls, and between the thread's polls
 
 
 class ProgressedGroup(Protocol):
@@ -40,11 +40,11 @@ class ProgressedGroup(Protocol):
         """Free the group's resources in the library, if nothing can arrive; return if done."""
 
     def stop_listening(self) -> None:
-        """Cancel every request that the end of the library would wait for."""
+        """Cancel every request that the library's end would wait for."""
 
 
 class ProgressThread:
-    """The process's groups on a library, and the thread, of the given name, that advances them."""
+    """The process's groups on a library, and the thread, called `name`, that advances them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class ProgressThread:
             self.stop()
 
     def _sweep(self) -> None:
-        """Free the communicators of closed groups that all ranks have left."""
+        """Free the closed groups' communicators that all ranks have left."""
         self._closed_groups = [group for group in self._closed_groups if not group.free()]
 
     def advance(self) -> None:
@@ -87,7 +87,7 @@ class ProgressThread:
         self.finish_ended()
 
     def end(self, work: Work, error: BaseException | None, result: object = None) -> None:
-        """Record how a work ended; `finish_ended` finishes it."""
+        """Record how a work ended; `finish_ended` finishes the work."""
         self._ended.append((work, error, result))
 
     def finish_ended(self) -> None:
@@ -99,7 +99,7 @@ class ProgressThread:
                 return
             work, error, result = ended
             work._finish(error, result)
-            # Only now: an error of a signal's handler must not lose it. Two threads may finish it.
+            # Only now: a signal handler's error must not lose the work. Two threads may finish it.
             with suppress_here(ValueError):
                 self._ended.remove(ended)
 
@@ -172,11 +172,11 @@ class ProgressThread:
         self._notify()
 
     def forget(self) -> None:
-        """Forget all groups, in a forked child: it must not call the library."""
+        """Forget all groups, in a forked child, which must not call the library."""
         self.__init__(self._name)  # type: ignore[misc]
 
     def finalize(self) -> None:
-        """Close all groups, and cancel every request that the end of the library would wait for."""
+        """Close all groups, and cancel every request that the library's end would wait for."""
         for group in tuple(self._groups):
             group.close()
         self.stop()
@@ -186,7 +186,7 @@ class ProgressThread:
 
 
 def progress_thread(name: str) -> ProgressThread:
-    """Make the ProgressThread of a library, which forgets in a forked child and ends at exit."""
+    """Make a library's ProgressThread, which forgets in a forked child and ends at exit."""
     made = ProgressThread(name)
     os.register_at_fork(after_in_child=made.forget)
     atexit.register(made.finalize)

@@ -1,11 +1,11 @@
 """The staged backend: a launch goes down to the host, through the inner backend, and up again.
 
-A group has two threads. The down thread takes launches in their order: it queues the copies to the
-host after the work on the caller's stream, waits for them, and launches the operations on the inner
-backend without waiting for their end. The up thread takes launches as they end, and queues the
-copies to the device. A blocking call does all of that in its own thread if no other launch is in
-flight. A launch that uses memory that an earlier launch will write waits until the earlier
-launch's copies to the device are queued.
+A group has two threads. The down thread takes launches in their order. For each, the thread queues
+the copies to the host after the work on the caller's stream, waits for them, and launches the
+operations on the inner backend without waiting for their end. The up thread takes launches as they
+end, and queues the copies to the device. A blocking call does all of that in its own thread if no
+other launch is in flight. A launch that uses memory that an earlier launch will write waits until
+the earlier launch's copies to the device are queued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CopyWorker:
         self._lock = threading.Lock()
 
     def give(self, task: Task) -> None:
-        """Have `task` run on the thread; it handles its own errors."""
+        """Have `task` run on the thread; a task handles its own errors."""
         self._tasks.put(task)
         if self._thread is None:
             self._start()
@@ -87,7 +87,7 @@ class StagedOptions:
 
 
 def make(setup: BackendSetup) -> StagedBackend:
-    """Make the backend of a group; blocks until all of its ranks have arrived."""
+    """Make a group's backend; blocks until all ranks have arrived."""
     options = _checked(setup.options)
     factory = load_factory(find_backend(options.inner))
     # The group's own `cpu` backend meets in the same store.
@@ -163,8 +163,8 @@ class StagedBackend(Backend):
         return None
 
     def _run_in_caller(self, launch: _Launch) -> None:
-        """Run a launch in its caller's thread, while no other launch is in flight on the host."""
-        # The up thread waits for its copies to the device.
+        """Run a launch in the caller's thread, while no other launch is in flight on the host."""
+        # The up thread waits for the launch's copies to the device.
         work, staging, copies, _ = launch
         try:
             self._copy_down_after_earlier(launch)
@@ -178,7 +178,7 @@ class StagedBackend(Backend):
         self._up_thread.give(functools.partial(self._wait_until_copied, launch, None))
 
     def _copies_for(self, staging: Staging) -> Copies | None:
-        """Return the Copies of a launch's device; None if it has no elements to copy."""
+        """Return the Copies for a launch's device; None if it has no elements to copy."""
         sample = staging.sample
         if sample is None:
             return None
@@ -199,7 +199,7 @@ class StagedBackend(Backend):
             raise
 
     def probe(self, peer: int | None, tag: int | None, deadline: Deadline) -> MessageInfo | None:
-        """Return the next message of the inner backend; see Backend."""
+        """Return the inner backend's next message; see Backend."""
         return self.inner.probe(peer, tag, deadline)
 
     # To the host, on the down thread
@@ -226,7 +226,7 @@ class StagedBackend(Backend):
                 raise self._timeout_error(work)
 
     def _follow_earlier(self, work: StagedWork, staging: Staging, copies: Copies) -> None:
-        """Wait for earlier launches that write memory of this launch."""
+        """Wait for earlier launches that write this launch's memory."""
         with self._lock:
             in_flight = list(self._in_flight.items())
         for earlier, earlier_staging in in_flight:
@@ -282,7 +282,7 @@ class StagedBackend(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> StagedBackend:
-        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        """Make the backend for a subgroup of `ranks`; blocks until all have arrived."""
         inner = self.inner.split(ranks, name, store, deadline, _checked(options).options)
         return StagedBackend(name, inner)
 

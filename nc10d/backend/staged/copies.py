@@ -1,4 +1,4 @@
-"""A group's copies on one device, and the Work of a launch, which ends with its last copy.
+"""A group's copies on one device, and a launch's Work, which ends with the last copy.
 
 Each direction has a stream, because copies to the host wait for the caller's work, and copies to
 the device must not.
@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
 
 
 class StagedWork(DeviceWork):
-    """One launch. `queued` is set when `event` follows its copies to the device, or on failure."""
+    """One launch. `queued` is set when `event` follows the copies to the device, or on failure."""
 
     __slots__ = ("_device", "_lock", "deadline", "event", "queued")
 
@@ -65,7 +65,7 @@ class StagedWork(DeviceWork):
         return event
 
     def end(self, error: BaseException | None, result: object) -> None:
-        """Finish the work; after an `error` its arrays have their old values."""
+        """Finish the work; after an `error` the arrays have their old values."""
         self._finish(error, result)
         self.queued.set()
 
@@ -116,7 +116,7 @@ class Copies:
         work.set_queued(event, self.device)
 
     def wait_until_copied(self, work: StagedWork) -> None:
-        """Wait until the copies of a queued work end, and recycle its event."""
+        """Wait until the copies of a queued work end, and recycle the event."""
         with on_device(self.device):
             _wait_for_event(work.event, NEVER, Event())
         self._events.give(work.take_event())

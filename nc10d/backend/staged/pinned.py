@@ -1,8 +1,8 @@
-"""A pool of pinned host memory: allocating it is slow, and freeing it waits for the device.
+"""A pool of pinned host memory: allocation is slow, and freeing waits for the device.
 
-So a piece is never freed before the process ends. It returns to the pool of its device when the
+So a piece is never freed before the process ends. The piece returns to the device's pool when the
 last array on it is garbage. After a failure that may be late, because an inner backend may still
-write to it.
+write to the piece.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pinned:
         self.nbytes = nbytes
 
     def as_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return an array on this memory that keeps it alive."""
+        """Return an array on this memory that keeps the memory alive."""
         shape, strides = (self.nbytes,), (1,)
         whole = Buffer(
             self.address, self.nbytes, DType.UINT8, "cpu", self, True, True, shape, strides
@@ -51,7 +51,7 @@ class PinnedPool:
         self._lock = threading.RLock()  # a finalizer may return a piece inside `take`
 
     def take(self, nbytes: int) -> Pinned:
-        """Return a piece of at least `nbytes`; CudaError if the host has no memory for it."""
+        """Return a piece of at least `nbytes`; CudaError if the host lacks memory."""
         size = _size_class(nbytes)
         with self._lock:
             free = self._free[size]
@@ -72,7 +72,7 @@ class PinnedPool:
 
 @functools.cache
 def pinned_pool(device: int) -> PinnedPool:
-    """Return the pool of a device."""
+    """Return a device's pool."""
     return PinnedPool(device)
 
 

@@ -2,8 +2,8 @@
 
 Arrays lie there as on the device, at other addresses: arrays that share memory on the device share
 it on the host, at the same distances. So the inner backend finds the same overlaps and keeps the
-same order among a block's operations. The gaps between the elements of a strided array are not
-copied, in either direction.
+same order among a block's operations. The gaps between a strided array's elements are not copied,
+in either direction.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def overlap_any(buffers: Sequence[Buffer], others: Sequence[Buffer]) -> bool:
 
 
 class Staging:
-    """The arrays of `ops`, as `rank` uses them. Copies are queued on a stream, not waited for."""
+    """The arrays in `ops`, as `rank` uses them. Copies are queued on a stream, not waited for."""
 
     def __init__(self, ops: Sequence[Op], rank: int) -> None:
         self._ops = ops
@@ -116,14 +116,14 @@ class Staging:
         return written or overlap_any(self._writes, earlier._buffers)
 
     def copy_down(self, pool: PinnedPool, stream: int) -> None:
-        """Queue the copies to the host of the arrays that are read."""
+        """Queue copies to the host, of the arrays that are read."""
         if self._layout.nbytes:
             self._pinned = pool.take(self._layout.nbytes)
         # These include arrays that an operation writes in part: their other bytes must stay.
         self._copy(self._reads, stream, to_device=False)
 
     def copy_up(self, stream: int) -> None:
-        """Queue the copies to the device of the arrays that were written."""
+        """Queue copies to the device, of the arrays that were written."""
         self._copy(self._writes, stream, to_device=True)
 
     def on_host(self) -> tuple[Op, ...]:

@@ -32,14 +32,14 @@ class UccOptions:
 
     With `any_order`, UCC's own algorithms may choose the order in which floats are summed. Results
     are then equal on all ranks only if UCC makes them so, and may differ from those of other
-    backends in the last bits. For many ranks on a fast network it is faster.
+    backends in the last bits. For many ranks on a fast network such algorithms are faster.
     """
 
     any_order: bool = False
 
 
 def make(setup: BackendSetup) -> UccBackend:
-    """Make the backend of a job's first group; blocks until all of its ranks have arrived.
+    """Make the backend for a job's first group; blocks until all ranks have arrived.
 
     UnsupportedPlatform if there is no libucc, or the CPU backend can't work here.
     """
@@ -48,7 +48,7 @@ def make(setup: BackendSetup) -> UccBackend:
     store = PrefixStore("ucc", setup.store)
     store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
     place = setup.group_name, setup.rank, setup.size
-    # The CPU backend comes first: it reports a rank that does not come, or dies meanwhile.
+    # The CPU backend comes first, and reports a rank that does not come, or dies meanwhile.
     inner = load_factory(find_backend("cpu"))(
         BackendSetup(*place, PrefixStore("cpu", store), setup.deadline)
     )
@@ -63,14 +63,14 @@ def make(setup: BackendSetup) -> UccBackend:
 
 
 def _give_up(inner: Backend, error: BaseException) -> None:
-    """Close the CPU backend of a group that UCC could not form; its other ranks get the error."""
+    """Close the CPU backend of a group that UCC could not form; the other ranks get the error."""
     if inner.failure_detector is not None:
         inner.failure_detector.abort(error)
     inner.close()
 
 
 def _checker(inner: Backend) -> Callable[[], None]:
-    """Return a function that raises the error of the CPU backend, if it has failed."""
+    """Return a function that raises the CPU backend's error, if any."""
 
     def check() -> None:
         detector = inner.failure_detector
@@ -127,7 +127,7 @@ class UccBackend(PolledBackend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> UccBackend:
-        """Make the backend of a group of `ranks` of this group; blocks until all have arrived."""
+        """Make the backend for a subgroup of `ranks`; blocks until all have arrived."""
         checked = checked_options("ucc", options, UccOptions)
         self._group.check()
         store = PrefixStore("ucc", store)
@@ -141,7 +141,7 @@ class UccBackend(PolledBackend):
 
 
 def _await_streams(ops: Sequence[Op]) -> None:
-    """Block until the work on the streams of device arrays is done: UCC knows no streams."""
+    """Block until the work on device arrays' streams is done: UCC knows no streams."""
     devices = [x for op in ops for x in arrays_of(op) if device_type(x) != "cpu"]
     if devices:
         # Imported late: most jobs have no device.

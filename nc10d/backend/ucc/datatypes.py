@@ -1,7 +1,7 @@
 """nc10d's element types and reductions as UCC's.
 
-Data is moved as unsigned ints of its width. On the host UCC reduces where it does so by the same
-rules, and nc10d's kernels do the rest. On a device UCC reduces, or the call is refused.
+Data is moved as unsigned ints of the same width. On the host UCC reduces wherever the rules are the
+same, and nc10d's kernels do the rest. On a device UCC reduces, or the call is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def carrier(dtype: DType) -> int:
 
 
 def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduction | None:
-    """Return UCC's own reduction of x over `size` ranks; None if nc10d's kernels must reduce it.
+    """Return UCC's own reduction of x over `size` ranks; None if nc10d's kernels must reduce x.
 
     On the host AVG is a sum, and PREMUL_SUM a sum of scaled operands. TypeError for a reduction of
     device arrays that UCC lacks.
@@ -63,7 +63,7 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     exact = PAIRWISE[step].exact
     if not exact and any_order and stored in _NARROW:
         return UccReduction(_NUMBERS[stored], 1, OPERATORS[step])
-    # UCC's minimum ignores NaN on some ranks, its narrow floats round at other places.
+    # UCC's minimum ignores NaN on some ranks, and narrow floats round at other places.
     is_int = stored.family in (ElementKind.INT, ElementKind.UINT)
     if not is_int and (stored not in _EXACT or exact):
         return None

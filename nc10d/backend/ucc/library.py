@@ -2,7 +2,7 @@
 
 The library is that of NC10D_UCC_LIBRARY, else libucc.so.1 as the system's loader finds it
 (LD_LIBRARY_PATH), else that of an HPC-X in HPCX_UCC_DIR or HPCX_DIR. libucc itself loads UCX
-(libucp.so.0): that of the wheel libucx-cu12 or -cu13, else that which the system's loader finds.
+(libucp.so.0): that in the wheel libucx-cu12 or -cu13, else that which the system's loader finds.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class UccLibrary:
         return function
 
     def function(self, name: str) -> Any:
-        """Return a function of the table as ctypes calls it."""
+        """Return a function in the table as ctypes calls it."""
         return self._functions[name]
 
     def call(self, name: str, *arguments: object) -> int:
-        """Call a function; return its status unless that is an error, which raises UCCError."""
+        """Call a function; return the status unless that is an error, which raises UCCError."""
         status = int(self._functions[name](*arguments))
         if status < 0:
             raise self.error(name, status)
         return status
 
     def error(self, call_name: str, status: int) -> UCCError:
-        """Return the error of a failed call, with the name of its status and UCC's text."""
+        """Return the error of a failed call, with the status's name and UCC's text."""
         text = (self._functions["ucc_status_string"](status) or b"").decode(errors="replace")
         name = STATUS_NAMES.get(status, f"status {status}")
         hint = "; UCC_LOG_LEVEL=info shows more"
@@ -85,7 +85,7 @@ class UccLibrary:
 
 @functools.cache
 def library() -> UccLibrary:
-    """Return the libucc of this process, loaded at the first call."""
+    """Return this process's libucc, loaded at the first call."""
     return UccLibrary(find_library())
 
 

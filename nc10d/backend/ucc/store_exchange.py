@@ -1,8 +1,8 @@
 """UCC's out-of-band exchange: all ranks of a context or a team show each other bytes in the store.
 
-UCC calls three functions (ucc_oob_coll_t). `allgather` begins an exchange, `req_test` asks if it
-has ended, `req_free` ends it. None blocks. An exchange fails at the deadline, or if `check` raises;
-UCC's own call then fails, and the caller raises `error`.
+UCC calls three functions (ucc_oob_coll_t). `allgather` begins an exchange, `req_test` asks if the
+exchange has ended, `req_free` frees the request. None blocks. An exchange fails at the deadline, or
+if `check` raises; UCC's own call then fails, and the caller raises `error`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StoreExchange:
         self.struct = OobColl(coll_info=None, n_oob_eps=size, oob_ep=rank, **addresses)
 
     def _guarded(self, function: Callable[..., int]) -> Callable[..., int]:
-        """Return a function for C: it keeps an error, and returns a failed status."""
+        """Return a function for C that keeps an error, and returns a failed status."""
 
         def call(*arguments: object) -> int:
             try:

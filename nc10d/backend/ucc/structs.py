@@ -1,4 +1,4 @@
-"""The structs of the header table as ctypes structures, and its letters as ctypes types."""
+"""The structs of the header table as ctypes structures, and the table's letters as ctypes types."""
 
 from __future__ import annotations
 

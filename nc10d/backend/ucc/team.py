@@ -1,7 +1,7 @@
 """A UCC context, which groups share, and a UCC team, which each group has.
 
-The ranks have met before either is made. UCC makes a context in a call that blocks; its exchanges
-fail at the deadline, so the call returns. A team is made by polling.
+The ranks have met before either is made. UCC makes a context in a call that blocks; the exchanges
+in the call fail at the deadline, so the call returns. A team is made by polling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nc10d.store.base import Store
 
 _MASKS = ENUMS["masks"]
 _CLOSE_SECONDS = 5.0
-"""How long the end of a context waits for the other ranks' ends."""
+"""How long a context's end waits for the other ranks' ends."""
 
 Check = Callable[[], None]
 """Raises the reason to stop waiting for other ranks, if there is any."""
@@ -91,11 +91,11 @@ class UccContext:
         self._users -= 1
 
     def end(self) -> None:
-        """Destroy the context if all its teams have left; waits a while for the other ranks."""
+        """Destroy the context if all teams have left; waits a while for the other ranks."""
         if self._users:
             return
         handle, self.handle = self.handle, 0
-        if not handle:  # it has ended before
+        if not handle:  # the context has ended before
             return
         self._exchange.deadline = Deadline.after(_CLOSE_SECONDS)
         with contextlib.suppress(UCCError):  # a rank that has died does not come
@@ -104,7 +104,7 @@ class UccContext:
 
 
 class UccTeam:
-    """A group's ranks in UCC; `handle` is its ucc_team_h."""
+    """A group's ranks in UCC; `handle` is the ucc_team_h."""
 
     def __init__(
         self,

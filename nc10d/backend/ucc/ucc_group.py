@@ -1,7 +1,7 @@
-"""A group's traffic on UCC, beside a CPU backend that carries its messages and detects dead ranks.
+"""A group's traffic on UCC, beside a CPU backend that carries messages and detects dead ranks.
 
-Ranks agree on a call in a small all_reduce of the CPU backend, which also shows if the arrays of
-any rank make the operations of a block depend on each other.
+Ranks agree on a call in a small all_reduce of the CPU backend, which also shows if any rank's
+arrays make a block's operations depend on each other.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class InnerWork:
     __slots__ = ("work",)
 
     def __init__(self, inner: Backend, op: Op, timeout: float) -> None:
-        """Launch an operation; it has `timeout` seconds."""
+        """Launch an operation that has `timeout` seconds."""
         work = inner.launch([op], timeout, True)
         assert work is not None, "an asynchronous launch returns a Work"
         self.work: Work = work
 
     def ready(self) -> bool:
-        """Return whether the Work has ended; raises its error."""
+        """Return whether the Work has ended; raises the Work's error."""
         if not self.work.is_completed():
             return False
         error = self.work.exception()
@@ -52,7 +52,7 @@ class InnerWork:
 
 
 class UccGroup(PolledGroup):
-    """A rank's side of a group on UCC; closes `inner`, its CPU backend."""
+    """A rank's side of a group on UCC; closes `inner`, the CPU backend."""
 
     def __init__(self, name: str, team: UccTeam, inner: Backend, any_order: bool) -> None:
         self.team, self.inner = team, inner
@@ -94,7 +94,7 @@ class UccGroup(PolledGroup):
             self.fail(found, notify=False)
 
     def _check_tasks(self) -> None:
-        # The CPU backend keeps the deadline of a call until all ranks have agreed on it.
+        # The CPU backend keeps a call's deadline until all ranks have agreed on the call.
         agreed = [task for task in self._calls if task.agreed]
         self._fail_overdue(agreed, ": all ranks had entered it, and UCC has not ended it")
 
@@ -111,22 +111,22 @@ class UccGroup(PolledGroup):
 
     def _notify_of_departure(self) -> None:
         if self._calls and self._detector is not None:
-            # UCC's collective ends on no rank without this rank's progress. Peers may be in it
-            # although this rank has not looked yet at what they agreed on.
+            # UCC's collective ends on no rank without this rank's progress. Peers may be in the
+            # collective although this rank has not looked yet at the agreed call.
             text = f"rank {self.rank} of group {self.name!r} has left in the middle of a collective"
             self._detector.abort(PeerLost(text, rank=self.rank, group=self.name))
 
     def close(self) -> None:
         """Leave the group; idempotent. Peers are notified, so that none waits for this rank.
 
-        The last group of a context waits until the other ranks end it too, at most 5 seconds.
+        A context's last group waits until the other ranks end the context too, at most 5 seconds.
         """
         super().close()
         self.team.context.end()
         self.inner.close()
 
     def free(self) -> bool:
-        """Destroy a closed group's team, without blocking; return whether it is gone."""
+        """Destroy a closed group's team, without blocking; return whether the team is gone."""
         if self._stuck:
             return True  # a team with requests in flight can't be destroyed
         try:

@@ -1,4 +1,4 @@
-"""UCC's collectives on contiguous memory: each call posts one, and returns its request.
+"""UCC's collectives on contiguous memory: each call posts one, and returns the request.
 
 Counts and displacements are in elements.
 """
@@ -34,7 +34,7 @@ class UccRequest:
     __slots__ = ("_args", "_handle", "_kept", "_name", "_team")
 
     def __init__(self, team: UccTeam, name: str, args: Any, kept: object) -> None:
-        """Post a collective; UCCError, and nothing is in flight, if UCC refuses it."""
+        """Post a collective; UCCError, and nothing is in flight, if UCC refuses."""
         self._team, self._name, self._args, self._kept = team, name, args, kept
         call, made = team.context.library.call, ctypes.c_void_p()
         call("ucc_collective_init", ctypes.byref(args), ctypes.byref(made), team.handle)
@@ -47,7 +47,7 @@ class UccRequest:
             raise
 
     def ready(self) -> bool:
-        """Return whether the collective has ended; UCCError if it failed. Never blocks."""
+        """Return whether the collective has ended; UCCError after a failure. Never blocks."""
         if not self._handle:
             return True
         # The header defines ucc_collective_test as a look at the request's first word.
@@ -132,7 +132,7 @@ class UccCalls(CollectiveLibrary):
         return self._post("SCATTER", src, dst, even, in_place=dst is None, root=root)
 
     def _unless_in_place(self, piece: FlatBuffer, chunks: Chunks | None) -> object:
-        """Describe `piece` for UCC: None if it is this rank's chunk of the other array."""
+        """Describe `piece` for UCC: None for this rank's chunk of the other array."""
         return None if is_chunk_of(piece, chunks, self.rank) else _moved(piece)
 
     def _post(
@@ -146,7 +146,7 @@ class UccCalls(CollectiveLibrary):
         op: int = 0,
         root: int = 0,
     ) -> UccRequest:
-        """Post a collective: unless `even`, in its form for chunks of any size."""
+        """Post a collective: unless `even`, in the form for chunks of any size."""
         vectors = any(isinstance(info, BufferInfoV) for info in (src, dst))
         flags = (_WIDE if vectors else 0) | (_IN_PLACE if in_place else 0)
         name = kind if even else f"{kind}V"

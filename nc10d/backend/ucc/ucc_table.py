@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Prototype(NamedTuple):
-    """A function: result and arguments in letters ("" is void), and its C prototype."""
+    """A function: result and arguments in letters ("" is void), and the C prototype."""
 
     result: str
     arguments: str
@@ -106,7 +106,7 @@ ENUMS: dict[str, dict[str, int]] = {
     },
 }
 
-# A line for each field: its type and its name in C; "a.b" is a field of an anonymous struct.
+# A line for each field: the type and the name in C; "a.b" is a field of an anonymous struct.
 STRUCTS: dict[str, tuple[str, ...]] = {
     "ucc_lib_params_t": (
         *("q mask", "i thread_mode", "q coll_types", "q reduction_types", "i sync_type"),
@@ -130,7 +130,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         *("ucc_team_p2p_conn_t p2p_conn", "ucc_mem_map_params_t mem_params"),
         *("ucc_ep_map_t ep_map", "q id"),
     ),
-    # The v form, with displacements, is the longer one of a buffer's union. In the other form the
+    # The v form, with displacements, is the longer one in a buffer's union. In the other form the
     # second word is a count, and `datatype` and `mem_type` follow it.
     "ucc_coll_buffer_info_t": ("p buffer", "q count", "q datatype", "i mem_type"),
     "ucc_coll_buffer_info_v_t": (

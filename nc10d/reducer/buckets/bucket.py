@@ -1,4 +1,4 @@
-"""A dense bucket: flat memory, the gradients as views of it, and its reduction.
+"""A dense bucket: flat memory, the gradients as its views, and the reduction.
 
 Contract: hooks use the methods of GradBucket, and the owner all others. For each pass the owner
 calls `keep`, then `take` for each gradient, `launch` when all gradients are there, then `wait`,
@@ -23,7 +23,7 @@ Allocation: TypeAlias = "Allocate | Mapping[str, Allocate] | None"
 
 
 class Bucket(GradBucket):
-    """Bucket `index` of a plan; `views[param]` is the gradient of a parameter."""
+    """Bucket `index` of a plan; `views[param]` is a parameter's gradient."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Bucket(GradBucket):
     ) -> None:
         """Take a final gradient: an array that gets the mean later, or None if it is in place.
 
-        With `divided`, the gradient in its place has been divided already.
+        With `divided`, the gradient in place has been divided already.
         """
-        # With a divisor, the copy of a large array divides it, which costs nothing there.
+        # With a divisor, copying a large array also divides it, which costs nothing there.
         if divided:
             self.divided.add(param)
         else:
@@ -71,7 +71,7 @@ class Bucket(GradBucket):
         view = self.views[param]
         if divisor and self._divides and view.nbytes >= LARGE and not divided:
             read, written = as_buffer(gradient), as_buffer(view)
-            # A gradient that is its own slot may be marked again: it is divided at the launch.
+            # A gradient that is its own slot may be marked again, and is divided at the launch.
             if read.contiguous and read.address != written.address:
                 divide(read, written, divisor)
                 self.divided.add(param)

@@ -4,7 +4,7 @@ Contract: as `bucket.Bucket`, in stream order. No call blocks the host, unless t
 other ranks first. Any thread may mark a gradient, on any stream; the launch waits on the device for
 all these streams. The caller's own arrays are read at the launch: until the pass is finished, the
 caller leaves them unchanged and keeps their streams alive. The means are ready on the finishing
-thread's current stream, and on the streams of the arrays.
+thread's current stream, and on the arrays' streams.
 """
 
 # ruff: noqa: D102  (the base classes document the methods)
@@ -28,7 +28,7 @@ from nc10d.work import Future, Work
 
 
 class DeviceBucket(Bucket):
-    """A bucket of device arrays; `take` accepts device arrays of the same device."""
+    """A bucket of device arrays; `take` accepts arrays on the same device."""
 
     def __init__(self, index: int, plan: BucketPlan, *more: Any) -> None:
         self.device = plan.device
@@ -67,7 +67,7 @@ class DeviceBucket(Bucket):
             self._unpacked = True
 
     def launch(self, hook: CommHook, state: object) -> None:
-        """Call the hook on a stream that follows all streams of gradients."""
+        """Call the hook on a stream that follows all gradients' streams."""
         self._launch_stream = here = self._current_stream()
         for stream in self._streams:
             order_after(here, stream)
@@ -81,7 +81,7 @@ class DeviceBucket(Bucket):
         super().wait()
 
     def end(self, reduced: bool) -> None:
-        """Do as `Bucket.end`, and order the streams of the arrays behind the means."""
+        """Do as `Bucket.end`, and order the arrays' streams behind the means."""
         super().end(reduced)
         streams, self._streams, self._unpacked = self._streams, set(), False
         # Also after a failure: a launched operation may still write on the device.

@@ -1,7 +1,7 @@
-"""A bucket of a single sparse gradient: ranks exchange their rows, and each rank adds them up.
+"""A bucket for a single sparse gradient: ranks exchange their rows, and each rank adds them up.
 
-Contract: as `bucket.Bucket`, but a reduction has two steps, since a rank does not know the number
-of rows of its peers. `launch` sends the number, `second_step` sends the rows. Every rank launches
+Contract: as `bucket.Bucket`, but a reduction has two steps, since a rank does not know how many
+rows its peers have. `launch` sends the number, `second_step` sends the rows. Every rank launches
 the steps in plan order. Rows are in host memory: those on a device are copied (`DeviceRows`). All
 ranks add the same rows in rank order, so the result is bitwise the same on all ranks.
 """
@@ -33,7 +33,7 @@ from nc10d.work import Future, Work
 
 
 class SparseBucket(GradBucket):
-    """The bucket of a parameter that expects a sparse gradient; the buffer is a SparseGradient.
+    """A bucket for a parameter that expects a sparse gradient; the buffer is a SparseGradient.
 
     `all_reduce` ends after all buckets are launched. If the hook waits for it, on every rank, rows
     are sent at once. A callback of its `then` may launch another one.
@@ -73,12 +73,12 @@ class SparseBucket(GradBucket):
         )
 
     def set_buffer(self, buffer: SparseGradient) -> None:
-        """Replace the rows by other rows of the parameter; TypeError for other values."""
+        """Replace the rows by other rows for the parameter; TypeError for other values."""
         self.check(buffer)
         self._buffer = buffer
 
     def gradients(self) -> list[SparseGradient]:
-        """Return a list of the buffer, which is the gradient."""
+        """Return a list with the buffer, which is the gradient."""
         return [self._buffer]
 
     def all_reduce(self, group: ProcessGroup, op: ReduceOp) -> Future[SparseGradient]:
@@ -99,7 +99,7 @@ class SparseBucket(GradBucket):
         return AVG if count == size else premul_sum(1 / count)
 
     def check(self, value: object) -> None:
-        """Raise a TypeError or ValueError if `value` is no sparse gradient of the parameter."""
+        """Raise a TypeError or ValueError if `value` is no sparse gradient for the parameter."""
         check(value, self._spec, True, self._name)
 
     def keep(self, params: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class SparseBucket(GradBucket):
         self._outcome = call_hook(hook, state, self)
 
     def second_step(self) -> None:
-        """Send the rows of all exchanges of the hook; see `RowExchange.send_rows`."""
+        """Send the rows for all the hook's exchanges; see `RowExchange.send_rows`."""
         self._thread = get_ident()
         for exchange in self._exchanges:
             exchange.send_rows()
@@ -153,10 +153,10 @@ class SparseBucket(GradBucket):
         try:
             for exchange in self._exchanges:
                 if second_step_done:
-                    # For an exchange that a callback of another has begun, on every rank.
+                    # For an exchange that another's callback has begun, on every rank.
                     exchange.send_rows()
                 exchange.drain()
-            # After a failure of the pass rows may be missing: then the outcome might never end.
+            # After a failed pass rows may be missing: then the outcome might never end.
             if outcome is not None and all(x.rows_sent for x in self._exchanges):
                 assign(self.memory, reduced_array(outcome, self))
         finally:
@@ -172,7 +172,7 @@ class SparseBucket(GradBucket):
 class RowExchange(DeferredFuture[SparseGradient]):
     """The sum of all ranks' rows times `factor`; the constructor sends the number of rows."""
 
-    # The waiting thread completes it, or the end of the pass.
+    # The waiting thread completes the future, or the pass does at its end.
 
     __slots__ = (
         *("_factor", "_gradient", "_group", "_rows"),

@@ -1,4 +1,4 @@
-"""Buckets in memory: the storage of a plan, which a Reducer replaces when it rebuilds buckets."""
+"""Buckets in memory: a plan's storage, which a Reducer replaces when it rebuilds buckets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Alloca
     if callable(allocate):
         return allocate
     if allocate is None:
-        # A group of the user's own making need not have backends.
+        # A user's own kind of group need not have backends.
         shared = partial(_peer_readable, group) if hasattr(group, "backend") else np.zeros
         allocate = {"cpu": shared}
         if device.startswith("cuda"):
@@ -109,7 +109,7 @@ def _peer_readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Arr
 
 @dataclass(frozen=True, slots=True)
 class StorageMaker:
-    """Makes storages of a Reducer, the `number`th Reducer of its group."""
+    """Makes a Reducer's storages; it is the `number`th Reducer of its group."""
 
     # `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
     # TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the
@@ -122,7 +122,7 @@ class StorageMaker:
     number: int
 
     def make(self, plan: ReducePlan) -> Storage:
-        """Return new storage of a plan, filled with zeros."""
+        """Return new storage for a plan, filled with zeros."""
         last = len(plan.buckets) - 1
         buckets = [self._bucket(i, bucket, i == last) for i, bucket in enumerate(plan.buckets)]
         return Storage(plan, buckets, self.settings.names)
@@ -131,7 +131,7 @@ class StorageMaker:
         if plan.sparse:
             return SparseBucket(index, plan, self.parameters, is_last, self.settings.names)
         allocate = _allocator(self.allocate, plan.device, self.group)
-        # Ranks compare the purpose; it is short, since errors show two of them.
+        # Ranks compare the purpose, which is short, since errors show two.
         first = self.settings.names[plan.params[0]][-_NAME:]
         purpose = f"bucket {index} of reducer {self.number} ({first})"
         return _bucket_class(plan.device)(index, plan, self.parameters, is_last, allocate, purpose)

@@ -1,4 +1,4 @@
-"""Comm hooks: functions that reduce the buckets of a Reducer, as torch's DDP comm hooks do.
+"""Comm hooks: functions that reduce a Reducer's buckets, as torch's DDP comm hooks do.
 
 This module exports the interface and the built-in hooks. `powersgd`, `quantization` and `local_sgd`
 have further hooks. `deferred_future` has the Futures that hooks on a device return.

@@ -2,8 +2,8 @@
 
 Contract: a hook asks `math_of(bucket)`, hands over arrays of that kind alone, calls the group that
 `group_of` returns, and ends with `result`. A framework registers its arithmetic in `MATHS`: all
-work is queued on the current stream of the device, and the host waits for nothing. Other arrays on
-a device are copied to the host, computed and reduced there, and copied back.
+work is queued on the device's current stream, and the host waits for nothing. Other arrays on a
+device are copied to the host, computed and reduced there, and copied back.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from nc10d.work import Future, Work, collect_all
 
 T = TypeVar("T")
 STEPS = 255
-"""Steps between the smallest and the largest value of a channel in 8 bits."""
+"""Steps between a channel's smallest and largest value in 8 bits."""
 HEAD = 8
-"""Bytes of a channel's scale and zero point."""
+"""Bytes for a channel's scale and zero point."""
 HOSTS = {"cpu"}
-"""Kinds of devices whose memory NumPy reads."""
+"""Device types whose memory NumPy reads."""
 
 
 class ArrayMath:
-    """NumPy's arithmetic; a subclass has another library `xp` with functions of these names."""
+    """NumPy's arithmetic; a subclass has another library `xp` with functions by these names."""
 
     xp: Any = np
 
@@ -40,7 +40,7 @@ class ArrayMath:
         return as_buffer(x).as_numpy()
 
     def group_of(self, group: ProcessGroup) -> ProcessGroup | HostCalls:
-        """Return what reduces the arrays of this arithmetic over a group."""
+        """Return an object that reduces this arithmetic's arrays over a group."""
         return group
 
     def result(self, bucket: GradBucket) -> Array:
@@ -67,20 +67,20 @@ class ArrayMath:
         return self.xp.concatenate([x.reshape(-1) for x in arrays])
 
     def fill(self, columns: Array, values: Array) -> None:
-        """Replace columns of zeros by those of `values`, a NumPy array."""
+        """Replace columns of zeros by the columns of `values`, a NumPy array."""
         columns[...] = self.xp.where((columns != 0).any(0), columns, values)
 
     def length(self, column: Array, epsilon: float) -> Array:
-        """Return the length of a column plus `epsilon`, or 1 if that is zero."""
+        """Return a column's length plus `epsilon`, or 1 if that is zero."""
         found = self.xp.linalg.norm(column) + epsilon
         return self.xp.where(found == 0, self.xp.ones_like(found), found)
 
     def multiply(self, a: Array, b: Array, out: Array) -> None:
-        """Write the product of two matrices."""
+        """Write two matrices' product."""
         self.xp.matmul(a, b, out=out)
 
     def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], T]) -> Future[T]:
-        """Return the Future of `step()`, which follows all Works."""
+        """Return the Future for `step()`, which follows all Works."""
 
         def end(ended: Future[list[Future[Any]]]) -> T:
             for part in ended.value():
@@ -106,15 +106,15 @@ class ArrayMath:
         return xp.concatenate([head.reshape(-1), self.copy(codes, xp.uint8).reshape(-1)[:count]])
 
     def decode(self, message: Array, count: int, width: int) -> Array:
-        """Return the `count` float32 values of a message."""
+        """Return the `count` float32 values in a message."""
         end = HEAD * -(-count // width)
-        # The message of another rank begins anywhere: a copy can be viewed as floats.
+        # Another rank's message begins anywhere: a copy can be viewed as floats.
         head = self.copy(message[:end]).view(self.xp.float32).reshape(-1, 2)
         rows = self._rows(message[end:], count, width)
         return ((rows - head[:, 1:]) * head[:, :1]).reshape(-1)[:count]
 
     def _rows(self, values: Array, count: int, width: int) -> Array:
-        """Return values as float32 in rows of `width`, of which zeros fill up the last."""
+        """Return values as float32 in rows of `width`; zeros fill up the last row."""
         channels = -(-count // width)
         rows = self.zeros(channels * width, self.xp.float32)
         rows[:count] = values
@@ -122,7 +122,7 @@ class ArrayMath:
 
 
 class CopiedMath(ArrayMath):
-    """NumPy's arithmetic on a copy of a device array."""
+    """NumPy's arithmetic on a copied device array."""
 
     def __init__(self) -> None:
         self._copy: Array | None = None
@@ -147,7 +147,7 @@ class CopiedMath(ArrayMath):
 
 HOST = ArrayMath()
 MATHS: dict[type, Callable[[Array], ArrayMath]] = {}
-"""For a type of arrays, the arithmetic of the device of an array, with ArrayMath's methods."""
+"""For an array type, the arithmetic on an array's device, with ArrayMath's methods."""
 
 
 def math_of(bucket: GradBucket) -> ArrayMath:

@@ -22,7 +22,7 @@ def allreduce_hook(group: ProcessGroup, bucket: GradBucket) -> Work | Future[Any
 
 
 def noop_hook(_state: object, bucket: GradBucket) -> Future[Array]:
-    """Leave the bucket unchanged: a baseline for measuring the cost of communication."""
+    """Leave the bucket unchanged: a baseline for measuring communication cost."""
     done: Future[Array] = Future()
     done.set_result(bucket.buffer())
     return done

@@ -2,9 +2,9 @@
 
 Contract: such a Future makes progress only inside a wait, for itself or for a Future that `then` or
 `collect_all` derives from it. Uses that would block forever raise a RuntimeError: Work.from_future,
-await, and the callback of another Future that returns it. (The end of a pass completes a Future of
-sparse rows, so these are allowed there.) On a device the order is the point: the waiting thread
-queues the next step on its current stream, behind the outcome, and does not block.
+await, and returning it from another Future's callback. (A pass's end completes a Future of sparse
+rows, so these are allowed there.) On a device the order is the point: the waiting thread queues the
+next step on its current stream, behind the outcome, and does not block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DeferredFuture(Future[T]):
-    """A Future that its subclass completes in `_complete`, which the waiting thread calls."""
+    """A Future that a subclass completes in `_complete`, which the waiting thread calls."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class _ChainedFuture(DeferredFuture[Any]):
         awaited_parent = None
         while awaited_parent is not self._parent:
             awaited_parent = self._parent
-            with contextlib.suppress(Exception):  # the callback has received it
+            with contextlib.suppress(Exception):  # the callback has received the error
                 awaited_parent.wait(_remaining(deadline))
 
     def _require_unattended(self, what: str) -> None:
@@ -72,7 +72,7 @@ class _ChainedFuture(DeferredFuture[Any]):
 
 
 class _CollectedFuture(DeferredFuture[Any]):
-    """The Future that `collect_all` returns if any of its Futures is a DeferredFuture."""
+    """The Future that `collect_all` returns if any given Future is a DeferredFuture."""
 
     __slots__ = ("_parts",)
 
@@ -109,18 +109,18 @@ class OrderedFuture(DeferredFuture[Any]):
             )
 
     def _complete(self, deadline: Deadline | None) -> None:
-        # A wait that times out or is interrupted affects its caller only: the step does not run.
+        # A wait that times out or is interrupted affects the caller only: the step does not run.
         try:
             self._outcome.wait(_remaining(deadline))
         except CollectiveTimeout:
             if not self._outcome._look():
                 raise
-        except Exception:  # noqa: BLE001  (the step receives it)
+        except Exception:  # noqa: BLE001  (the step receives the error)
             pass
         try:
             self._finish(None, self._step(lambda: awaited(self._outcome)))
         except BaseException as error:
-            self._finish(error)  # later waits raise it again
+            self._finish(error)  # later waits raise the error again
             raise
 
 

@@ -1,4 +1,4 @@
-"""The interface between the Reducer and a comm hook: GradBucket, and the result of a hook.
+"""The interface between the Reducer and a comm hook: GradBucket, and a hook's result.
 
 Contract: the Reducer calls `hook(state, bucket)` for each bucket in plan order, while the backward
 pass goes on. The hook launches communication and returns at once a Work or a Future, which ends
@@ -6,8 +6,8 @@ when the bucket is reduced. Its value is the reduced array, as long as the bucke
 list that contains only this array. A Work without a value stands for the buffer itself. A hook
 launches the same operations on every rank.
 
-A sparse gradient has a bucket of its own: the buffer and the value are SparseGradients. On a device
-all work is queued in the order of the current stream. A hook whose callbacks queue work orders them
+A sparse gradient has its own bucket: the buffer and the value are SparseGradients. On a device all
+work is queued in the current stream's order. A hook whose callbacks queue work orders that work
 itself, or calls `GradBucket.following`.
 
 Names and signatures are those of torch's DDP comm hooks, so that hooks can be ported.
@@ -31,7 +31,7 @@ from nc10d.work import Future, Work
 
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Work | Future[Any]]"
 Step: TypeAlias = Callable[[Callable[[], Any]], Any]
-"""Continues an operation: receives a function that returns its value or raises its error."""
+"""Continues an operation: receives a function that returns the value or raises the error."""
 Allocate: TypeAlias = Callable[[int, "np.dtype[Any]"], Array]
 """Makes a flat array of zeros from a count and a dtype: np.zeros, nc10d.zeros, a framework's."""
 
@@ -75,11 +75,11 @@ class GradBucket:
         """The parameters whose gradients `average` need not divide any more."""
 
     def index(self) -> int:
-        """Return the bucket's position in the order of launches, from 0."""
+        """Return the bucket's position in launch order, from 0."""
         return self._index
 
     def buffer(self) -> Array:
-        """Return the flat array of all gradients of the bucket."""
+        """Return the flat array of all gradients in the bucket."""
         return self._buffer
 
     def flat(self) -> Array:
@@ -91,7 +91,7 @@ class GradBucket:
         return as_buffer(self.flat()).as_numpy()
 
     def set_buffer(self, buffer: Array) -> None:
-        """Replace the buffer by another flat array of the same length."""
+        """Replace the buffer by another flat array with the same length."""
         if buffer.shape != self._buffer.shape:
             wanted, got = self._buffer.shape, buffer.shape
             raise ValueError(f"the bucket's buffer has shape {wanted}, the new one has {got}")
@@ -134,7 +134,7 @@ class GradBucket:
     def average(self, group: ProcessGroup, count: int | None = None) -> Work | Future[Any]:
         """Launch the mean over a group: divide the buffer in place, then add up in rank order.
 
-        So the mean does not overflow. `count` is the divisor, by default the size of the group.
+        So the mean does not overflow. `count` is the divisor, by default the group's size.
         """
         return self.all_reduce(group, self._divide(int(count or group.size), group.size))
 
@@ -149,8 +149,8 @@ class GradBucket:
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> Array:
         """Return the gradients, divided by the size of group `over`, in another dtype."""
-        # The contents of the buffer are lost. The bucket owns the returned array and returns the
-        # same array in each pass, so a hook uses it once at a time.
+        # The buffer's contents are lost. The bucket owns the returned array and returns the same
+        # array in each pass, so a hook uses it once at a time.
         narrow = self._narrow_like(self.flat(), dtype)
         cast(self._buffer, narrow, averaging_factor(over))
         return narrow
@@ -172,7 +172,7 @@ class GradBucket:
         On the CPU the step runs as soon as the outcome ends. On a device the waiting thread runs
         it, in stream order. A hook therefore returns this Future, waits for it, or chains `then` or
         `collect_all` to it. Uses that would block forever raise a RuntimeError: Work.from_future,
-        await, and a callback of another Future that returns it.
+        await, and returning the Future from another Future's callback.
         """
         future = outcome.get_future() if isinstance(outcome, Work) else outcome
         return future.then(lambda done: step(done.value))
@@ -218,7 +218,7 @@ def call_hook(hook: CommHook, state: object, bucket: GradBucket) -> Work | Futur
 
 
 def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
-    """Wait for the result of a hook; return the reduced array or SparseGradient.
+    """Wait for a hook's result; return the reduced array or SparseGradient.
 
     Raises the hook's error; TypeError or ValueError if the value does not match the buffer.
     """

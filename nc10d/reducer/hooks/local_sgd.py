@@ -58,6 +58,6 @@ def average_parameters(parameters: Sequence[Array], group: ProcessGroup) -> None
     # into one submission.
     with getattr(group, "coalescing_manager", nullcontext)():
         for x in parameters:
-            # Memory with gaps is divided by its group, which might overflow at the limits of float.
+            # The group divides memory with gaps, which might overflow at float's limits.
             dense = as_buffer(x).contiguous
             group.all_reduce(x, divided(x, group.size, group.size) if dense else AVG)

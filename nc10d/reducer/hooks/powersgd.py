@@ -1,7 +1,7 @@
 """PowerSGD: approximate a gradient by the product of two thin matrices, and send only these.
 
-Contract: as every hook, except that the hook blocks until the first of the two matrices is reduced.
-A callback that launched the second reduction would launch it at a different point on each rank.
+Contract: as every hook, except that the hook blocks until the first matrix is reduced. A callback
+that launched the second reduction would launch it at a different point on each rank.
 
 Let M be a rank's gradient as a matrix, and Q a thin orthonormal matrix, the same on all ranks:
 P = sum of M Q over the ranks, orthonormalised; Q = mean of M^T P; the reduced gradient is P Q^T.
@@ -37,8 +37,8 @@ class PowerSGDState:
     compute plain means. Error feedback and warm start need at least two such passes, since buckets
     are rebuilt after the first pass. A gradient is compressed only if this makes it at least
     `min_compression_rate` times smaller. `orthogonalization_epsilon` avoids a division by zero for
-    columns of zeros. `random_seed` must be the same on all ranks. A `process_group` of None
-    becomes that of the Reducer with which the state is registered. A pickled state has none.
+    columns of zeros. `random_seed` must be the same on all ranks. A `process_group` that is None
+    is set to that of the Reducer with which the state is registered. A pickled state has none.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class PowerSGDState:
         self._elements[1] += after
 
     def compressible(self, shape: tuple[int, int]) -> bool:
-        """Return whether a gradient of this shape reaches `min_compression_rate`."""
+        """Return whether a gradient with this shape reaches `min_compression_rate`."""
         n, m = shape
         return (n + m) * self.columns(shape) * self.min_compression_rate < n * m
 
     def columns(self, shape: tuple[int, int]) -> int:
-        """Return the number of columns of a matrix's factors."""
+        """Return the number of columns in a matrix's factors."""
         return min(*shape, self.rank)
 
     def factors_of(
         self, index: int, matrices: Sequence[Array], math: ArrayMath
     ) -> tuple[Array, list[Array]]:
-        """Return the initial Qs of bucket `index`: the flat array, and its views by matrix."""
+        """Return the initial Qs for bucket `index`: the flat array, and the views by matrix."""
         # With warm start they are those of the bucket's last pass. New columns are random, and so
         # are columns that became zero because a gradient was zero. All ranks draw the same numbers,
         # since they have the same Qs and the same seed.
@@ -114,7 +114,7 @@ class PowerSGDState:
         return flat, views
 
     def with_errors(self, index: int, matrices: Sequence[Array], math: ArrayMath) -> list[Array]:
-        """Return wide copies of gradients, plus the errors of the last pass."""
+        """Return wide copies of gradients, plus the last pass's errors."""
         wide = [math.copy(x, math.wide(matrices)) for x in matrices]
         if index in self.errors:
             for x, error in zip(wide, _cut(self.errors[index], _shapes(wide)), strict=True):
@@ -122,7 +122,7 @@ class PowerSGDState:
         return wide
 
     def remember(self, index: int, errors: Sequence[Array], math: ArrayMath) -> None:
-        """Keep the errors of a pass for the next pass."""
+        """Keep a pass's errors for the next pass."""
         if self.use_error_feedback:
             self.errors[index] = math.joined(errors)
 
@@ -131,9 +131,9 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Work | Future[Array]:
-    """Average each compressible gradient of the bucket as two factors, and the others directly.
+    """Average each compressible gradient in the bucket as two factors, and the others directly.
 
-    A gradient becomes a matrix with one row for each index of its first dimension.
+    A gradient becomes a matrix with one row for each index of the first dimension.
     """
     math = math_of(bucket)  # refuses sparse buckets, and some devices, from the first pass on
     if not state.passes.reached(bucket):
@@ -242,8 +242,8 @@ def orthonormal(columns: Array, epsilon: float = 0, math: ArrayMath = HOST) -> A
             whole = math.length(column, 0)
             for _ in range(2):
                 column -= before @ (before.T @ column)
-            # Rounding errors alone would be left, and be made a direction: of a gradient with equal
-            # rows it would be the direction of the first column, which would count twice.
+            # Rounding errors alone would be left, and be made a direction: for a gradient with
+            # equal rows, the first column's direction, which would count twice.
             column *= math.length(column, 0) > noise * whole
         column /= math.length(column, epsilon)
     return result

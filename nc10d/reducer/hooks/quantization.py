@@ -2,9 +2,9 @@
 
 Contract: as every hook. Each rank sends a message of uint8: for each channel a scale (float32) and
 a zero point (a whole number as float32), then a code for each element. Every rank decodes the
-messages of all ranks in rank order, so the means are bitwise the same on all ranks. The error is
-that of 255 steps between a channel's smallest and largest gradient. A NaN or an infinity makes its
-whole channel useless.
+messages from all ranks in rank order, so the means are bitwise the same on all ranks. The error
+comes from 255 steps between a channel's smallest and largest gradient. A NaN or an infinity makes
+its whole channel useless.
 
 The scheme is affine quantisation to 8 bits: Jacob et al., "Quantization and Training of
 Neural Networks for Efficient Integer-Arithmetic-Only Inference" (2018), section 2.1.
@@ -21,7 +21,7 @@ from nc10d.reducer.hooks.grad_bucket import GradBucket, require_work
 from nc10d.work import Future
 
 CHANNEL = 512
-"""The default number of elements of a channel (c10d's)."""
+"""The default number of elements in a channel (c10d's)."""
 
 
 def quantization_pertensor_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Array]:

@@ -1,1 +1,1 @@
-"""Checks of the contracts of stores, Works and groups, for their writers."""
+"""Checks on the contracts for stores, Works and groups, for their writers."""

@@ -1,4 +1,4 @@
-"""Runs the laws of a contract, and raises all failures together."""
+"""Runs a contract's laws, and raises all failures together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_all(laws: Mapping[str, Callable[[], object]]) -> int:
 
 
 def must_raise(kind: type[BaseException], call: Callable[[], object]) -> BaseException:
-    """Return the error of a call; AssertionError if it raises another error or none."""
+    """Return the error of a call; AssertionError for another error or none."""
     try:
         result = call()
     except kind as error:

@@ -1,10 +1,10 @@
-"""`check_process_group`: the calls of a group, for writers of another ProcessGroup.
+"""`check_process_group`: a group's calls, for writers of another ProcessGroup.
 
     check_process_group(lambda group: MyGroup(group))
 
-The object has the methods of nc10d.ProcessGroup, with ranks of the group. Its results are compared
-bit for bit with the reference, sync and async, in a cover of all pairs of call, dtype, reduction,
-size and shape; and messages and barriers meet their requirements.
+The object has nc10d.ProcessGroup's methods, with ranks in the group. The results are compared bit
+for bit with the reference, sync and async, in a cover of all pairs of call, dtype, reduction, size
+and shape; and messages and barriers meet their requirements.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_process_group(
     """Check a kind of group; return the number of checks. AssertionError names the failed ones.
 
     `make(group)` returns the object under test for a rank; with kind="processes" it must pickle.
-    `timeout`, in seconds, is that of the groups.
+    `timeout`, in seconds, is the groups'.
     """
     count = 0
     for size in world_sizes:

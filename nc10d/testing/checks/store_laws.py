@@ -1,4 +1,4 @@
-"""`check_store`: the contract of a store, for writers of stores.
+"""`check_store`: a store's contract, for writers of stores.
 
 check_store(lambda: MyStore(address))      # a new client of the same keys each time
 """
@@ -14,14 +14,14 @@ from nc10d.store.base import Store
 from nc10d.testing.checks.collected import check_all, must_raise
 
 SHORT, LONG = 0.2, 10.0
-"""Seconds of waits that must end by their timeout, and of those that must not."""
+"""Seconds for waits that must end by their timeout, and for waits that must not."""
 ADDS = 50
 
 
 def check_store(make: Callable[[], Store]) -> int:
     """Check a store; return the number of checks that held. AssertionError names the others.
 
-    `make()` returns a new client of the same keys each time. Methods that the store lacks are left
+    `make()` returns a new client on the same keys each time. Methods that the store lacks are left
     out. Keys begin with "check/".
     """
     first, second = make(), make()
@@ -181,7 +181,7 @@ def a_barrier_ends_with_its_last_call(a: Store, b: Store, key: str) -> None:
 
 
 def a_clone_sees_the_same_keys(a: Store, _: Store, key: str) -> None:
-    """A clone outlives calls of its original, and closing it leaves the original alone."""
+    """A clone outlives calls to the original, and closing a clone leaves the original alone."""
     clone = a.clone()
     clone.set(key, b"1")
     clone.get(key)

@@ -1,4 +1,4 @@
-"""`check_work`: the contract of a Work, for writers of backends.
+"""`check_work`: a Work's contract, for writers of backends.
 
 def make():
     work = MyWork(...)              # pending
@@ -25,8 +25,8 @@ SHORT, LONG = 0.05, 10.0
 def check_work(make: Make) -> int:
     """Check a kind of Work; return the number of checks. AssertionError names the failed ones.
 
-    `make()` returns a new pending Work, and a function that ends its operation: with None, or with
-    the error that it fails with. The function may be called from any thread.
+    `make()` returns a new pending Work, and a function that ends the operation: with None, or
+    with the error of a failure. The function may be called from any thread.
     """
     return check_all({law.__name__.replace("_", " "): _bound(law, make) for law in LAWS})
 
@@ -44,7 +44,7 @@ def a_pending_work_answers_without_blocking(work: Work, end: End) -> None:
 
 
 def a_wait_with_a_timeout_fails_only_its_caller(work: Work, end: End) -> None:
-    """It raises CollectiveTimeout, and the operation goes on."""
+    """The wait raises CollectiveTimeout, and the operation goes on."""
     must_raise(CollectiveTimeout, lambda: work.wait(SHORT))
     assert not work.is_completed(), "the time-out of a wait ended the operation"
     end(None)
@@ -52,7 +52,7 @@ def a_wait_with_a_timeout_fails_only_its_caller(work: Work, end: End) -> None:
 
 
 def a_work_is_done_once_and_for_all(work: Work, end: End) -> None:
-    """Every wait returns True, and nothing changes its state afterwards."""
+    """Every wait returns True, and nothing changes the Work's state afterwards."""
     end(None)
     for _ in range(2):
         assert work.wait(LONG) is True, "wait returns True"
@@ -63,7 +63,7 @@ def a_work_is_done_once_and_for_all(work: Work, end: End) -> None:
 
 
 def a_failed_work_raises_its_error_in_every_wait(work: Work, end: End) -> None:
-    """wait, result and the Future raise it; exception returns it."""
+    """wait, result and the Future raise the error; exception returns it."""
     end(PeerLost("rank 1 is lost", rank=1))
     future = work.get_future()
     for call in (work.wait, work.wait, work.result, lambda: future.wait(LONG)):
@@ -77,7 +77,7 @@ def a_failed_work_raises_its_error_in_every_wait(work: Work, end: End) -> None:
 
 
 def a_callback_runs_once(work: Work, end: End) -> None:
-    """Attached before or after the end, it gets the Work."""
+    """Attached before or after the end, a callback gets the Work."""
     seen: list[Work] = []
     work.add_done_callback(seen.append)
     assert not seen, "the callback ran before the end"

@@ -32,9 +32,9 @@ from nc10d.testing.rank_workers import PipeWorker, RankWorker, send_outcome, ser
 from nc10d.testing.ranks import Ranks
 
 POLL_SECONDS = 0.1
-"""Seconds between checks that the launcher still runs, while its ranks have not come."""
+"""Seconds between checks that the launcher still runs, while ranks have not come."""
 EXIT_SECONDS = 10.0
-"""Seconds that a launcher has to exit once its ranks have been asked to end."""
+"""Seconds that a launcher has to exit once all ranks have been asked to end."""
 
 
 class Launcher:
@@ -93,7 +93,7 @@ class LaunchedRanks(Ranks):
 
 
 class LauncherProcess:
-    """A running launcher, and the output of it and its ranks."""
+    """A running launcher, and the output of the launcher and the ranks."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
@@ -115,7 +115,7 @@ class LauncherProcess:
         raise RuntimeError(f"the ranks did not come; the launcher {self.story()}")
 
     def story(self) -> str:
-        """Return a text about the launcher's state, with the end of its output."""
+        """Return a text about the launcher's state, with the output's end."""
         code = self._process.poll()
         state = "is still running" if code is None else f"ended with code {code}"
         self._output.seek(0)
@@ -136,7 +136,7 @@ class LauncherProcess:
 
 
 class LaunchedWorker(PipeWorker):
-    """A rank that a launcher has started, as its owner sees it."""
+    """A rank that a launcher has started, as seen by the rank's owner."""
 
     _lacks_main = True
 
@@ -148,7 +148,7 @@ class LaunchedWorker(PipeWorker):
         return f"the rank has ended; the launcher {self._job.story()}"
 
     def answer(self, deadline: Deadline) -> Any:
-        """Wait for an outcome; return the rank's result or raise its error."""
+        """Wait for an outcome; return the rank's result or raise the rank's error."""
         outcome = self.result(deadline.remaining())
         if outcome is None:
             raise TimeoutError(f"a rank did not answer; the launcher {self._job.story()}")
@@ -157,7 +157,7 @@ class LaunchedWorker(PipeWorker):
         return outcome.value
 
     def end(self) -> None:
-        """Ask the rank to end, and wait until its launcher has."""
+        """Ask the rank to end, and wait until the launcher has."""
         self._ask_to_end()
         self._job.end()
         self._pipe.close()

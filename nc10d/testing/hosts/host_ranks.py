@@ -16,7 +16,7 @@ from nc10d.testing.ranks import Ranks
 PORT = 29500
 """The store's port: no other program listens in a new namespace."""
 _servers: list[TCPStore] = []
-"""The store of a job whose rank 0 is this process; it outlives the job's groups."""
+"""The store of a job whose rank 0 is this process; the store outlives the job's groups."""
 
 
 class HostRanks(Ranks):
@@ -48,7 +48,7 @@ def _join(
 ) -> None:
     """Join the group as a process of a namespace; rank 0 has the store."""
     enter(namespace)
-    os.environ[VALUE] = token  # other processes of the machine may reach the bridge
+    os.environ[VALUE] = token  # other processes on the machine may reach the bridge
     if rank == 0 and not _servers:
         _servers.append(TCPStore(address, PORT, size, is_master=True, wait_for_workers=False))
     store = TCPStore(address, PORT, size, is_master=False, wait_for_workers=False)

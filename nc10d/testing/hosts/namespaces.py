@@ -1,11 +1,11 @@
-"""Hosts on one machine: network namespaces, connected by a bridge in a namespace of its own.
+"""Hosts on one machine: network namespaces, connected by a bridge in a separate namespace.
 
     with network(2) as net:
         subprocess.run([*net.inside(1), "ping", net.address(0)])
 
 Only root can make them; `why_not` returns the missing condition. A host sends through its only
 device, which counts the bytes. The sockets use the congestion control reno: the machine's default
-may be BBR, whose pacing makes the duration of bursts random.
+may be BBR, whose pacing makes bursts last for random times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Network:
         return f"10.87.0.{host + 1}" if family == 4 else f"fd87::{host + 1}"
 
     def inside(self, host: int) -> list[str]:
-        """Return the words before a command that make it run on a host."""
+        """Return the words before a command that make the command run on a host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     def sent(self, host: int) -> int:
@@ -48,7 +48,7 @@ class Network:
         return int(found["stats64"]["tx"]["bytes"])
 
     def cut(self, host: int) -> None:
-        """Disconnect a host: it can neither send nor receive any more."""
+        """Disconnect a host, which can neither send nor receive any more."""
         ip("-n", self.names[host], "link", "set", DEVICE, "down")
 
 

@@ -1,1 +1,1 @@
-"""The parts of the pytest plugin (pytest_nc10d.py) that need nc10d."""
+"""The pytest plugin's parts (pytest_nc10d.py) that need nc10d."""

@@ -1,4 +1,4 @@
-"""The text of a failed run of ranks: each rank once, with the lines of the user's code only."""
+"""The text of a failed run of ranks: each rank once, with lines from the user's code only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nc10d.base.text import ranks_text
 from nc10d.testing.outcomes import REPORT, Frames, RankEnd, RunReport
 
 MOST_FRAMES = 4
-"""Most lines of a traceback: the outermost, and the innermost."""
+"""Most lines from a traceback: the outermost, and the innermost."""
 MOST_LINES = 12
-"""Most lines of an error's message."""
+"""Most lines from an error's message."""
 
 
 class RankFailure(TerminalRepr):
@@ -26,7 +26,7 @@ class RankFailure(TerminalRepr):
         self.lines, self.reprcrash = lines, crash
 
     def toterminal(self, tw: Any) -> None:
-        """Write the text; messages of errors are red."""
+        """Write the text; error messages are red."""
         for line in self.lines:
             for part in textwrap.wrap(line, max(40, tw.fullwidth - 1), **_WRAP) or [""]:
                 tw.line(part, red=line.startswith("E"), bold=line.startswith("rank"))
@@ -110,7 +110,7 @@ def _describe_end(ranks: Sequence[int], ends: Sequence[RankEnd]) -> Iterator[str
 
 
 def _tracebacks(ranks: Sequence[int], ends: Sequence[RankEnd]) -> Iterator[str]:
-    """Yield the lines of the ranks that share an error; of each distinct place once."""
+    """Yield the lines for the ranks that share an error; each distinct place once."""
     places: dict[Any, list[int]] = {}
     for rank, end in zip(ranks, ends, strict=True):
         places.setdefault(end.frames, []).append(rank)
@@ -128,7 +128,7 @@ def _tracebacks(ranks: Sequence[int], ends: Sequence[RankEnd]) -> Iterator[str]:
 
 
 def _merged(frames: Frames) -> Frames:
-    """Leave out a comprehension in the line of the frame before."""
+    """Leave out a comprehension in the previous frame's line."""
     before = [None, *(frame.site for frame in frames)]
     return tuple(
         frame

@@ -1,4 +1,4 @@
-"""Runs the body of a test on ranks, which are kept from test to test."""
+"""Runs a test's body on ranks, which are kept from test to test."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MARK = {
     **dict.fromkeys(("faults", "seeds", "orders"), "simulated"),
     "hosts": "processes",
 }
-"""The arguments of the mark, and the kind of ranks that has them."""
+"""The mark's arguments, each with the kind of ranks that has it."""
 
 
 class RankSettings(NamedTuple):
-    """What a rank is, the seconds of its operations, and whether its calls are watched.
+    """The kind of ranks, the seconds for operations, and whether calls are watched.
 
     The others are for simulated ranks: a run for each of `seeds` seeds from `seed` on, with the
-    faults of a plan, or of a function of the seed; or a run for each order, up to `orders`.
+    faults of a plan, or a function's faults for the seed; or a run for each order, up to `orders`.
     Processes are on `hosts` hosts.
     """
 
@@ -56,7 +56,7 @@ class RankSettings(NamedTuple):
 
 
 class RankPool:
-    """The ranks of a test run, which later tests use again; each test has a group of its own."""
+    """The ranks of a test run, which later tests use again; each test has a separate group."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, RankSettings], Ranks] = {}
@@ -123,13 +123,13 @@ def _sync_sends(on: bool) -> Iterator[None]:
 
 
 class RankWorld:
-    """The value of `world` outside the test's body: only its ranks have the group."""
+    """The value of `world` outside the test's body: only the ranks have the group."""
 
     def __init__(self, pool: RankPool, size: int) -> None:
         self.size, self._pool = size, pool
 
     def settings(self, item: pytest.Item) -> RankSettings:
-        """Return the settings of a test's ranks; a wrong mark fails the test."""
+        """Return the settings for a test's ranks; a wrong mark fails the test."""
         mark = item.get_closest_marker("ranks")
         given = {} if mark is None else mark.kwargs
         kind = given.get("kind", item.config.option.nc10d_kind)
@@ -159,7 +159,7 @@ class RankWorld:
     def run(
         self, ranks: Ranks, function: Callable[..., Any], values: Mapping[str, Any], strict: bool
     ) -> None:
-        """Run the body of a test on every rank."""
+        """Run a test's body on every rank."""
         body: Any = function
         if ranks.kind == "processes":
             values = {name: None if value is self else value for name, value in values.items()}
@@ -215,7 +215,7 @@ def run_item(item: pytest.Function, world: RankWorld) -> None:
         return
     inner, own = handle.inner_test, getattr(item.obj, "__self__", None)
 
-    @functools.wraps(inner)  # its text is the key of hypothesis' database
+    @functools.wraps(inner)  # the text is the key in hypothesis' database
     def example(*arguments: object, **drawn: object) -> None:
         named = inspect.signature(inner).bind(*arguments, **drawn).arguments
         body = inner if own is None else inner.__get__(named.pop(next(iter(named))))
@@ -239,7 +239,7 @@ def _lift_deadline(test: object) -> None:
     from hypothesis import settings
     from hypothesis.errors import InvalidArgument
 
-    with contextlib.suppress(InvalidArgument):  # it has settings of its own
+    with contextlib.suppress(InvalidArgument):  # the test has its own settings
         settings(deadline=None)(test)
 
 
@@ -256,7 +256,7 @@ def _end_in_users_line(error: BaseException) -> None:
         for step in reversed(steps):
             kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
         error.__traceback__ = kept
-        if isinstance(error, DistError):  # its cause is the same error, of another rank
+        if isinstance(error, DistError):  # the cause is another rank's same error
             error.__cause__ = error.__context__ = None
 
 
@@ -270,7 +270,7 @@ def _check_drawn(values: Mapping[str, object]) -> None:
 
 
 class BodyInFile:
-    """A test of a file; unpickled on a rank, it is the function, with pytest's assert messages."""
+    """A test in a file; unpickled on a rank, it is the function, with pytest's assert messages."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         module = sys.modules[function.__module__]
@@ -285,7 +285,7 @@ class BodyInFile:
 
 
 def _load(module: str, path: str, names: list[str]) -> object:
-    """Return the test of these names; of a class, as a method of a new instance."""
+    """Return the test with these names; in a class, as a method on a new instance."""
     found: Any = sys.modules.get(module) or _import(module, path)
     for name in names:
         owner, found = found, getattr(found, name)
@@ -306,7 +306,7 @@ def _check_values(values: Mapping[str, object]) -> None:
 
 
 def _import(name: str, path: str) -> ModuleType:
-    """Import a test's file as pytest does, with its messages of assert."""
+    """Import a test's file as pytest does, with pytest's assert messages."""
     import ast
 
     from _pytest.assertion.rewrite import rewrite_asserts

@@ -1,4 +1,4 @@
-"""Strict mode: a rank that drops a Work, or uses an array before its wait, is named.
+"""Strict mode: a rank that drops a Work, or uses an array before the wait, is named.
 
     with watching() as watch:           # on the rank's own thread
         body()
@@ -8,11 +8,11 @@ The debug level DETAIL finds writes to arrays in flight (nc10d.group.race_check)
 
 | mistake | how it is found |
 |---|---|
-| a Work without a wait | the caller's Work notes every look at it; `check` raises for the others |
-| a result that is read before its wait | until the wait, the array holds `poison`: NaN, or 0xAA |
+| a Work without a wait | the caller's Work notes every look; `check` raises for the others |
+| a result that is read before the wait | until then the array holds `poison`: NaN, or 0xAA |
 
 A read cannot be seen, but poison in a failed test's message can; `remarks` then names the calls.
-Works of all launches are watched. The level is the process's, so it is raised while any rank of
+The Works of all launches are watched. The level is the process's, and is raised while any rank in
 this process is watched.
 """
 
@@ -45,11 +45,11 @@ MOST_CALLS = 3
 
 
 class NotWaitedFor(AssertionError):
-    """A Work was dropped, or kept, without a wait for its operation."""
+    """A Work was dropped, or kept, without a wait for the operation."""
 
 
 class Call:
-    """An asynchronous call of a rank: where it was made, and where it was waited for."""
+    """A rank's asynchronous call: where it was made, and where it was waited for."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         names = sorted({name_of(op) for op in ops})
@@ -75,7 +75,7 @@ class PoisonedWork(RaceCheckedWork):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.unattended = False
-        """Whether it ends without a wait: it has a callback, or its caller has dropped it."""
+        """Whether the work ends without a wait: it has a callback, or the caller has dropped it."""
 
     def _enter(self, use: ArrayUse) -> None:
         if use.written and use.array.flags.writeable:
@@ -83,7 +83,7 @@ class PoisonedWork(RaceCheckedWork):
             poison(use.array)
 
     def end_unattended(self) -> None:
-        """Let the work end as soon as its operation has, though no thread waits for it."""
+        """Let the work end as soon as the operation has, though no thread waits."""
         self.unattended = True
         self._inner._attach(lambda _: self._poll())
 
@@ -101,7 +101,7 @@ class PoisonedWork(RaceCheckedWork):
 
 
 class WatchedWork(Work):
-    """What the caller gets for a Work: it notes whether anybody looks at it."""
+    """The caller's stand-in for a Work, which notes whether anybody looks at it."""
 
     __slots__ = ("_call", "_inner", "_watch_of")
 
@@ -142,13 +142,13 @@ class WatchedWork(Work):
         self._inner._require_unattended(what)
 
     def __del__(self) -> None:
-        # Its arrays get their results, or stay read-only for ever.
+        # The arrays get their results, or stay read-only for ever.
         if self._state == PENDING and isinstance(self._inner, PoisonedWork):
             self._inner.end_unattended()
 
 
 class Watch:
-    """The asynchronous calls of a rank in strict mode."""
+    """A rank's asynchronous calls in strict mode."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -170,7 +170,7 @@ class Watch:
         raise error
 
     def remarks(self, error: BaseException) -> tuple[str, ...]:
-        """Return sentences about calls that may explain an error of the rank."""
+        """Return sentences about calls that may explain the rank's error."""
         if isinstance(error, DistError):
             return tuple(advice for word, advice in _ADVICE.items() if word in str(error))
         missing = [call for call in self.calls if not call.waited]
@@ -219,7 +219,7 @@ _lock = threading.Lock()
 
 
 def _current() -> Watch | None:
-    """Return the watch of this thread, or the only one: a rank may have threads of its own."""
+    """Return this thread's watch, or the only watch: a rank may have its own threads."""
     found = _watches.get(threading.get_ident())
     return found or (next(iter(_watches.values())) if len(_watches) == 1 else None)
 
@@ -235,7 +235,7 @@ def _watch_work(_: Dispatcher, ops: Sequence[Op], work: Work | None) -> Work | N
 
 @contextlib.contextmanager
 def watching() -> Iterator[Watch]:
-    """Watch this rank's calls in the block; the other ranks of the process may be in one, too."""
+    """Watch this rank's calls in the block; other ranks in the process may be watched, too."""
     global _level
     watch = Watch()
     with _lock:

@@ -1,1 +1,1 @@
-"""Programs of many kinds of calls, as data: drawn, shrunk, printed, run, and predicted."""
+"""Programs with many kinds of calls, as data: drawn, shrunk, printed, run, and predicted."""

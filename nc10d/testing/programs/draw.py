@@ -27,9 +27,9 @@ MOST_GROUPS = 2
 def mixed_programs(
     size: int, longest: int = 6, blocks: bool = True
 ) -> st.SearchStrategy[MixedProgram]:
-    """Draw programs of `size` ranks: collectives and messages, in sub-groups, blocks, and async.
+    """Draw programs for `size` ranks: collectives and messages, in sub-groups, blocks, and async.
 
-    They shrink to few steps of few elements, and print as code.
+    They shrink to few steps on few elements, and print as code.
     """
     # Groups and steps are drawn apart, and fitted afterwards: so each shrinks by itself.
     return st.builds(
@@ -50,7 +50,7 @@ def _steps(draw: st.DrawFn, size: int) -> MixedStep:
 
 
 def random_program(size: int, seed: int, longest: int = 6, blocks: bool = False) -> MixedProgram:
-    """Return the program of a seed."""
+    """Return a seed's program."""
     choose = random.Random(seed).randint
     groups = [_group(size, choose) for _ in range(choose(0, MOST_GROUPS))]
     steps = [_step(size, choose) for _ in range(choose(1, longest))]

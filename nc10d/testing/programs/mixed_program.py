@@ -1,7 +1,7 @@
-"""A program of collectives and messages that is data: it prints as code, and knows its results.
+"""A program of collectives and messages that is data: it prints as code, and knows the results.
 
 The code is what runs, so a failing program can be pasted into a file. It uses names that nc10d and
-torch.distributed share: `run` takes the library, and the maker of arrays.
+torch.distributed share: `run` takes the library, and the array maker.
 
     program = MixedProgram(2, (), (MixedStep("all_reduce", "int32", 3),))
     print(program)                      # def program(rank): ...
@@ -32,11 +32,11 @@ DTYPES = ("int32", "float32", "float64", "int64", "uint8")
 
 @dataclass(frozen=True)
 class MixedStep:
-    """A call of all members of a group, or a message between two of them.
+    """A call by all members of a group, or a message between two members.
 
     `group` is 0 for the whole job, else 1 + the index of a sub-group. `root` and `peer` are places
     in the group: of the root, or of sender and receiver. With `open_for` the call is asynchronous,
-    and is waited for after so many later steps. Steps of the same `block`, one after the other,
+    and is waited for after so many later steps. Steps in the same `block`, one after the other,
     form a coalescing block.
     """
 
@@ -53,7 +53,7 @@ class MixedStep:
 
 @dataclass(frozen=True)
 class MixedProgram:
-    """Steps of `size` ranks; `groups` are lists of their ranks in ascending order."""
+    """Steps on `size` ranks; `groups` are lists of ranks in ascending order."""
 
     size: int
     groups: tuple[tuple[int, ...], ...]
@@ -64,7 +64,7 @@ class MixedProgram:
         return self.groups[step.group - 1] if step.group else range(self.size)
 
     def code(self, name: str = "program") -> str:
-        """Return a function of a rank, which returns the results of each step (or None)."""
+        """Return a rank's function, which returns each step's results (or None)."""
         body = "\n".join(_lines(self))
         return f"def {name}(rank):\n{textwrap.indent(body, '    ')}\n"
 
@@ -75,7 +75,7 @@ class MixedProgram:
         return f"MixedProgram({self.size}, {self.groups}, {self.steps})\n# As code:\n{self}"
 
     def run(self, rank: int, dist: Any = None, np: Any = np) -> list[Any]:
-        """Run as a rank of the default group of `dist`, by default nc10d; return its results.
+        """Run as a rank in the default group of `dist`, by default nc10d; return the results.
 
         `np` makes arrays by `arange` and `zeros`.
         """
@@ -87,7 +87,7 @@ class MixedProgram:
         return found
 
     def expected(self) -> list[list[Array | None]]:
-        """Return the results of each rank."""
+        """Return each rank's results."""
         columns = [_expected(self, step) for step in self.steps]
         return [[column.get(rank) for column in columns] for rank in range(self.size)]
 
@@ -222,7 +222,7 @@ _OF_CHUNKS = frozenset({"reduce_scatter_tensor", "all_to_all_single"})
 
 
 def _expected(program: MixedProgram, step: MixedStep) -> dict[int, Any]:
-    """Return the results of a step by rank; a rank without a result is left out."""
+    """Return a step's results by rank; a rank without a result is left out."""
     if step.call == BARRIER:
         return {}
     members, n = [*program.members(step)], step.count
@@ -236,7 +236,7 @@ def _expected(program: MixedProgram, step: MixedStep) -> dict[int, Any]:
 
 
 def step_dtype(step: MixedStep, value: int) -> Any:
-    """Return a number of the step's dtype."""
+    """Return a number in the step's dtype."""
     return np.dtype(step.dtype).type(value)
 
 
@@ -271,7 +271,7 @@ CALLS = (*_ORACLE, MESSAGE, BARRIER)
 
 
 def complaints(program: MixedProgram, answers: Mapping[int, Sequence[object]]) -> list[str]:
-    """Return a text for each result of a rank that is not the expected one."""
+    """Return a text for each rank's result that is not the expected result."""
     from nc10d.testing.asserts import difference
 
     found, expected = [], program.expected()

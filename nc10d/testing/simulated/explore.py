@@ -1,9 +1,9 @@
-"""Many orders of a function's steps: all of them where they are few, else a choice of them.
+"""Many orders of a function's steps: all orders where they are few, else a choice.
 
-Where all orders are too many, half of the runs are those with the fewest deviations from the first
-order, in which ranks take turns (delay bounding: Emmi, Qadeer, Rakamaric, 2011). The other half
-give ranks and messages random priorities, which change at two random steps (PCT: Burckhardt,
-Kothari, Musuvathi, Nagarakatte, 2010; with messages: Ozkan et al., 2018).
+Where all orders are too many, half the runs have the fewest deviations from the first order, in
+which ranks take turns (delay bounding: Emmi, Qadeer, Rakamaric, 2011). The other half give ranks
+and messages random priorities, which change at two random steps (PCT: Burckhardt, Kothari,
+Musuvathi, Nagarakatte, 2010; with messages: Ozkan et al., 2018).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nc10d.testing.simulated.simulated_ranks import SimulatedRanks, own_arrays
 from nc10d.testing.simulated.virtual_time import Choose, Label
 
 CHANGES = 2
-"""Changes of priorities in a run: bugs that need three steps in a certain order are found."""
+"""Priority changes in a run: bugs that need three steps in a certain order are found."""
 LONGEST = 10
-"""The last change is before step 2**LONGEST; its exponent is uniform, as lengths differ."""
+"""The last change is before step 2**LONGEST; the exponent is uniform, as lengths differ."""
 MOST_STEPS = 8
-"""Most steps that the note of a failure lists: the last ones."""
+"""Most steps that a failure's note lists: the last steps."""
 MOST_TURNS = 50
 """Times that a step comes before others in a row until it loses its priority."""
 
@@ -43,12 +43,12 @@ def explore(
     timeout: float = 30.0,
     choices: Sequence[int] | None = None,
 ) -> Explored:
-    """Run function(group, *row) in every order of its steps that the program can see.
+    """Run function(group, *row) in every order of steps that the program can see.
 
     At most `most` orders are run; where half of these are not all, the others have random
     priorities. The first order that fails raises, with notes of its choices and its last steps:
     with the choices, `choices` runs that order alone. Ranks must share nothing but messages and the
-    store. A function of two or three ranks with up to ten messages or accesses to the store has few
+    store. A function on two or three ranks with up to ten messages or accesses to the store has few
     enough orders to run all.
     """
     ranks = ExploringRanks(world_size, timeout, most=most, choices=choices)
@@ -122,7 +122,7 @@ class Recorded:
     def __init__(self, choose: Choose) -> None:
         self._choose_next = choose
         self.taken: list[tuple[int, int]] = []
-        """Each choice, and the number of its possibilities."""
+        """Each choice, and the number of possibilities."""
 
     def __call__(self, labels: Sequence[Label]) -> int:
         """Choose as `Choose` says."""
@@ -132,7 +132,7 @@ class Recorded:
 
 
 class Prefix(Recorded):
-    """Makes given choices, and then the first of each."""
+    """Makes given choices, and then the first possibility each time."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         given: Iterator[int] = iter(choices)
@@ -140,7 +140,7 @@ class Prefix(Recorded):
 
 
 class Deviations:
-    """The prefixes of choices that are still to be run; the fewest deviations come first."""
+    """The choices' prefixes that are still to be run; the fewest deviations come first."""
 
     def __init__(self) -> None:
         self._left: list[tuple[int, int, list[int]]] = [(0, 0, [])]
@@ -154,7 +154,7 @@ class Deviations:
         return heapq.heappop(self._left)[2]
 
     def note(self, taken: Sequence[tuple[int, int]], known: int) -> None:
-        """Add the prefixes that deviate from a run after its first `known` choices."""
+        """Add the prefixes that deviate from a run after the first `known` choices."""
         places = [place for place, _ in taken]
         deviations = sum(place > 0 for place in places)
         for index in range(known, len(taken)):
@@ -165,7 +165,7 @@ class Deviations:
 
 
 class Priorities:
-    """Chooses the step of the highest priority, which is random, and changes at random steps."""
+    """Chooses the step with the highest priority, which is random, and changes at random steps."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

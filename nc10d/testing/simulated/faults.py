@@ -1,4 +1,4 @@
-"""Faults of a simulated run: each at a virtual time, in seconds from the start."""
+"""A simulated run's faults: each at a virtual time, in seconds from the start."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class ClockJump:
 Fault = Kill | Pause | Partition | ClockJump
 FAULTS: tuple[type[Fault], ...] = (Kill, Pause, Partition, ClockJump)
 FaultsOfSeed = Callable[[int], Sequence[Fault]]
-"""Returns the faults of the run of a seed."""
+"""Returns the faults for a seed's run."""
 
 
 def draw_faults(
     world_size: int, seconds: float, seed: int, kinds: Sequence[type[Fault]] = FAULTS
 ) -> list[Fault]:
-    """Return up to three faults of a seed, within the first `seconds` of a run, by their times.
+    """Return up to three faults for a seed, within the first `seconds` of a run, by their times.
 
     Pauses and partitions last up to `seconds`; a clock jumps by up to an hour, forth or back. At
     least one rank is not killed.

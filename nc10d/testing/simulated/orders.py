@@ -11,8 +11,8 @@ All other steps happen as soon as they can, as their order with others changes n
 | an operation ends | if its rank looks at Works just now, or waits for any of several |
 
 So a program of collectives has a single order. Ranks must share nothing but messages and the store.
-Time moves on when no step is left. A look that sees nothing, while something could come, is tried
-once before it comes.
+Time moves on when no step is left. A look that sees nothing, while something could come, is also
+tried once before that comes.
 """
 
 # ruff: noqa: D102  (LocalExchange documents the methods)
@@ -34,7 +34,7 @@ Action = Callable[[], object]
 
 
 class NetworkStep(NamedTuple):
-    """A step of the network; `rank` of the job can see it."""
+    """A network step; the job's `rank` can see it."""
 
     text: str
     label: Label
@@ -109,18 +109,18 @@ class OrderedScheduler(Scheduler):
 
 
 class OrderedHub(SimulatedHub):
-    """The network of a job without delays."""
+    """A job's network without delays."""
 
     def __init__(self, scheduler: OrderedScheduler, sync_sends: bool) -> None:
         super().__init__(scheduler, 0, (), sync_sends)
         scheduler.hub = self
         self.kind_of_exchange = OrderedExchange
         self.ends: dict[int, dict[int, Action]] = {}
-        """Ends of operations that have not come yet, by rank of the job and number."""
+        """Ends of operations that have not come yet, by rank in the job and number."""
         self._numbers = itertools.count()
 
     def end(self, rank: int, action: Action) -> None:
-        """Let an operation of a rank end, at some time."""
+        """Let a rank's operation end, at some time."""
         self.ends.setdefault(rank, {})[next(self._numbers)] = action
 
     def certain(self) -> Iterator[Action]:
@@ -132,7 +132,7 @@ class OrderedHub(SimulatedHub):
                 yield ends.pop(next(iter(ends)))
 
     def steps(self) -> Iterator[NetworkStep]:
-        """Yield the steps of the network that can come next, as far as their order is seen."""
+        """Yield the network's steps that can come next, as far as their order is seen."""
         for rank, ends in self.ends.items():
             task = self.scheduler.tasks[rank]
             if task.waiting or task.at == "look":

@@ -1,4 +1,4 @@
-"""Operations of simulated ranks: how they match, and their texts in errors."""
+"""Simulated ranks' operations: how they match, and their texts in errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nc10d.testing.local_backend import _PostedOp
 
 
 def copied(send: _PostedOp) -> _PostedOp:
-    """Return a message as it is now: its sender may change its array when the call has ended."""
+    """Return a message as it is now: the sender may change the array when the call has ended."""
     op = send.op
     return send._replace(op=O.Send(np.array(op.x), op.peer, op.tag))
 

@@ -1,4 +1,4 @@
-"""The backend of simulated ranks, over their network."""
+"""Simulated ranks' backend, over their network."""
 
 # ruff: noqa: D102  (Backend documents the methods)
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SimulatedBackend(LocalBackend):
     def shrink(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline
     ) -> SimulatedBackend:
-        """Make the backend of the surviving `ranks`, once all of them have come."""
+        """Make the surviving ranks' backend, once all `ranks` have come."""
         new = SimulatedBackend(self.hub, name, ranks.index(self.rank), len(ranks))
         members, hub = new._network.members, self.hub
 
@@ -113,7 +113,7 @@ class SimulatedBackend(LocalBackend):
 
 
 def make(setup: BackendSetup) -> SimulatedBackend:
-    """Make a rank's backend; `options` is the SimulatedHub of the job."""
+    """Make a rank's backend; `options` is the job's SimulatedHub."""
     return SimulatedBackend(setup.options, setup.group_name, setup.rank, setup.size)
 
 

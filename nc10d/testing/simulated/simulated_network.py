@@ -1,6 +1,6 @@
-"""The network of simulated ranks, in virtual time, with the local backend's arithmetic.
+"""Simulated ranks' network, in virtual time, with the local backend's arithmetic.
 
-A message is under way for a drawn time, and messages of a pair of ranks arrive in their order. A
+A message is under way for a drawn time, and messages between a pair of ranks arrive in order. A
 collective is computed when the last rank has come; each rank's call ends a drawn time later. So the
 seed decides which of its peers' calls a rank's call meets.
 """
@@ -38,7 +38,7 @@ DETECTION_SECONDS = 5e-3
 
 
 class SimulatedHub(LocalHub):
-    """The network of a simulated job; the `pg_options` of its groups."""
+    """A simulated job's network; the `pg_options` of its groups."""
 
     def __init__(
         self, scheduler: Scheduler, seed: int, faults: Sequence[Fault], sync_sends: bool
@@ -49,7 +49,7 @@ class SimulatedHub(LocalHub):
         self._partitions = [fault for fault in faults if isinstance(fault, Partition)]
         self.worlds: dict[int, world.World] = {}
         self.changed: list[RankTask] = []
-        """Tasks that wait for any change of the network."""
+        """Tasks that wait for any change in the network."""
         self.waits: dict[int, str] = {}
         """The call in which a rank of the job waits."""
         self.returned: dict[int, str] = {}
@@ -65,7 +65,7 @@ class SimulatedHub(LocalHub):
         return found
 
     def delay(self, src: int, dst: int) -> float:
-        """Return the seconds that a message takes now, from a rank of the job to another."""
+        """Return the seconds that a message takes now, from a rank in the job to another."""
         seconds = self._random.expovariate(1 / LATENCY)
         now = self.scheduler.now
         return max(
@@ -74,7 +74,7 @@ class SimulatedHub(LocalHub):
 
     @contextlib.contextmanager
     def as_rank(self, rank: int) -> Iterator[None]:
-        """Run callbacks of a rank: with its default group, also if this thread waits."""
+        """Run a rank's callbacks: with its default group, also if this thread waits."""
         ident, worlds = threading.get_ident(), world.own_worlds
         before, waits = worlds.get(ident), ident in promise._waiting_threads
         worlds[ident] = self.worlds[rank]
@@ -104,7 +104,7 @@ class SimulatedHub(LocalHub):
                 exchange.fail(PeerLost(text, rank=places[0], cause=self.dead[rank]))
 
     def stuck(self) -> BaseException:
-        """Return the error of all ranks that wait, when no rank can go on."""
+        """Return the error for all waiting ranks, when no rank can go on."""
         waits = [f"rank {rank} waits in {self.waits[rank]}" for rank in sorted(self.waits)]
         gone = [called(f"rank {rank} {RETURNED}", site) for rank, site in self.returned.items()]
         text = f"no rank can go on: {join_words([*waits[:8], *gone[:8]])}"
@@ -114,7 +114,7 @@ class SimulatedHub(LocalHub):
 
 
 class SimulatedExchange(LocalExchange):
-    """The operations of a group that are under way; `members` maps its ranks to the job's."""
+    """A group's operations under way; `members` maps the group's ranks to the job's."""
 
     def __init__(self, size: int, hub: SimulatedHub) -> None:
         super().__init__(size)
@@ -122,14 +122,14 @@ class SimulatedExchange(LocalExchange):
         self._arrived: dict[tuple[int, int], float] = {}
         self._calls: dict[int, dict[int, str]] = {}
         self.works: dict[SimulatedWork, None] = {}
-        """The unfinished ones, in the order of their launches."""
+        """The unfinished works, in launch order."""
         self.survivors = Announcements(hub.scheduler, hub.delay, hub.changed)
         self.members = self.survivors.members
         self.probes: dict[int, tuple[int | None, int | None]] = {}
         """Peer and tag of the messages that ranks look for, by rank."""
 
     def announce(self, rank: int, seq: int, op: object) -> None:
-        """Compare a rank's collective with those of the ranks that came before it."""
+        """Compare a rank's collective with those of the ranks that came before."""
         calls = self._calls.setdefault(seq, {})
         calls[rank] = called(call_of(op).describe(), here())
         for other, call in calls.items():

@@ -1,4 +1,4 @@
-"""Ranks that are tasks of a process: `run_ranks(..., kind="simulated")`."""
+"""Ranks that are tasks in a process: `run_ranks(..., kind="simulated")`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 class SimulatedStore(LocalStore):
-    """The store of a simulated job; a wait takes virtual time."""
+    """A simulated job's store; a wait takes virtual time."""
 
     def __init__(self, hub: SimulatedHub) -> None:
         self._hub = hub
@@ -72,9 +72,9 @@ class SimulatedStore(LocalStore):
 
 
 class SimulatedRanks(Ranks):
-    """Ranks whose every run is a new job in virtual time; `seed` decides all of it.
+    """Ranks whose every run is a new job in virtual time; `seed` decides everything.
 
-    With `choose` there are no delays: it decides the order of steps, see nc10d.testing.explore.
+    With `choose` there are no delays: `choose` decides the steps' order, see nc10d.testing.explore.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def _plan(hub: SimulatedHub, fault: Fault) -> None:
 
 
 class SeededRanks(SimulatedRanks):
-    """Simulated ranks whose every run is a run for each seed; `faults` may depend on it."""
+    """Simulated ranks whose every run is a run for each seed; `faults` may depend on the seed."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""How the simulated ranks of a failed group agree on the members of the next one: `shrink_group`.
+"""How a failed group's simulated ranks agree on the next group's members: `shrink_group`.
 
-A published value reaches each member after a delay of its own. A proposal goes to the member of the
-lowest rank that is not known to be dead. The first that arrives there is the decision, which goes
-to all members. If that member dies first, the proposals go to the next.
+A published value reaches each member after a separate delay. A proposal goes to the lowest-ranked
+member that is not known to be dead. The first that arrives there is the decision, which goes to all
+members. If that member dies first, the proposals go to the next.
 """
 
 # ruff: noqa: D102  (SurvivorControl documents the methods)
@@ -14,17 +14,17 @@ from functools import partial
 from nc10d.testing.simulated.virtual_time import RankTask, Scheduler
 
 Delay = Callable[[int, int], float]
-"""Returns the seconds that a message takes now, from a rank of the job to another."""
+"""Returns the seconds that a message takes now, from a rank in the job to another."""
 RETRY_SECONDS = 0.1
 
 
 class Announcements:
-    """The published values and decisions of a group, as far as each member has heard of them."""
+    """A group's published values and decisions, as far as each member has heard of them."""
 
     def __init__(self, scheduler: Scheduler, delay: Delay, changed: list[RankTask]) -> None:
         self.scheduler, self._delay, self.changed = scheduler, delay, changed
         self.members: dict[int, int] = {}
-        """The rank of the job of each member, by its rank in the group."""
+        """Each member's rank in the job, by its rank in the group."""
         self.gone: set[int] = set()
         """Members that all others know to be dead, or to have returned."""
         self.heard: dict[int, dict[str, str]] = {}

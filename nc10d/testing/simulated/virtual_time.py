@@ -1,15 +1,15 @@
 """A scheduler of tasks in virtual time: a single task runs at a time, chosen by a seed.
 
-Each task is a thread that runs while it holds the baton. It gives the baton away where it waits or
-pauses. Then the scheduler picks a runnable task; if there is none, it moves the time to the next
-event. If there is no event either, no task can go on: each waiting task raises `stuck`'s error.
+Each task is a thread that runs while it holds the baton. A task gives the baton away where it waits
+or pauses. Then the scheduler picks a runnable task; if there is none, time moves to the next event.
+If there is no event either, no task can go on: each waiting task raises `stuck`'s error.
 
-| state of a task | enters it when |
+| a task's state | entered when |
 |---|---|
-| runnable | initially; what it waited for has come, or its time has |
-| running | it is picked: it alone has the baton |
-| waiting | it waits for a change, or until a time |
-| ended | its function has returned or raised |
+| runnable | initially; what the task waited for has come, or the time has |
+| running | the scheduler picks the task, which alone has the baton |
+| waiting | the task waits for a change, or until a time |
+| ended | the function has returned or raised |
 
 While tasks run, `time.sleep`, `time.monotonic`, `time.time`, `time.perf_counter`, the clocks of
 base/deadline.py, `threading.Event`, and Event and Condition of base/signal_errors.py are virtual
@@ -38,15 +38,15 @@ from nc10d.base.signal_errors import _Awaited
 Label = Hashable
 """Names a step that can come next: ("rank", 2), or a message on its way."""
 Choose = Callable[[Sequence[Label]], int]
-"""Picks the place of a label in a list of at least two."""
+"""Picks a label's place in a list of at least two."""
 CLOCKS = "monotonic", "time", "perf_counter"
 OWN_CLOCKS = "monotonic", "monotonic_ns", "time_of_day_ns"
 REAL = {name: getattr(time, name) for name in ("sleep", *CLOCKS)}
 REAL |= {name: getattr(deadline, name) for name in OWN_CLOCKS}
 STACK_BYTES = 512 << 10
-"""The stack of a task's thread: a thousand of them fit into a small machine's memory."""
+"""The stack for a task's thread: a thousand fit into a small machine's memory."""
 POLL_SECONDS = 1e-5
-"""Seconds of a look at an unfinished Work, so that a loop of looks ends."""
+"""Seconds that a look at an unfinished Work takes, so that a loop of looks ends."""
 SPINS, GROWTH, MOST_GROWTHS = 100, 1.1, 150
 """Looks while nothing happens, after which each look takes longer than the last; up to 16 s."""
 PATIENCE = 60.0
@@ -58,18 +58,18 @@ class Killed(BaseException):
 
 
 class RankTask:
-    """A task of a scheduler; `skew`, in seconds, is added to what `time.time` returns there."""
+    """A scheduler's task; `skew`, in seconds, is added to what `time.time` returns there."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.baton = threading.Semaphore(0)
         self.at = ""
-        """The kind of its next step, if it has given way."""
+        """The kind of the next step, if the task has given way."""
         self.looking = False
         self.waiting = False
         self.ended = False
         self.turn = 0
-        """How often it has been woken: a limit is for the wait that it was set in."""
+        """How often the task has been woken: a limit is for the wait in which it was set."""
         self.skew = 0.0
         self.paused_until = 0.0
         self.killed = False
@@ -97,7 +97,7 @@ class Scheduler:
         self._local = threading.local()
 
     def at(self, when: float, action: Callable[[], object], limit: bool = False) -> None:
-        """Call `action` at a time; it must not wait.
+        """Call `action` at a time; `action` must not wait.
 
         A `limit` only ends a wait that was in vain: where nothing else can happen, tasks are stuck.
         """
@@ -179,7 +179,7 @@ class Scheduler:
             if not left:
                 return None
             for task, error in [(task, self.stuck()) for task in left]:
-                task.error = error  # of its own: each raise adds to an error's traceback
+                task.error = error  # a separate error: each raise adds to a traceback
                 self.wake(task)
 
     def _pick(self) -> RankTask | None:
@@ -192,7 +192,7 @@ class Scheduler:
         return ready[self.choose([("rank", task.number) for task in ready])]
 
     def next_event(self) -> None:
-        """Move the time to the next event, and let it happen."""
+        """Move the time to the next event, and let that happen."""
         when, _, limit, action = heapq.heappop(self._events)
         self.now = max(self.now, when)
         self._real -= not limit
@@ -247,7 +247,7 @@ class Scheduler:
         return self._looks > SPINS
 
     def nap(self, task: RankTask) -> None:
-        """Let time pass for a task that looks again and again: in the end a tenth of its wait."""
+        """Let time pass for a task that looks again and again: in the end a tenth of the wait."""
         growths = min(max(0, self._looks - SPINS), MOST_GROWTHS)
         task.looking = True
         self.sleep(POLL_SECONDS * GROWTH**growths)
@@ -256,7 +256,7 @@ class Scheduler:
     def wait(
         self, ready: Callable[[], bool], until: float, changed: list[RankTask], limit: bool = False
     ) -> bool:
-        """Wait until `ready()`, or a time; return whether it is ready. `limit` as in `at`.
+        """Wait until `ready()`, or a time; return whether `ready()` is true. `limit` as in `at`.
 
         The task is in `changed` meanwhile; a change wakes the tasks there.
         """

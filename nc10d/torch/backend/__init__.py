@@ -1,17 +1,17 @@
-"""torch.distributed's backend "nc10d": torch's calls on groups of nc10d.
+"""torch.distributed's backend "nc10d": torch's calls on nc10d groups.
 
 | module | contents |
 |---|---|
-| `creation` | what torch calls to make a group, and the group of nc10d below it |
-| `group_calls` | the calls of a torch group, on either base class |
+| `creation` | torch's calls to make a group, and the nc10d group below that |
+| `group_calls` | a torch group's calls, on either base class |
 | `launching` | how a call is launched |
-| `works` | torch's Work, Future and event in a profile for an operation of nc10d |
-| `reductions`, `torch_errors` | torch's ReduceOp and sparse tensors; its errors |
-| `groups` | from a torch group to the group of nc10d |
-| `side_by_side` | both default groups at once; a torch group on a group of nc10d |
+| `works` | torch's Work, Future and profiler event for an nc10d operation |
+| `reductions`, `torch_errors` | torch's ReduceOp and sparse tensors; torch's errors |
+| `groups` | from a torch group to the nc10d group |
+| `side_by_side` | both default groups at once; a torch group on an nc10d group |
 | `c10d_operators` | torch 2.13's operators of collectives, for modes and wrapping tensors |
 | `group_methods` | methods of torch 2.14's groups that call nc10d's backend directly |
-| `torch_functions` | functions of torch that refuse all backends but its own |
-| `flight_traces` | functions of torch 2.15 that dump its flight recorder |
+| `torch_functions` | torch functions that refuse all backends but torch's own |
+| `flight_traces` | torch 2.15's functions that dump the flight recorder |
 | `torch_versions` | what differs between versions of torch |
 """

@@ -1,10 +1,10 @@
-"""torch's operators of collectives, `torch.ops.c10d`, on the groups of nc10d in torch 2.13.
+"""torch's operators for collectives, `torch.ops.c10d`, on nc10d's groups in torch 2.13.
 
 The methods of torch's own groups call these operators. So a dispatch mode such as CommDebugMode
-sees the call, and a tensor that wraps others, such as TwoTensor, takes it apart. torch 2.13 calls
-the methods of a group in Python directly. Here, a method calls its operator if there is such a mode
-or tensor. The operator's kernel here, on the CPU and on CUDA, calls the group. The calls of all
-other groups go on to torch's kernel.
+sees the call, and a tensor that wraps others, such as TwoTensor, takes the call apart. torch 2.13
+calls a Python group's methods directly. Here, a method calls its operator if there is such a mode
+or tensor. The operator's kernel here, on the CPU and on CUDA, calls the group. All other groups'
+calls go on to torch's kernel.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ OPERATORS = {
 
 @dataclass
 class _Call:
-    """A method's call that is on its way through its operator.
+    """A method's call that is on its way through the operator.
 
     The kernel gets the reduction as an object that Python cannot read. So the call keeps what came
     with the tensors.
@@ -83,8 +83,8 @@ class _Call:
     works: list[TorchWork | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # The operators see a group of torch's own: from a class in Python, C++ calls Python's
-        # methods, which would call it again.
+        # The operators see a separate torch group: from a class in Python, C++ calls Python's
+        # methods, which would call the operator again.
         group = self.group.nc10d_group
         self.carrier = dist.ProcessGroup(group.rank(), group.size())
 
@@ -99,7 +99,7 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-"""`call` is the method's call on this thread, from its start to the end of its operator."""
+"""`call` is the method's call on this thread, from the start until the operator has ended."""
 
 
 def through_operators(cls: type[TorchCalls]) -> type[TorchCalls]:
@@ -136,14 +136,14 @@ def _method(name: str, operator: _Operator, own: Method) -> Method:
 
 
 _libraries: dict[str, torch.library.Library] = {}
-"""The replaced kernels, by operator: the end of a library would undo it."""
+"""The replaced kernels, by operator: a library's end would undo the replacement."""
 _installing = threading.Lock()
 
 
 def install_gather() -> None:
-    """Replace the kernels of the operator behind `all_gather_into_tensor_out`.
+    """Replace the operator's kernels behind `all_gather_into_tensor_out`.
 
-    They call a method of the group that torch 2.13 does not let Python override.
+    They call a group's method that torch 2.13 does not let Python override.
     """
     _install(_GATHER.name)
 
@@ -185,9 +185,9 @@ def _kernel(name: str, device: str) -> Callable[..., object]:
 def _gathered_by_backend(
     group: dist.ProcessGroup, device: str, arguments: tuple[Any, ...]
 ) -> dist.Work:
-    """Do as torch's kernel of the gather: launch it on the group's backend; return the Work."""
-    # This method lets go of the GIL, `call_boxed` does not. A thread of gloo's ends a Work under
-    # the lock that a launch takes, and needs the GIL there to drop the Work's tensors.
+    """Do as torch's gather kernel: launch on the group's backend; return the Work."""
+    # This method lets go of the GIL, `call_boxed` does not. A gloo thread ends a Work under the
+    # lock that a launch takes, and needs the GIL there to drop the Work's tensors.
     out, own, _, *given = arguments
     options = c10d.AllgatherOptions()
     if given:  # torch leaves out defaults
@@ -199,7 +199,7 @@ def _gathered_by_backend(
 
 def _boxed(work: TorchWork | None) -> torch.ScriptObject:
     """Return a Work for torch's C++ code."""
-    # A Work made by C++: the C++ part of a TorchWork alone would never end.
+    # A Work made by C++: a TorchWork's C++ part alone would never end.
     future = torch.futures.Future() if work is None else work.get_future()
     if work is None:
         future.set_result([])

@@ -1,9 +1,9 @@
-"""Making torch's group "nc10d", and the group of nc10d below it.
+"""Making torch's group "nc10d", and the nc10d group below it.
 
-The group of nc10d below torch's default group meets in torch's store. Groups that torch makes later
-are split from it, so that all share memory and threads. Where torch's default group has another
-backend, each group meets by itself. These groups are no groups of nc10d's own default group: they
-live in a World of their own, and end with torch's groups or at exit.
+The nc10d group below torch's default group meets in torch's store. Groups that torch makes later
+are split from that group, so that all share memory and threads. Where torch's default group has
+another backend, each group meets by itself. These groups do not belong to nc10d's own default
+group: they live in a separate World, and end with torch's groups or at exit.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from nc10d.torch.stores import as_own_store
 from nc10d.torch.uncompiled import modules_in_python
 
 torch_world = World()
-"""The groups below torch's groups of this process."""
+"""The groups below torch's groups in this process."""
 _LONGEST = 30
-"""Characters of a name in which the ranks of a group can be read."""
+"""Characters of a name in which a group's ranks can be read."""
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _DistributedBackendOptions as Setup
 
@@ -44,9 +44,9 @@ _made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def create(setup: Setup, options: object) -> PythonBackend | PythonGroup:
-    """Make the group that torch asks for; blocks until all of its ranks have come.
+    """Make the group that torch asks for; blocks until all ranks have come.
 
-    `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` of the call that makes
+    `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` in the call that makes
     the group, which go to nc10d's backends.
     """
     try:
@@ -85,7 +85,7 @@ def _make(setup: Setup, options: object) -> ProcessGroup:
 
 
 def _parent() -> ProcessGroup | None:
-    """Return the group of nc10d below torch's default group, if it has one."""
+    """Return the nc10d group below torch's default group, if there is one."""
     calls = calls_of(dist.group.WORLD)
     return None if calls is None else calls.nc10d_group
 
@@ -94,7 +94,7 @@ def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
     """Return a name for a group of `members` on which all members agree.
 
     torch's own name holds the number of groups that a rank has made, which differs between ranks
-    after a call that only members of a group make. All members have made equally many groups of
+    after a call that only members of a group make. All members have made equally many groups with
     these ranks, so this count distinguishes the groups.
     """
     name = "ranks-" + "-".join(map(str, members))
@@ -113,7 +113,7 @@ def _meet(
     limit: float,
     deadline: Deadline,
 ) -> ProcessGroup:
-    """Return a group whose ranks meet in the store that torch has for it."""
+    """Return a group whose ranks meet in the store that torch has for the group."""
     rank, size, name = setup.group_rank, setup.group_size, setup.group_id
     keys = meet_in(as_own_store(setup.store), name, config, rank, size, deadline, limit)
     ranks = members or range(size)

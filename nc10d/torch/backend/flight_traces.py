@@ -1,10 +1,10 @@
-"""torch's functions that dump its flight recorder, of groups of nc10d, on torch 2.15 and newer.
+"""torch's functions that dump flight records, for nc10d's groups, on torch 2.15 and newer.
 
 torch attaches a recorder to each group of a backend that does not record. On nc10d that recorder
-would repeat what nc10d's own keeps in any case, and cost more than a small call itself. It would
-never see the end of an operation. So nc10d counts as a backend that records, and the functions that
-take the backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for
-its pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
+would repeat the records that nc10d keeps in any case, cost more than a small call, and never see an
+operation's end. So nc10d counts as a backend that records, and the functions that take the
+backend's name give nc10d's records. torch's debug server reads recorders in C++ alone: for its
+pages, a program attaches torch's recorder by `FlightRecorderHook.attach(group)`.
 
 With TORCH_FR_DUMP_TEMP_FILE set, a rank also writes its records when a group fails, as torch does.
 """
@@ -34,7 +34,7 @@ FILE = "TORCH_FR_DUMP_TEMP_FILE"
 
 
 def _records(collectives: bool | None, frames: bool | None, active: bool | None) -> dict[str, Any]:
-    """Return the records of this rank; None stands for torch's defaults: all but `active`."""
+    """Return this rank's records; None stands for torch's defaults: all but `active`."""
     dumps = []
     for group in [backend.nc10d_group for backend in living()]:
         for device, backend in [*group._backends.ready.items()]:

@@ -1,9 +1,9 @@
-"""The calls of a torch group "nc10d", by the names and arguments of torch's ProcessGroup.
+"""A torch group's calls on the backend "nc10d", by the names and arguments of torch's ProcessGroup.
 
 torch.distributed's functions, DDP's Reducer and functional collectives call these methods: from
 Python, or from C++ on any thread. Ranks are ranks in the group. A call returns a TorchWork, or None
 once it is over if its options say `asyncOp = False`. Options may be left out, and a tensor may
-stand for a list of one, as in torch's own bindings.
+stand for a list with one tensor, as in torch's own bindings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Blocks(threading.local):
 
 
 class TorchCalls(TorchLauncher):
-    """A torch group's calls on the group of nc10d below it."""
+    """A torch group's calls on the nc10d group below."""
 
     def _open(self, group: ProcessGroup, world: World) -> None:
         super()._open(group, world)
@@ -157,7 +157,7 @@ class TorchCalls(TorchLauncher):
         inputs: Sequence[Tensor],
         opts: c10d.AllgatherOptions | None = None,
     ) -> TorchWork | None:
-        """Gather each of `inputs` into the output of the same place, together."""
+        """Gather each of `inputs` into the output at the same place, together."""
         opts = opts or c10d.AllgatherOptions()
 
         def calls(timeout: Limit) -> None:
@@ -172,7 +172,7 @@ class TorchCalls(TorchLauncher):
     def reduce_scatter(
         self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
-        """Reduce `inputs[0][r]` of all ranks into rank r's output."""
+        """Reduce all ranks' `inputs[0][r]` into rank r's output."""
         opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
         (x,), xs = _single(outputs), _single_list(inputs)
         extra = reduction(opts.reduceOp), LISTS
@@ -194,7 +194,7 @@ class TorchCalls(TorchLauncher):
         inputs: Sequence[Tensor],
         opts: c10d.ReduceScatterOptions | None = None,
     ) -> TorchWork | None:
-        """Reduce and scatter each of `inputs` into the output of the same place, together."""
+        """Reduce and scatter each of `inputs` into the output at the same place, together."""
         opts = opts or c10d.ReduceScatterOptions()
         op = reduction(opts.reduceOp)
 
@@ -232,7 +232,7 @@ class TorchCalls(TorchLauncher):
         opts: Any = None,
         timeout: Limit = None,
     ) -> TorchWork | None:
-        """Send `inputs[r]` to rank r, into its list's place of this rank."""
+        """Send `inputs[r]` to rank r, into this rank's place in rank r's list."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
         xs = [*outputs]
         return self._run(ops.AllToAll, LISTS, tuple(inputs), tuple(xs), opts, xs)
@@ -255,7 +255,7 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Scatter, (opts.rootRank, False), x, tuple(xs) or None, opts, [x])
 
     def barrier(self, opts: Any = None, timeout: Limit = None) -> TorchWork | None:
-        """Wait until every rank of the group has made this call."""
+        """Wait until every rank in the group has made this call."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
         return self._run(ops.Barrier, None, NOTHING, NOTHING, opts, [])
 
@@ -283,7 +283,7 @@ class TorchCalls(TorchLauncher):
         return self._message(ops.Recv, src, x, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
-        """Start to receive a tensor from any rank; the Work's source_rank names it."""
+        """Start to receive a tensor from any rank; the Work's source_rank names that rank."""
         (x,) = _single(tensors)
         return self._message(ops.Recv, None, x, tag)
 
@@ -316,7 +316,7 @@ class TorchCalls(TorchLauncher):
     # -- the group -------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Fail all operations of the group, on all its ranks."""
+        """Fail the group's operations on all ranks."""
         self.nc10d_group.abort("torch.distributed has aborted the group")
 
     def shutdown(self) -> None:
@@ -330,13 +330,13 @@ class TorchCalls(TorchLauncher):
         release(self.nc10d_group.store)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later operations."""
+        """Set the timeout for later operations."""
         self.nc10d_group.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: nc10d numbers the launches of every group."""
+        """Do nothing: nc10d numbers every group's launches."""
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of launches so far on this rank."""
@@ -344,7 +344,7 @@ class TorchCalls(TorchLauncher):
 
 
 def _single(tensors: Tensors) -> list[Tensor]:
-    """Return a list of one tensor, from that list or the tensor."""
+    """Return a list with one tensor, from that list or the tensor."""
     found = [tensors] if isinstance(tensors, Tensor) else [*tensors]
     if len(found) != 1:
         raise ValueError(f"a rank has a single tensor in a call, not {len(found)}")
@@ -352,7 +352,7 @@ def _single(tensors: Tensors) -> list[Tensor]:
 
 
 def _single_list(lists: TensorLists) -> list[Tensor]:
-    """Return the list of tensors in a list of one list, or of none; a plain list as it is."""
+    """Return the tensor list inside a list with one list or none; a plain list unchanged."""
     found = [*lists]
     if not found or isinstance(found[0], Tensor):
         return found
@@ -362,7 +362,7 @@ def _single_list(lists: TensorLists) -> list[Tensor]:
 
 
 def _options(kind: type[Any], given: object, timeout: Limit, argument: str = "") -> Any:
-    """Return options of torch's `kind`: as given, or the default with a given `argument`.
+    """Return options as torch's `kind`: as given, or the default with a given `argument`.
 
     torch's bindings take the argument, a root or a reduction, and a timeout in place of options.
     """

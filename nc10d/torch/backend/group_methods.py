@@ -1,10 +1,10 @@
 """Methods of torch's ProcessGroup that call nc10d's backend directly, on torch 2.14 and newer.
 
 torch's own method goes through a dispatcher that costs more than a small call. Its Work knows no
-end, outputs or sender of an operation of a backend in Python. A method here calls the backend and
-returns the backend's Work. torch's method still makes the calls of other backends, and those that
-hooks, dispatch modes or the class of a tensor have to see. Then the Work is that of the operations
-which the backend has launched meanwhile on this thread.
+end, outputs or sender for an operation on a Python backend. A method here calls the backend and
+returns the backend's Work. torch's method still makes other backends' calls, and calls that
+hooks, dispatch modes or a tensor's class have to see. Then the returned Work stands for the
+operations which the backend has launched meanwhile on this thread.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from nc10d.torch.tensors import WrapperTensorError
 _modes = torch._C._len_torch_dispatch_stack
 Function = Callable[..., Any]
 _OPTIONS = {"opts"}
-"""The names of arguments that are the same in torch's methods and nc10d's."""
+"""The argument names that are the same in torch's methods and nc10d's."""
 
 _backends: dict[int, PythonBackend | None] = {}
-"""nc10d's backend by the id of a torch group, as long as the group's object lives."""
+"""nc10d's backend by a torch group's id, as long as the group's object lives."""
 
 
 def _backend_of(group: Group) -> PythonBackend | None:
-    """Return nc10d's backend of a torch group, and remember it."""
+    """Return a torch group's nc10d backend, and remember it."""
     found = calls_of(group)
     backend = _backends[id(group)] = found if isinstance(found, PythonBackend) else None
     weakref.finalize(group, _backends.pop, id(group), None).atexit = False
     if backend is not None and any(
         group._get_backend(device) is not backend for device in group._device_types
     ):
-        backend.seen_by_torch = True  # torch chooses a backend by the device of the tensors
+        backend.seen_by_torch = True  # torch chooses a backend by the tensors' device
     return backend
 
 
@@ -63,7 +63,7 @@ def _direct(name: str, theirs: Function) -> Function:
                 return own(backend, *arguments, **options)
             except WrapperTensorError as error:
                 refusal = error
-        blocking.here = False  # a hook may start messages of its own
+        blocking.here = False  # a hook may start other messages
         with backend.noting_works() as works:
             returned = as_torchs(
                 refusal, backend.nc10d_group, lambda: theirs(group, *arguments, **options)
@@ -74,7 +74,7 @@ def _direct(name: str, theirs: Function) -> Function:
 
 
 def _gather_single(_: str, theirs: Function) -> Function:
-    """Return a method that gathers into rows of a tensor, for which Backends have no method."""
+    """Return a method that gathers into a tensor's rows, for which Backends have no method."""
 
     def gather_single(
         group: Group, output: Tensor, input: Tensor, opts: _c10d.GatherOptions | None = None
@@ -120,7 +120,7 @@ METHODS: dict[str, Maker] = {
     "register_pre_hook": _hook,
     "register_post_hook": _hook,
 }
-"""What makes nc10d's method of a torch group from its name and torch's method."""
+"""Makers of nc10d's methods for torch groups, from a name and torch's method."""
 
 HOOKS = [
     getattr(_c10d, name) for name in ("FlightRecorderHook", "NanCheckHook") if hasattr(_c10d, name)
@@ -129,7 +129,7 @@ HOOKS = [
 
 
 def install(marked: Function) -> None:
-    """Put the methods into torch's classes; again: no change. `marked` marks a function of ours."""
+    """Put the methods into torch's classes; again: no change. `marked` marks our functions."""
     for name, make in METHODS.items():
         theirs = getattr(Group, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):

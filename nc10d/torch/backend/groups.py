@@ -1,4 +1,4 @@
-"""From torch's groups to the groups of nc10d below them."""
+"""From torch's groups to the nc10d groups below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnyGroup: TypeAlias = Collectives | dist.ProcessGroup
 
 
 def calls_of(group: object) -> TorchCalls | None:
-    """Return the calls of a torch group, None if no device of it has the backend "nc10d"."""
+    """Return the calls of a torch group, None if no device has the backend "nc10d"."""
     if group is None or isinstance(group, TorchCalls):
         return group
     if not isinstance(group, dist.ProcessGroup):
@@ -29,10 +29,10 @@ def calls_of(group: object) -> TorchCalls | None:
 
 
 def group_of(group: dist.ProcessGroup | None = None) -> ProcessGroup:
-    """Return the group of nc10d below a torch group (None: torch's default group).
+    """Return the nc10d group below a torch group (None: torch's default group).
 
-    All of nc10d's calls, plans, blocks and its DistributedDataParallel take it. Its collectives
-    and those of the torch group have one order. ValueError if the torch group's backend is another.
+    All of nc10d's calls, plans, blocks and DistributedDataParallel take the group. Its collectives
+    and the torch group's have one order. ValueError if the torch group's backend is another.
     """
     found = calls_of(dist.group.WORLD if group is None else group)
     if found is None:
@@ -43,9 +43,9 @@ def group_of(group: dist.ProcessGroup | None = None) -> ProcessGroup:
 def meant_group(
     group: AnyGroup | None = None, mesh: dist.device_mesh.DeviceMesh | None = None
 ) -> AnyGroup:
-    """Return the group, of nc10d or of torch, that a user gives or means; modules show this one.
+    """Return the group, nc10d's or torch's, that a user gives or means; modules show this group.
 
-    Without a group and a mesh it is the default group: nc10d's if there is one, else torch's.
+    Without a group and a mesh, this is the default group: nc10d's if there is one, else torch's.
     ValueError for both, and for a mesh with several dimensions.
     """
     if mesh is not None:

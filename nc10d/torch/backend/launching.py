@@ -1,4 +1,4 @@
-"""Launching an operation of nc10d for torch: its Work, its errors, and its event in a profile."""
+"""Launching an nc10d operation for torch: the Work, the errors, and the event in a profile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from nc10d.work import Work, collect_all
 
 T = TypeVar("T")
 UNSET = timedelta(milliseconds=-1)
-"""The timeout of torch's options that stands for the group's."""
+"""The timeout in torch's options that stands for the group's."""
 _MOST_SLIM = 256
 _HELD_HERE = 2
 """References to a Work that only a local variable holds, as sys.getrefcount counts them."""
@@ -47,8 +47,8 @@ class _Blocking(threading.local):
 
 
 blocking = _Blocking()
-"""`here` is True from the start of torch.distributed.send or recv on this thread to its call of the
-group."""
+"""`here` is True on this thread from the start of torch.distributed.send or recv until the group
+is called."""
 
 
 class _Noted(threading.local):
@@ -58,7 +58,7 @@ class _Noted(threading.local):
 def as_torchs(refusal: WrapperTensorError | None, group: ProcessGroup, call: Callable[[], T]) -> T:
     """Make a call as torch's own groups do, so that dispatch modes and tensors' classes see it.
 
-    `refusal` is why the group itself could not make it; it is raised if nothing else can be done.
+    `refusal` is why the group itself could not make it; that is raised if nothing else can be done.
     """
     if refusal is not None and group.in_batch():
         raise refusal
@@ -69,15 +69,15 @@ def as_torchs(refusal: WrapperTensorError | None, group: ProcessGroup, call: Cal
 
 
 class TorchLauncher:
-    """Launches a torch group's calls on `nc10d_group`, the group of nc10d below it."""
+    """Launches a torch group's calls on `nc10d_group`, the nc10d group below."""
 
     nc10d_group: ProcessGroup
 
     def _open(self, group: ProcessGroup, world: World) -> None:
         self.nc10d_group = group
         self._world = world
-        # torch's C++ code may hold the C++ part of a Work alone, whose methods are the base's once
-        # the Python part is gone. So the group keeps Works, without tensors once they have ended.
+        # torch's C++ code may hold a Work's C++ part alone, whose methods are the base's once the
+        # Python part is gone. So the group keeps Works, without tensors once they have ended.
         self._order = FutureOrder()
         self._works: deque[TorchWork] = deque()
         self._slim: deque[TorchWork] = deque(maxlen=_MOST_SLIM)
@@ -107,7 +107,7 @@ class TorchLauncher:
         opts: Any,
         outputs: list[Tensor],
     ) -> TorchWork | None:
-        """Run an operation, of parts as in nc10d.ops.facts.Parts."""
+        """Run an operation, with parts as in nc10d.ops.facts.Parts."""
         group, timeout = self.nc10d_group, opts.timeout
         limit = None if timeout == UNSET else timeout
         if profiler._is_profiler_enabled and not group.in_batch():
@@ -134,7 +134,7 @@ class TorchLauncher:
         opts: Any,
         outputs: list[Tensor],
     ) -> TorchWork | None:
-        """Launch the `calls` on nc10d's group together; in a block that is open, they join it.
+        """Launch the `calls` on nc10d's group together; in an open block, they join the block.
 
         They take the timeout.
         """
@@ -163,7 +163,7 @@ class TorchLauncher:
         async_op: bool,
         outputs: list[Tensor],
     ) -> TorchWork | None:
-        """Launch asynchronously, as an event of torch's profiler."""
+        """Launch asynchronously, as an event in torch's profiler."""
         name = f"{self._backend_name()}:{name}"
         with raising_torch_errors(), beginning_event(name, inputs) as event:
             work = launch()
@@ -172,7 +172,7 @@ class TorchLauncher:
         return kept if async_op or not kept.wait() else self._over
 
     def _message(self, kind: type[Op], peer: int | None, x: Tensor, tag: int) -> TorchWork:
-        """Start a message; the Work has ended if torch's blocking call waits for it."""
+        """Start a message; the Work has ended if torch's blocking call waits for the message."""
         group = self.nc10d_group
         waits, blocking.here = blocking.here, False
         start: Any = group.isend if kind is ops.Send else group.irecv
@@ -200,7 +200,7 @@ class TorchLauncher:
     def _kept(
         self, work: Work, outputs: list[Tensor], event: AbstractContextManager[None] | None = None
     ) -> TorchWork:
-        """Return a Work for torch, and keep it alive; an `event` ends with it."""
+        """Return a Work for torch, and keep the Work alive; an `event` ends with it."""
         if event is None:
             kept = TorchWork(work, outputs, self._order)
         else:
@@ -225,7 +225,7 @@ class TorchLauncher:
         return self._kept(work, [x for work in running for x in work._outputs])
 
     def _drop_ended(self) -> None:
-        """Let go of the tensors of the first Works, up to one that is in flight."""
+        """Let go of the first Works' tensors, up to one that is in flight."""
         works = self._works
         while works:
             inner = works[0].work

@@ -1,4 +1,4 @@
-"""The backend of torch 2.14 and newer: a Backend in Python, which torch registers for devices."""
+"""The backend for torch 2.14 and newer: a Backend in Python, which torch registers for devices."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _alive: dict[PythonBackend, None] = {}
 
 
 def living() -> list[PythonBackend]:
-    """Return the backends of the groups that have not been shut down, in the order of making."""
+    """Return the backends that have not been shut down, in the order in which they were made."""
     return [*_alive]
 
 
 class PythonBackend(TorchCalls, c10d.Backend):
-    """A backend of a torch group, whose calls run on a group of nc10d."""
+    """A torch group's backend, whose calls run on an nc10d group."""
 
     def __init__(self, group: ProcessGroup, world: World) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None
-        # Whether torch's methods of the group above make all calls: for hooks, or for backends of
+        # Whether torch's methods on the group above make all calls: for hooks, or for backends on
         # other devices.
         self.seen_by_torch = False
         _alive[self] = None
@@ -78,7 +78,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
     def get_error(self) -> c10d.ErrorType:
-        """Return torch's kind of the error with which the group has failed, or its SUCCESS."""
+        """Return torch's kind of the error with which the group has failed, or SUCCESS."""
         error = self.nc10d_group._backends.known_failure()
         if error is None:
             return c10d.ErrorType.SUCCESS

@@ -1,4 +1,4 @@
-"""The torch group of torch 2.13: a ProcessGroup in Python, which torch uses for every device."""
+"""The torch group for torch 2.13: a ProcessGroup in Python, which torch uses for every device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nc10d.torch.backend.group_calls import TorchCalls
 
 @through_operators
 class PythonGroup(TorchCalls, dist.ProcessGroup):
-    """A torch group whose calls run on a group of nc10d."""
+    """A torch group whose calls run on an nc10d group."""
 
     supports_splitting = False
     supports_coalescing = True
@@ -30,7 +30,7 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
     _backend_name = getBackendName
 
     def setGroupName(self, name: str) -> None:
-        """Take torch's name of the group."""
+        """Take torch's name for the group."""
         self._name = name
 
     def getGroupName(self) -> str:

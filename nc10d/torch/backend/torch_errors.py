@@ -36,7 +36,7 @@ _TORCHS: dict[type[DistError], type[RuntimeError]] = {
 
 def register() -> None:
     """Give nc10d's errors torch's classes as bases, so that handlers of torch's errors get them."""
-    # Nothing raises a bare DistError, and Python changes no bases of a class right below its own.
+    # Nothing raises a bare DistError; Python changes no bases of a class right below its own.
     for own, theirs in _TORCHS.items():
         if not issubclass(own, theirs):
             own.__bases__ += (theirs,)
@@ -59,7 +59,7 @@ def _made(message: str, error: DistError, of_wait: bool = False) -> Exception:
 
 
 def barrier_error(error: DistError, rank: int, patient: bool, wait_all_ranks: bool) -> Exception:
-    """Return the error of a monitored_barrier on `rank`, which begins with gloo's words.
+    """Return the error for a monitored_barrier on `rank`, which begins with gloo's words.
 
     A rank that is not `patient`, with a timeout of 0, has itself to blame.
     """
@@ -82,7 +82,7 @@ def barrier_error(error: DistError, rank: int, patient: bool, wait_all_ranks: bo
 
 @contextlib.contextmanager
 def raising_torch_errors() -> Iterator[None]:
-    """Raise torch's error in place of nc10d's out of a with-block."""
+    """Raise torch's error in place of nc10d's from a with-block."""
     try:
         yield
     except DistError as error:

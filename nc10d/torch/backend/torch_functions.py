@@ -1,7 +1,7 @@
 """Functions of torch.distributed that a backend cannot override, and their wrappers.
 
-Some refuse every backend but gloo and NCCL by name. A wrapper passes calls on groups of nc10d on,
-and all others to torch's function. `install` is called when the first group of nc10d is made.
+Some refuse every backend but gloo and NCCL by name. A wrapper passes calls on nc10d's groups on,
+and all others to torch's function. `install` is called when the first nc10d group is made.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _passing_on(own: Function, theirs: Function) -> Function:
 
 
 def _blocking_message(theirs: Function) -> Function:
-    """Return torch's function `send` or `recv`, which lets the group know that it will wait."""
+    """Return torch's function `send` or `recv`, which lets the group know about the wait."""
 
     def wrapper(*arguments: object, **options: object) -> object:
         before, blocking.here = blocking.here, True
@@ -81,7 +81,7 @@ def _blocking_message(theirs: Function) -> Function:
 
 
 def _closing_blocks(theirs: Function) -> Function:
-    """Return torch's block of collectives, which launches nothing and ends if its body raises."""
+    """Return torch's block of collectives, which launches nothing and ends if the body raises."""
 
     @contextlib.contextmanager
     def wrapper(
@@ -136,7 +136,7 @@ def _monitored_barrier(
 
 
 def _without_wrapper(wrapped_pg: object, *_: object, **__: object) -> object:
-    """Return a backend of nc10d itself at debug level DETAIL: it checks calls at every level."""
+    """Return an nc10d backend itself at debug level DETAIL: nc10d checks calls at every level."""
     return wrapped_pg if isinstance(wrapped_pg, PythonBackend) else NotImplemented
 
 
@@ -193,7 +193,7 @@ def _shrink_group(
     old, world = calls.nc10d_group, current_world()
     whole = group is None or group is dist.group.WORLD
     default = world.default
-    # The ranks of a default group's successor are numbered anew, as torch numbers them.
+    # Ranks in a default group's successor are numbered anew, as torch numbers them.
     world.default = old if whole else default
     try:
         with raising_torch_errors():

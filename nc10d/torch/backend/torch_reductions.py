@@ -15,7 +15,7 @@ from nc10d.ops.reductions import REDUCE_OPS
 BY_NUMBER: tuple[ReduceOp | None, ...] = (*REDUCE_OPS, None)
 """nc10d's reductions by the hash of torch's ReduceOp and RedOpType, which is their number.
 
-The numbers of both libraries are equal. PREMUL_SUM, which has a factor, is None.
+Both libraries' numbers are equal. PREMUL_SUM, which has a factor, is None.
 """
 
 
@@ -31,7 +31,7 @@ def reduction(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> ReduceOp:
 
 
 def sparse_all_reduce(group: ProcessGroup, x: torch.Tensor, op: ReduceOp) -> None:
-    """Replace sparse `x` by the sum (or average) of all ranks' tensors of its shape. Blocks.
+    """Replace sparse `x` by the sum (or average) over all ranks' tensors with that shape. Blocks.
 
     ValueError for other reductions, and on every rank if the shapes differ.
     """

@@ -1,12 +1,12 @@
-"""What differs between the versions of torch that nc10d supports: 2.13.0, 2.14.1 and 2.15.0.
+"""What differs between the torch versions that nc10d supports: 2.13.0, 2.14.1 and 2.15.0.
 
 | | 2.13 | 2.14 | 2.15 |
 |---|---|---|---|
-| base class of a backend in Python | ProcessGroup | Backend | Backend |
-| a backend in Python in the logging data of torch's DDP | its name | "custom" | "custom" |
+| base class for a backend in Python | ProcessGroup | Backend | Backend |
+| a Python backend in the logging data of torch's DDP | its name | "custom" | "custom" |
 | order of ranks in `split_group` | ascending | as given | as given |
-| what `split_group` returns outside of all lists | None | -100 | -100 |
-| `gather_single`, hooks of groups | no | yes | yes |
+| what `split_group` returns outside all lists | None | -100 | -100 |
+| `gather_single`, groups' hooks | no | yes | yes |
 | torch's flight recorder for backends in Python | no | if attached | attached by default |
 
 Code that depends on a row asks a name below, or whether torch has the method, and no number.
@@ -22,13 +22,13 @@ PYTHON_BACKENDS = hasattr(_c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python; else a ProcessGroup."""
 
 SPLIT_KEEPS_ORDER = PYTHON_BACKENDS
-"""Whether the ranks of a group that `split_group` makes have the order of their list."""
+"""Whether a group's ranks after `split_group` have the order of their list."""
 
 NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if PYTHON_BACKENDS else None
-"""What `split_group` returns to a rank that is in none of the lists."""
+"""What `split_group` returns to a rank that is in no list."""
 
 CALLED_CUSTOM = PYTHON_BACKENDS
 """Whether torch's DistributedDataParallel logs the name "custom" for each backend in Python."""
 
 SELF_RECORDING: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
-"""The backends to which torch attaches no recorder of its own."""
+"""The backends to which torch attaches no recorder itself."""

@@ -1,17 +1,17 @@
-"""torch's Work and Future of an operation that nc10d has launched.
+"""torch's Work and Future for an operation that nc10d has launched.
 
 A Work ends before its Future does, but a wait for the Work returns after both have ended. torch's
 Reducer, and comm hooks, ask for a Future during a backward pass. Then the pass itself waits for the
 operation at its end, before the Reducer does. So an error of the operation comes out of
 `backward()` as it is, and the thread that waits makes the operation progress.
 
-A callback of a Future may launch another operation and wait for its Future, as torch's PowerSGD
+A Future's callback may launch another operation and wait for its Future, as torch's PowerSGD
 does. So a group's Futures end in turn, each with its callbacks: all ranks launch in the same order.
-A Future that is asked for in a callback has ended: its operation is waited for there.
+A Future that is asked for in a callback has ended: the operation is waited for there.
 
 While torch's profiler runs, a Work has an event, "nc10d:all_reduce" and so on, with input shapes,
-from the launch of the operation to its end. The event is ended by a thread of its own, which makes
-it asynchronous in torch's terms, as the events of torch's own backends are.
+from the launch of the operation to its end. A separate thread ends the event, which makes it
+asynchronous in torch's terms, as the events of torch's own backends are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEVER = timedelta(0)
 
 
 def ended_work() -> Work:
-    """Return the Work of an operation that has ended."""
+    """Return the Work for an operation that has ended."""
     work = Work()
     work._finish()
     return work
@@ -48,7 +48,7 @@ _begin = dist._Work.__init__
 
 
 class TorchWork(dist._Work):
-    """A launched operation; `outputs` are the tensors that it writes."""
+    """A launched operation; `outputs` are the written tensors."""
 
     def __init__(self, work: Work, outputs: list[torch.Tensor], order: FutureOrder) -> None:
         _begin(self)
@@ -91,12 +91,12 @@ class TorchWork(dist._Work):
         return self.work is None or self.work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return the error of an operation that has failed, else None."""
+        """Return a failed operation's error, else None."""
         found = None if self.work is None else self.work.exception()
         return torch_error(found) if isinstance(found, DistError) else found
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensors that the operation writes, once it has ended."""
+        """Return the tensors that the operation writes, after the operation's end."""
         self.wait()
         return self._outputs
 
@@ -108,7 +108,7 @@ class TorchWork(dist._Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a torch.futures.Future of the list of outputs."""
+        """Return a torch.futures.Future for the list of outputs."""
         if self._future is None:
             self._future = _LaunchedFuture(self._launched(), self._outputs, self._order)
         return self._future.torch
@@ -118,12 +118,12 @@ class TorchWork(dist._Work):
         return self.get_future()
 
     def slim(self) -> None:
-        """Drop the tensors of an operation that has ended; torch's C++ code may still wait."""
+        """Drop an ended operation's tensors; torch's C++ code may still wait."""
         self.work, self._outputs, self._future = None, [], None
 
 
 class FutureOrder:
-    """Ends the Futures of a group in turn, in the order in which they are ready."""
+    """Ends a group's Futures in turn, in the order in which they are ready."""
 
     def __init__(self) -> None:
         self._ready: deque[_LaunchedFuture] = deque()
@@ -131,7 +131,7 @@ class FutureOrder:
         self._thread = 0
 
     def in_callback(self) -> bool:
-        """Return whether the calling thread runs a callback of a Future of the group."""
+        """Return whether the calling thread runs a callback of a Future in the group."""
         return self._thread == threading.get_ident()
 
     def end(self, future: _LaunchedFuture, wait: bool) -> None:
@@ -156,7 +156,7 @@ class FutureOrder:
 
 
 class _LaunchedFuture:
-    """A Future of torch's that ends with an operation; `torch` is the Future."""
+    """A torch Future that ends with an operation; `torch` is the Future."""
 
     def __init__(self, work: Work, outputs: list[torch.Tensor], order: FutureOrder) -> None:
         self._work, self._outputs, self._order = work, outputs, order
@@ -167,14 +167,14 @@ class _LaunchedFuture:
             self._ended = True
             return
         self._first = torch.futures.Future()
-        if order.in_callback():  # this is the thread that would end it
+        if order.in_callback():  # this is the thread that would end the Future
             self._work_ended()
         if work.is_success():
             self.torch = self._first
             self.end()
             return
-        # Only the error of a callback is an error to torch's C++ code: the Reducer reads a Future
-        # with an exception that Python has set as if it had a value.
+        # Only a callback's error is an error to torch's C++ code: the Reducer reads a Future with
+        # an exception that Python has set as if it had a value.
         self.torch = self._first.then(self._check)
         work.add_done_callback(self._ready)
         if torch._C._current_graph_task_id() != -1:
@@ -221,7 +221,7 @@ class _LaunchedFuture:
 
 @contextlib.contextmanager
 def beginning_event(name: str, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Begin an event for the launch in the with-block, and yield it; an error of it ends it."""
+    """Begin an event for the launch in the with-block, and yield it; an error there ends it."""
     event = _enter(name, *inputs)
     try:
         yield event
@@ -237,7 +237,7 @@ def _end_event(event: Any) -> None:
 
 
 class ProfiledWork(TorchWork):
-    """A Work whose end is the end of an event; a wait for it returns after the event has ended."""
+    """A Work that ends an event with its end; a wait returns after the event has ended."""
 
     def __init__(
         self, work: Work, outputs: list[torch.Tensor], order: FutureOrder, event: Any
@@ -252,6 +252,6 @@ class ProfiledWork(TorchWork):
         work.add_done_callback(finish)
 
     def wait(self, timeout: timedelta = NEVER) -> bool:
-        """Block until the operation and its event have ended."""
+        """Block until the operation and the event have ended."""
         super().wait(timeout)
         return self._event_ended.wait()

@@ -10,6 +10,6 @@ __all__ = ["in_python", "mark_public_calls", "register", "rewrite_calls"]
 
 
 def mark_public_calls() -> None:
-    """Mark all public functions of nc10d, and the methods of all public classes."""
+    """Mark all public nc10d functions, and the methods of all public classes."""
     public = (getattr(nc10d, name) for name in nc10d.__all__)
     all_in_python([*public, *vars(functional).values(), *vars(async_array).values()])

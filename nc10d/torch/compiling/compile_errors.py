@@ -1,9 +1,9 @@
 """How an uncaught error of torch's compiler is printed: with the program's lines only.
 
 torch raises such an error through up to 200 frames of its own. They are left out if nc10d has
-raised the error, and if the compiler refuses a call of nc10d or torch.distributed. An error of the
-second kind gets advice in the place of torch's hints. Other errors of the compiler stay as torch
-has them. So do all errors that a program catches.
+raised the error, and if the compiler refuses a call on nc10d or torch.distributed. An error of the
+second kind gets advice in place of torch's hints. The compiler's other errors stay as torch has
+them. So do all errors that a program catches.
 """
 
 from __future__ import annotations

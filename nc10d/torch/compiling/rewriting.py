@@ -55,7 +55,7 @@ def _fits(group: object, async_op: bool, *tensors: object) -> TypeGuard[ProcessG
 
 
 def default_rank(rank: int) -> int | None:
-    """Return the rank in the default group of a global rank; asked while tracing."""
+    """Return a global rank's number in the default group; asked while tracing."""
     return own_group(None).numbers.get(rank)
 
 
@@ -122,7 +122,7 @@ def all_gather_into_tensor(
 def all_gather(
     tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Stand for nc10d.all_gather; only of tensors of one size."""
+    """Stand for nc10d.all_gather; only with tensors of one size."""
     if _fits(group, async_op, tensor, *tensor_list) and all(
         x.shape == tensor.shape for x in tensor_list
     ):
@@ -230,6 +230,6 @@ _SUBSTITUTES: dict[Any, Callable[..., object]] = {
 
 
 def rewrite_calls() -> None:
-    """Name the substitutes of the calls, where the compiler looks for them."""
+    """Name the calls' substitutes, where the compiler looks for them."""
     for function, substitute in _SUBSTITUTES.items():
         function._torchdynamo_inline = substitute

@@ -2,10 +2,10 @@
 
 Contract: a torch.Tensor without a gradient. Shape, dtype and device are known at once. Every
 operator waits, and so does every way to its memory but an assignment to another tensor's `.data`,
-of which torch tells nobody; results are plain tensors, and so are copies,
-pickles and saved tensors. Waiting blocks on the CPU, and orders streams on a GPU. A tensor that is
-dropped unused waits for nothing: its memory lives until the collective has ended. A graph has no
-such tensors: torch.compile reads one from outside as the plain tensor.
+of which torch tells nobody; results are plain tensors, and so are copies, pickles and saved
+tensors. Waiting blocks on the CPU, and orders streams on a GPU. A tensor that is dropped unused
+waits for nothing: the memory lives until the collective has ended. A graph has no such tensors:
+torch.compile reads one from outside as the plain tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AsyncCollectiveTensor(Tensor):
 
     @staticmethod
     def __new__(cls, pending: AsyncCollectiveArray) -> AsyncCollectiveTensor:
-        """Make the tensor of a result whose array is a plain tensor."""
+        """Make the tensor for a result whose array is a plain tensor."""
         x = pending.unfinished
         self: AsyncCollectiveTensor = Tensor._make_wrapper_subclass(
             cls,

@@ -1,4 +1,4 @@
-"""Gradients of the operators `nc10d::*`, and their rules for vmap.
+"""Gradients for the operators `nc10d::*`, and their rules for vmap.
 
 Contract: a gradient is that of the sum of all ranks' losses, as in torch.distributed.nn. Every rank
 that makes a call forward makes the call backward, so all ranks must run the backward pass. A
@@ -38,7 +38,7 @@ def call(name: str, x: Tensor | Sequence[Tensor], *args: object) -> Any:
 
 
 def transformed() -> bool:
-    """Return whether a gradient of torch.func or forward-mode AD is being computed."""
+    """Return whether torch.func or forward-mode AD is computing a gradient."""
     innermost = _functorch.peek_interpreter_stack()
     if innermost is not None:
         return innermost.key() in _DIFFERENTIATING
@@ -65,7 +65,7 @@ def _reduce(grad: Tensor, op: str, dst: int, size: int, name: str) -> Tensor:
 
 
 def _broadcast(grad: Tensor, src: int, name: str) -> Tensor:
-    # A sum needs no size of the group, which only a mean divides by.
+    # A sum needs no group size, by which only a mean divides.
     return call("reduce", grad, "sum", src, 0, name)
 
 
@@ -110,7 +110,7 @@ def _reduce_scatter_each(grads: list[Tensor], op: str, size: int, name: str) -> 
 
 
 def _times(x: Tensor, op: str, size: int) -> Tensor:
-    """Multiply a gradient by the weight of a contribution in a linear reduction."""
+    """Multiply a gradient by a contribution's weight in a linear reduction."""
     if op == "avg":
         return x / size
     return x if op == "sum" else x * float(op.partition("(")[2][:-1])
@@ -132,7 +132,7 @@ _FORMULAS: dict[str, Formula] = {
 }
 _BY_ROWS = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather"}
 _BY_ROWS |= {"scatter", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"}
-"""Operators for which dimension 0 has a meaning: the samples of vmap move to dimension 1."""
+"""Operators for which dimension 0 has a meaning: vmap's samples move to dimension 1."""
 
 
 def _keep_arguments(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:

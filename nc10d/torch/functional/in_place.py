@@ -1,7 +1,7 @@
 """The in-place forms: ordinary calls by functional ones, so that a graph can have them.
 
 Contract: outputs are written as the ordinary calls write them, in C order and without autograd. The
-calls block: ValueError for `async_op`, whose Work is no part of a graph.
+calls block: ValueError for `async_op`, whose Work can't be in a graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def all_reduce_inplace(
 def broadcast_inplace(
     tensor: Tensor, src: int, group: GroupLike = None, async_op: bool = False, tag: str = ""
 ) -> Tensor:
-    """Write the tensor of rank `src` of the group to `tensor`, and return it."""
+    """Write the tensor on the group's rank `src` to `tensor`, and return it."""
     _check_blocking("broadcast_inplace", async_op)
     return _write(tensor, tensor_calls.broadcast(plain(tensor).detach(), src, group, tag))
 
@@ -61,7 +61,7 @@ def reduce_scatter_tensor_inplace(
     scatter_dim: int = 0,
     tag: str = "",
 ) -> Tensor:
-    """Write my chunk of the reduction of every rank's `input` to `output`, and return it."""
+    """Write my chunk of the reduced inputs to `output`, and return `output`."""
     _check_blocking("reduce_scatter_tensor_inplace", async_op)
     x = plain(input).detach()
     return _write(output, tensor_calls.reduce_scatter_tensor(x, op, scatter_dim, group, tag))
@@ -103,7 +103,7 @@ def all_gather_inplace(
 
 
 def recv_inplace(tensor: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tensor:
-    """Receive `tensor` from rank `src` of the group, and return it."""
+    """Receive `tensor` from the group's rank `src`, and return it."""
     return _write(tensor, tensor_messages.recv(tensor, src, group, tag))
 
 
@@ -114,7 +114,7 @@ def batch_p2p_inplace(
     tensors: Sequence[Tensor],
     group: GroupLike = None,
 ) -> Sequence[Tensor]:
-    """Make the messages of `batch_p2p`; received tensors are written to those of the list."""
+    """Make the messages of `batch_p2p`; received tensors are written to those in the list."""
     received = tensor_messages.batch_p2p(op_list, peer_list, tag_list, tensors, group)
     outs = [x for kind, x in zip(op_list, tensors, strict=True) if kind == "irecv"]
     for out, x in zip(outs, received, strict=True):

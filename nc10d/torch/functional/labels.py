@@ -1,9 +1,9 @@
-"""Names of groups in graphs: a group is an argument of an operator as a string and a size.
+"""Group names in graphs: an operator gets a group as a string and a size.
 
 Contract: `label` turns any form of a group into its label, and needs no communication. `resolve`
-returns the calling rank's group of a label. Labels are the same on every rank, so ranks can share
-a graph. The label of listed ranks is the list itself, "[[0, 1], [2, 3]]", with all its groups; the
-first use of the label makes my group of it, which blocks until its members use it too.
+returns the calling rank's group for a label. Labels are the same on every rank, so ranks can share
+a graph. The label for listed ranks is the list itself, "[[0, 1], [2, 3]]", with all its groups;
+the label's first use makes my group, which blocks until the other members use it too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PREMUL_SUM = "premul_sum("
 
 
 def label(group: GroupLike, tag: str = "") -> tuple[str, int]:
-    """Return the name of a group in a graph, and its size; ValueError as `find_group`."""
-    # torch.compile traces this function: it guards a group or a mesh by its attributes.
+    """Return a group's name in a graph, and the size; ValueError as `find_group`."""
+    # torch.compile traces this function: a group or a mesh is guarded by its attributes.
     if group is None:
         return default_label()
     group = _of_mesh(group)
@@ -37,7 +37,7 @@ def label(group: GroupLike, tag: str = "") -> tuple[str, int]:
 
 
 def member(group: GroupLike, rank: int) -> int:
-    """Return the number in a group of a global rank; ValueError if it is not a member."""
+    """Return a global rank's number in a group; ValueError for a non-member."""
     if group is None:
         return default_member(rank)
     group = _of_mesh(group)
@@ -50,7 +50,7 @@ def member(group: GroupLike, rank: int) -> int:
 
 
 def _of_mesh(group: GroupLike) -> Any:
-    """Return the group of a mesh or of (mesh, dimension); anything else as it is."""
+    """Return the group for a mesh or (mesh, dimension); anything else unchanged."""
     if isinstance(group, DeviceMesh):
         return _line(group, None)
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
@@ -71,27 +71,27 @@ def _line(mesh: DeviceMesh, dim: int | str | None) -> ProcessGroup | None:
 
 
 def default_label() -> tuple[str, int]:
-    """Return the label of the default group: nc10d's, or the one below torch's."""
+    """Return the default group's label: nc10d's group, or the group below torch's."""
     return label(own_group(None))
 
 
 def list_label(ranks: Ranks, tag: str) -> tuple[str, int]:
-    """Return the label of listed ranks; ValueError if this rank is in none of the lists."""
+    """Return the label for listed ranks; ValueError if this rank is in no list."""
     return json.dumps(ranks) + tag, len(functional.own_list(ranks))
 
 
 def other_label(group: object) -> tuple[str, int]:
-    """Return the label of a group of torch.distributed on nc10d; ValueError for anything else."""
+    """Return the label for a torch.distributed group on nc10d; ValueError for anything else."""
     return label(found_group(group))
 
 
 def default_member(rank: int) -> int:
-    """Return the number in the default group of a global rank."""
+    """Return a global rank's number in the default group."""
     return member(own_group(None), rank)
 
 
 def list_member(ranks: Ranks, rank: int) -> int:
-    """Return the number of a global rank among the listed ranks with this rank."""
+    """Return a global rank's number among the listed ranks with this rank."""
     own = functional.own_list(ranks)
     if rank not in own:
         raise ValueError(f"global rank {rank} is not in my group of ranks {own}")
@@ -99,12 +99,12 @@ def list_member(ranks: Ranks, rank: int) -> int:
 
 
 def other_member(group: object, rank: int) -> int:
-    """Return the number of a global rank in a group of torch.distributed on nc10d."""
+    """Return a global rank's number in a torch.distributed group on nc10d."""
     return member(found_group(group), rank)
 
 
 def found_group(group: Any, tag: str = "") -> ProcessGroup:
-    """Return the group of any form, also of torch.distributed on nc10d; see `find_group`."""
+    """Return the group for any form, also torch.distributed's on nc10d; see `find_group`."""
     if group is None:
         return own_group(None)
     inner = getattr(calls_of(group), "nc10d_group", None)
@@ -112,7 +112,7 @@ def found_group(group: Any, tag: str = "") -> ProcessGroup:
 
 
 def resolve(name: str, size: int | None = None) -> ProcessGroup:
-    """Return the group of a label; RuntimeError if there is none, or if it has another size."""
+    """Return a label's group; RuntimeError if there is none, or for another size."""
     found = current_world().groups.get(name)
     if found is None:
         found = _listed(name) if name.startswith("[") else _of_adapters(name)
@@ -151,7 +151,7 @@ def _of_adapters(name: str) -> ProcessGroup:
 
 
 def spelled(reduce_op: str | ReduceOp) -> str:
-    """Return the name of a reduction in a graph: "sum", "premul_sum(0.5)"."""
+    """Return a reduction's name in a graph: "sum", "premul_sum(0.5)"."""
     if isinstance(reduce_op, ReduceOp):
         name = reduce_op.kind.name.lower()
         return name if reduce_op.factor is None else f"{name}({reduce_op.factor!r})"
@@ -159,13 +159,13 @@ def spelled(reduce_op: str | ReduceOp) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a reduction in lower case; ValueError for an unknown one."""
+    """Return a reduction's name in lower case; ValueError for an unknown name."""
     reduction(name)
     return str(name).lower()
 
 
 def reduction(name: str) -> ReduceOp:
-    """Return the reduction of a name."""
+    """Return the reduction with this name."""
     if isinstance(name, str) and name.startswith(_PREMUL_SUM):
         return premul_sum(float(name[len(_PREMUL_SUM) : -1]))
     return functional.reduction(name)
@@ -173,5 +173,5 @@ def reduction(name: str) -> ReduceOp:
 
 _CONSTANT = (default_label, list_label, other_label, checked_name)
 for _function in (*_CONSTANT, default_member, list_member, other_member):
-    # torch.compile calls these while it traces, and puts their result into the graph.
+    # torch.compile calls these while tracing, and puts their result into the graph.
     vars(_function)["_dynamo_marked_constant"] = True

@@ -1,10 +1,10 @@
 """The operators `nc10d::*`, with schemas of plain data: collectives in a graph.
 
 Contract: an operator blocks, as the ordinary call does, and returns new, contiguous tensors. So a
-compiler may free or reuse all memory that the graph does not read any more. On a GPU it orders the
-current stream. The effect ORDERED keeps operators of a graph in the order of the program, whatever
+compiler may free or reuse all memory that the graph does not read any more. On a GPU an operator
+orders the current stream. The effect ORDERED keeps a graph's operators in program order, whatever
 their group, and keeps an operator whose result nobody reads. `group_name` is the label of a group
-of the calling rank, see `labels`; ranks are numbered in that group. Sizes are checked before
+on the calling rank, see `labels`; ranks are numbered in that group. Sizes are checked before
 anything is sent.
 """
 
@@ -26,7 +26,7 @@ library = torch.library.Library("nc10d", "FRAGMENT")
 
 
 def register(signature: str, kernel: Kernel, fake: Kernel) -> str:
-    """Define an operator with its kernel for all devices, and its kernel on shapes.
+    """Define an operator with a kernel for all devices, and a kernel on shapes.
 
     Return its name.
     """
@@ -46,12 +46,12 @@ def copy_of(x: Tensor) -> Tensor:
 
 
 def rows(x: Tensor, count: int) -> Tensor:
-    """Return an empty tensor with `count` rows of the shape of rows of `x`."""
+    """Return an empty tensor with `count` rows, shaped as the rows of `x`."""
     return x.new_empty((count, *x.shape[1:]))
 
 
 def shared_rows(call: str, x: Tensor, size: int) -> int:
-    """Return the rows of a rank's chunk; ValueError if `x` can't be divided evenly."""
+    """Return how many rows a rank's chunk has; ValueError if `x` can't be divided evenly."""
     if x.ndim == 0:
         raise ValueError(f"{call}: a tensor without dimensions can't be divided")
     if x.shape[0] % size:
@@ -186,7 +186,7 @@ def _barrier(group_name: str) -> None:
 
 _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor": (_all_reduce, same),
-    # The result on `dst`, zeros elsewhere: the gradient of a broadcast.
+    # The result on `dst`, zeros elsewhere: a broadcast's gradient.
     "reduce(Tensor input, str reduce_op, int dst, int group_size, str group_name) -> Tensor": (
         _reduce,
         same,
@@ -201,7 +201,7 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, "
     "str group_name) -> Tensor": (_all_to_all, _exchanged),
     "permute_tensor(Tensor input, int[] src_dst, str group_name) -> Tensor": (_permute, same),
-    # Zeros on all ranks but `dst`: the gradient of `scatter`, which reads the input of `src` alone.
+    # Zeros on all ranks but `dst`: the gradient of `scatter`, which reads `src`'s input alone.
     "gather(Tensor input, int dst, int group_size, str group_name) -> Tensor": (
         _gather,
         lambda x, _dst, size, _name: _gathered(x, size),

@@ -1,4 +1,4 @@
-"""Functional collectives of tensors: one call for eager programs, graphs, transforms and autograd.
+"""Functional collectives on tensors: one call for eager programs, graphs, transforms and autograd.
 
 Contract: an eager call is asynchronous and returns an AsyncCollectiveTensor. A call that a tracer,
 a transform or autograd must see is an operator `nc10d::*`, which blocks. `nc10d.functional`
@@ -24,7 +24,7 @@ Reduction = str | ReduceOp
 
 
 def started(start: Callable[..., AsyncCollectiveArray], x: Tensor, *args: object) -> Tensor:
-    """Return the result of an asynchronous call of `nc10d.functional`."""
+    """Return the result of an asynchronous call in `nc10d.functional`."""
     return AsyncCollectiveTensor(start(x.detach() if x.requires_grad else x, *args))
 
 
@@ -47,7 +47,7 @@ def all_reduce_autograd(
 
 
 def broadcast(tensor: Tensor, src: int, group: GroupLike = None, tag: str = "") -> Tensor:
-    """Return the `tensor` of rank `src` of the group; every rank's has the same shape and dtype."""
+    """Return rank `src`'s `tensor`; every rank's has the same shape and dtype."""
     x = plain(tensor)
     if needs_operator(x):
         return broadcast_autograd(x, src, group, tag)
@@ -55,7 +55,7 @@ def broadcast(tensor: Tensor, src: int, group: GroupLike = None, tag: str = "") 
 
 
 def broadcast_autograd(tensor: Tensor, src: int, group: GroupLike = None, tag: str = "") -> Tensor:
-    """Return a complete, differentiable broadcast: `src` gets the sum of gradients. Blocks."""
+    """Return a complete, differentiable broadcast: `src` gets the gradients' sum. Blocks."""
     name, _ = label(group, tag)
     return call("broadcast", plain(tensor), src, name)
 
@@ -142,9 +142,9 @@ def all_to_all_single_autograd(
 def permute_tensor(
     tensor: Tensor, src_dst: Sequence[int], group: GroupLike = None, tag: str = ""
 ) -> Tensor:
-    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, of the same shape.
+    """Send `tensor` to rank `src_dst[my rank]`; return the received tensor, in the same shape.
 
-    `src_dst` has each rank of the group once.
+    `src_dst` has each rank in the group once.
     """
     x = plain(tensor)
     if not needs_operator(x):
@@ -188,7 +188,7 @@ def reduce_scatter_tensor_coalesced(
 ) -> list[Tensor]:
     """Return the reduce_scatter_tensor of each of `tensors`, launched together.
 
-    `scatter_dim` has a dimension for each of them.
+    `scatter_dim` has a dimension for each.
     """
     xs = [plain(x) for x in tensors]
     if not needs_operator(*xs):
@@ -208,7 +208,7 @@ def _started_each(
 
 
 def _dim(x: Tensor, dim: int) -> int:
-    # That of `nc10d.functional` is not traced.
+    # The function of `nc10d.functional` is not traced.
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"the tensor has {x.ndim} dimensions, there is no dimension {dim}")
     return dim % x.ndim

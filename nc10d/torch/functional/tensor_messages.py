@@ -1,6 +1,6 @@
 """Functional messages: a received tensor is a new tensor, and a graph has each message as operator.
 
-Contract: `dst` and `src` are ranks in the group. Messages of a graph keep their order among all
+Contract: `dst` and `src` are ranks in the group. Messages in a graph keep their order among all
 operators. `isend` in a graph sends a copy, since a compiler may reuse the tensor's memory. No
 message has a gradient. Below vmap it is a TypeError: the other rank does not know the samples.
 """
@@ -28,14 +28,14 @@ from nc10d.work import Work
 
 
 class Ticket(NamedTuple):
-    """A message of a graph that is on its way: give it to `wait_tensor`."""
+    """A graph's message that is on its way: give it to `wait_tensor`."""
 
     number: Tensor
     like: Tensor
 
 
 def send(tensor: Tensor, dst: int, group: GroupLike = None, tag: int = 0) -> None:
-    """Send `tensor` to rank `dst` of the group; blocks until it may be changed again."""
+    """Send `tensor` to the group's rank `dst`; blocks until `tensor` may be changed again."""
     x = plain(tensor).detach()
     if needs_operator(x):
         torch.ops.nc10d.send(x, dst, tag, label(group)[0])
@@ -44,7 +44,7 @@ def send(tensor: Tensor, dst: int, group: GroupLike = None, tag: int = 0) -> Non
 
 
 def recv(like: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tensor:
-    """Receive a tensor of the shape, dtype and device of `like` from rank `src`. Blocks."""
+    """Receive a tensor with the shape, dtype and device of `like` from rank `src`. Blocks."""
     x = plain(like).detach()
     if needs_operator(x):
         return torch.ops.nc10d.recv(x, src, tag, label(group)[0])
@@ -54,7 +54,7 @@ def recv(like: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tenso
 
 
 def isend(tensor: Tensor, dst: int, group: GroupLike = None, tag: int = 0) -> Tensor | Ticket:
-    """Start to send `tensor` to rank `dst`; `wait_tensor` of the result waits for its end."""
+    """Start to send `tensor` to rank `dst`; `wait_tensor` on the result waits for the end."""
     x = plain(tensor).detach()
     if needs_operator(x):
         return Ticket(torch.ops.nc10d.isend(x, dst, tag, label(group)[0]), x)
@@ -62,7 +62,7 @@ def isend(tensor: Tensor, dst: int, group: GroupLike = None, tag: int = 0) -> Te
 
 
 def irecv(like: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tensor | Ticket:
-    """Start to receive a tensor like `like` from rank `src`: `wait_tensor` returns it."""
+    """Start to receive a tensor like `like` from rank `src`: `wait_tensor` returns that tensor."""
     x = plain(like).detach()
     if needs_operator(x):
         return Ticket(torch.ops.nc10d.irecv(x, src, tag, label(group)[0]), x)
@@ -79,8 +79,8 @@ def batch_p2p(
 ) -> list[Tensor]:
     """Launch messages together, in any order; return the received tensors.
 
-    Message i is "isend" or "irecv" by `op_list[i]`, with the rank `peer_list[i]` of the group. It
-    sends `tensors[i]`, or receives a tensor like it.
+    Message i is "isend" or "irecv" by `op_list[i]`, with the group's rank `peer_list[i]`. It
+    sends `tensors[i]`, or receives a tensor like `tensors[i]`.
     """
     xs = [plain(x).detach() for x in tensors]
     if not len(op_list) == len(peer_list) == len(tag_list) == len(xs):
@@ -96,7 +96,7 @@ def batch_p2p(
 
 
 def barrier(group: GroupLike = None) -> None:
-    """Block until every rank of the group has made this call."""
+    """Block until every rank in the group has made this call."""
     if needs_operator():
         torch.ops.nc10d.barrier(label(group)[0])
     else:
@@ -104,7 +104,7 @@ def barrier(group: GroupLike = None) -> None:
 
 
 def wait_tensor(tensor: Tensor | Ticket) -> Tensor:
-    """Block until a result is complete; return its plain tensor. Others return as they are."""
+    """Block until a result is complete; return its plain tensor. Others return unchanged."""
     if isinstance(tensor, Ticket):
         return torch.ops.nc10d.wait_tensor(tensor.number, tensor.like)
     return plain(tensor)
@@ -135,7 +135,7 @@ def _launch(
 # The operators.
 
 _in_flight: dict[int, tuple[Work | None, Tensor | None]] = {}
-"""Messages by the numbers of their tickets; a receive with its tensor, which its wait returns."""
+"""Messages by their tickets' numbers; a receive comes with the tensor that its wait returns."""
 _numbers = itertools.count(1)
 
 

@@ -26,5 +26,5 @@ def needs_operator(*tensors: object) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """Return a tensor for an AsyncCollectiveTensor; anything else as it is."""
+    """Return a tensor for an AsyncCollectiveTensor; anything else unchanged."""
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x

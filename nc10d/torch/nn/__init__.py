@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed.nn; see `functional`."""
+"""torch.distributed.nn's collectives; see `functional`."""
 
 from nc10d.torch.nn import functional
 from nc10d.torch.nn.functional import *  # noqa: F403

@@ -47,7 +47,7 @@ def all_reduce(tensor: Tensor, op: Reduction = SUM, group: GroupLike = None) -> 
 
 
 def broadcast(tensor: Tensor, src: int, group: GroupLike = None) -> Tensor:
-    """Return the `tensor` of the global rank `src`; every rank's has the same shape and dtype."""
+    """Return the `tensor` on the global rank `src`; every rank's has the same shape and dtype."""
     return tensor_calls.broadcast_autograd(tensor, member(group, src), group)
 
 
@@ -65,9 +65,9 @@ def gather(tensor: Tensor, dst: int = 0, group: GroupLike = None) -> tuple[Tenso
 
 
 def scatter(tensors: Sequence[Tensor], src: int = 0, group: GroupLike = None) -> Tensor:
-    """Return tensor r of the list of the global rank `src`, on rank r of the group.
+    """Return tensor r from the list on the global rank `src`, on rank r in the group.
 
-    Every rank gives a list of that many tensors of the same shape and dtype.
+    Every rank gives a list of that many tensors with the same shape and dtype.
     """
     name, size = label(group)
     return call("scatter", _stack("scatter", tensors, size), member(group, src), size, name)[0]
@@ -84,7 +84,7 @@ def reduce_scatter(
 ) -> Tensor:
     """Return the reduction of tensor r of every rank's list, on rank r; `output` is written, too.
 
-    Every rank gives a list of as many tensors as there are ranks, of the shape of `output`.
+    Every rank gives a list of as many tensors as there are ranks, with the shape of `output`.
     """
     name, size = label(group)
     rows = _stack("reduce_scatter", input_list, size)

@@ -1,1 +1,1 @@
-"""Optimizers of torch whose state is divided over the ranks of a group, or whose steps overlap."""
+"""torch's optimizers with state divided over a group's ranks, or with overlapping steps."""

@@ -3,9 +3,9 @@
     optimizer = as_functional_optim(torch.optim.AdamW, lr=1e-3)
     optimizer.step_params(params, gradients)    # no parameter's .grad is read or written
 
-Contract: a step computes what `step` of the optimizer itself would, bit by bit, since the optimizer
+Contract: a step computes what the optimizer's own `step` would, bit by bit, since the optimizer
 runs: on tensors that share the parameters' memory and have the gradients. So every optimizer that
-treats each parameter alone can be used, with all of its options (fused and foreach, too).
+treats each parameter alone can be used, with all options (fused and foreach, too).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Gradients = Sequence["torch.Tensor | None"]
 def as_functional_optim(
     optim_cls: type[Optimizer], *args: object, **kwargs: object
 ) -> FunctionalOptimizer:
-    """Return an `optim_cls` without parameters, which steps those that it is given.
+    """Return an `optim_cls` without parameters, which steps the parameters that each call gives.
 
-    `args` and `kwargs` are the options of `optim_cls`, after its parameters. ValueError for an
+    `args` and `kwargs` are the options of `optim_cls`, after the parameters. ValueError for an
     optimizer that couples parameters.
     """
     return FunctionalOptimizer(optim_cls, [], *args, **kwargs)
@@ -77,7 +77,7 @@ class FunctionalOptimizer:
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """The state of each tensor that has been stepped."""
+        """Each stepped tensor's state."""
         state = self._optimizer.state
         return {x: state[twin] for x, twin in self._twins.items() if twin in state}
 
@@ -107,7 +107,7 @@ class FunctionalOptimizer:
                 stepped: list[list[torch.Tensor]] = [[] for _ in groups]
                 for x, gradient in pairs:
                     stepped[self._group_of[x]].append(self._set(x, gradient))
-                # So a step takes the time of its own parameters, not of all.
+                # So a step takes the time for its own parameters, not for all.
                 for group, twins in zip(groups, stepped, strict=True):
                     group["params"] = twins
                 self._optimizer.step()
@@ -118,16 +118,16 @@ class FunctionalOptimizer:
                     self._twins[x].grad = None
 
     def state_dict(self) -> State:
-        """Return the state in the form of torch's optimizers, of all tensors so far."""
+        """Return the state in the form of torch's optimizers, for all tensors so far."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Load a copy of a state of as many tensors; ValueError if it has another number."""
+        """Load a copy of a state with as many tensors; ValueError for another number."""
         self._optimizer.load_state_dict(deepcopy(state_dict))
 
     def _twin(self, x: torch.Tensor, group: int) -> torch.Tensor:
-        """Return a tensor in the memory of `x` that has gradients of its own."""
-        # It shares the version counter of `x`: so autograd finds a step that comes too early.
+        """Return a tensor in the memory of `x` that has its own gradients."""
+        # Both share the version counter: so autograd finds a step that comes too early.
         twin = self._twins[x] = x.detach()
         self._group_of[x] = group
         return twin

@@ -1,8 +1,8 @@
-"""The state of a whole optimizer and the state of a rank's share of it, as dicts of torch's form.
+"""A whole optimizer's state and a rank's share of that state, as dicts in torch's form.
 
-Contract: pure functions. In a whole state, parameter i is the i-th of all groups; in a rank's
-share, the i-th of those that the rank owns. So a whole state is that of the optimizer on a
-process, and fits any number of ranks.
+Contract: pure functions. In a whole state, parameter i is the i-th in all groups; in a rank's
+share, the i-th that the rank owns. So a whole state is that of an optimizer on one process, and
+fits any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NOT_OPTIONS = {"params", "param_names"}
 
 
 def options_of(group: Mapping[str, Any]) -> State:
-    """Return the options of a parameter group, without its parameters."""
+    """Return a parameter group's options, without the parameters."""
     return {name: value for name, value in group.items() if name not in _NOT_OPTIONS}
 
 
 def copy_options(source: Sequence[State], target: Sequence[State]) -> None:
-    """Set the options of groups to those of other groups."""
+    """Set groups' options to those of other groups."""
     for old, new in zip(target, source, strict=True):
         old.update(options_of(new))
 
@@ -36,7 +36,7 @@ def owned(values: Sequence[T], owners: Sequence[int], rank: int) -> list[T]:
 def share_of(whole: Mapping[str, Any], owners: Sequence[Sequence[int]], rank: int) -> State:
     """Return a rank's share of a whole state; `owners` has the owners of each group's parameters.
 
-    ValueError if the state is of other groups of parameters.
+    ValueError if the state belongs to other parameter groups.
     """
     saved = whole["param_groups"]
     found, expected = [len(g["params"]) for g in saved], [len(group) for group in owners]
@@ -51,7 +51,7 @@ def share_of(whole: Mapping[str, Any], owners: Sequence[Sequence[int]], rank: in
         own = owned(group["params"], mine, rank)
         places = [next(local) for _ in own]
         for place, index in zip(places, own, strict=True):
-            # A copy: the tensors of a received state keep the whole message in memory.
+            # A copy: the tensors in a received state keep the whole message in memory.
             if whole["state"].get(index) is not None:
                 state[place] = deepcopy(whole["state"][index])
         groups.append(deepcopy(options_of(group)) | {"params": places})
@@ -59,7 +59,7 @@ def share_of(whole: Mapping[str, Any], owners: Sequence[Sequence[int]], rank: in
 
 
 def merged(shares: Sequence[Mapping[int, T]], owners: Sequence[Sequence[int]]) -> dict[int, T]:
-    """Return the state of every parameter that has one, in order, from the states of all ranks."""
+    """Return every parameter's state, if any, in order, from all ranks' states."""
     places = [count() for _ in shares]
     flat = [owner for group in owners for owner in group]
     found = [shares[owner].get(next(places[owner])) for owner in flat]

@@ -1,4 +1,4 @@
-"""Steps of a ZeroRedundancyOptimizer inside the backward pass, as comm hooks of data parallel.
+"""A ZeroRedundancyOptimizer's steps inside the backward pass, as comm hooks of data parallel.
 
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=True)
     model.register_comm_hook(None, hook_with_zero_step(hook, model, zero))
@@ -53,7 +53,7 @@ def hook_with_zero_step(
 def hook_with_zero_step_interleaved(
     hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
-    """Return a hook that reduces by `hook`, and steps `zero` between the launches of buckets.
+    """Return a hook that reduces by `hook`, and steps `zero` between buckets' launches.
 
     For a backward pass that is slow beside communication. A bucket is stepped at the launch of the
     next. See `hook_with_zero_step`.
@@ -87,7 +87,7 @@ def _hook(
 
 
 class _Piece:
-    """A piece of a bucket: its parameters, and the flat tensor that holds them."""
+    """A piece of a bucket: the parameters, and the flat tensor that holds them."""
 
     def __init__(
         self, place: BucketPiece, params: Sequence[torch.Tensor], group: ProcessGroup

@@ -1,8 +1,8 @@
-"""Parameters as views of flat tensors, of a tensor for each owner and device.
+"""Parameters as views of flat tensors, with a tensor for each owner and device.
 
-Contract: values, shapes and strides of parameters stay; only their memory changes. On the CPU it is
-memory that peers can access directly, if the group's backend has such memory. A parameter that has
-been given other memory since (`x.data = y`) is a view again after `attach`, with its new values.
+Contract: parameters' values, shapes and strides stay; only their memory changes. On the CPU peers
+can access that memory directly, if the group's backend has such memory. A parameter that has been
+given other memory since (`x.data = y`) is a view again after `attach`, with the new values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nc10d.torch.tensors import DTYPES, as_tensor, like, zeros
 
 
 class ParamBuckets:
-    """Flat tensors, in `flats`, that hold the values of `params` for each of their `owners`."""
+    """Flat tensors, in `flats`, that hold the values of `params` for each owner."""
 
     def __init__(
         self, params: Sequence[torch.Tensor], owners: Sequence[int], group: ProcessGroup
@@ -37,13 +37,13 @@ class ParamBuckets:
             each.attach()
 
     def release(self) -> None:
-        """Give every parameter memory of its own again."""
+        """Give every parameter separate memory again."""
         for x in self._params:
             x.data = x.detach().clone()
 
 
 class FlatParams:
-    """Parameters of a single dtype and device, moved into a new flat tensor, `flat`."""
+    """Parameters with a single dtype and device, moved into a new flat tensor, `flat`."""
 
     def __init__(self, params: Sequence[torch.Tensor], group: ProcessGroup) -> None:
         counts = [x.numel() for x in params]

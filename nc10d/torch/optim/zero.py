@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer with torch's interface: every rank has the state of its parameters alone.
+"""ZeroRedundancyOptimizer with torch's interface: every rank has only its own parameters' state.
 
     optimizer = nc10d.torch.ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -7,8 +7,8 @@
 
 Contract: constructor, methods and attributes are those of
 torch.distributed.optim.ZeroRedundancyOptimizer, on an nc10d group. Parameters become what the
-optimizer on a single process makes of the same gradients, bit by bit, since it is the same
-optimizer on a part of the parameters. A saved state is that of the optimizer on a single process.
+optimizer on a single process makes from the same gradients, bit by bit, since the same optimizer
+runs on a part of the parameters. A saved state is the state on a single process.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _KEPT = ("optim", "parameters_as_bucket_view", "_owners", "_loads")
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """Steps by an `optimizer_class(groups, **defaults)` on this rank's share of `params`.
 
-    `params` are tensors of a single dense type, dicts of parameter groups, or pairs of names and
-    tensors, the same on all ranks. Each parameter belongs to a single rank, and ranks own about
-    equally many elements. `process_group` is a group of nc10d's, or of torch.distributed with the
+    `params` are tensors of a single dense type, dicts of parameter groups, or pairs (name,
+    tensor), the same on all ranks. Each parameter belongs to a single rank, and ranks own about
+    equally many elements. `process_group` is an nc10d group, or a torch.distributed group with the
     backend "nc10d" (None: the default group). With `parameters_as_bucket_view`, parameters are
     views of flat tensors, which are sent whole; any reference to their old memory is outdated.
 
     Frozen parameters without a gradient are not sent. Learning-rate schedulers take it like any
     optimizer. The optimizer must treat each parameter alone: L-BFGS is a ValueError.
 
-    With `overlap_with_ddp`, a comm hook of DistributedDataParallel steps (`hook_with_zero_step`),
+    With `overlap_with_ddp`, DistributedDataParallel's comm hook steps (`hook_with_zero_step`),
     and `step` does nothing. The first two backward passes train nothing, or three with a static
     graph. A state that is loaded before is used from the first step on.
 
@@ -125,7 +125,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; every rank calls, with the same parameters.
 
-        Owners of other parameters stay. Blocks as the constructor.
+        Other parameters' owners stay. Blocks as the constructor.
         """
         if self._made and self.overlap_with_ddp:
             raise RuntimeError(
@@ -147,11 +147,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._connect()
 
     def _sent(self) -> list[bool]:
-        """Return for each parameter whether it may change, so that its owner sends it."""
+        """Return for each parameter whether it may change, so that the owner sends it."""
         return [x.requires_grad or x.grad is not None for x in self._all_params]
 
     def _connect(self) -> None:
-        """Prepare the exchange of the parameters that change now."""
+        """Prepare the exchange for the parameters that change now."""
         self._sending = self._sent()
         pairs = zip(self._all_params, chain.from_iterable(self._owners), self._sending, strict=True)
         rows = [(x, owner) for x, owner, sent in pairs if sent]
@@ -168,7 +168,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Step by this rank's share, then give every rank all values; return the loss, if any.
 
         `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. After an
-        exception on some ranks alone, the next calls of the group are a CollectiveMismatch on all.
+        exception on some ranks alone, the next calls on the group are a CollectiveMismatch on all.
         With `overlap_with_ddp` nothing happens: the backward pass has stepped.
         """
         if self.overlap_with_ddp:
@@ -195,7 +195,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return loss
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the whole state in the host memory of rank `to` of the group.
+        """Collect the whole state in the host memory on the group's rank `to`.
 
         All ranks call. Blocks until the state has arrived or has been sent. CodecError, on all
         ranks, if a rank's state has objects that can't be sent (docs/objects.md).
@@ -213,7 +213,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def state_dict(self) -> State:
         """Return the state as `consolidate_state_dict` found it, on the rank that received it.
 
-        It is that of an `optimizer_class` on a single process. RuntimeError on other ranks.
+        The state is that of an `optimizer_class` on a single process. RuntimeError on other ranks.
         """
         if not self._has_whole:
             raise RuntimeError(
@@ -223,10 +223,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Load this rank's share of a whole state: of any world size, or of a plain optimizer.
+        """Load this rank's share of a whole state, from any world size or a plain optimizer.
 
-        Every rank calls with the whole state, which stays unchanged. ValueError if it is of other
-        groups of parameters.
+        Every rank calls with the whole state, which stays unchanged. ValueError if it has other
+        parameter groups.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
@@ -253,7 +253,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
 
     def _begin_overlap(self, owners: Mapping[torch.Tensor, int]) -> None:
-        """Divide the state by the owners of what data parallel trains, before the first step."""
+        """Divide the state by the trained parameters' owners, before the first step."""
         known = set(self._all_params)
         if not owners.keys() <= known:
             raise ValueError(
@@ -274,20 +274,20 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         copy_options(self.optim.param_groups, self.param_groups)
 
     def join_hook(self, **_kwargs: object) -> JoinHook:
-        """Return the hook of a Join block: a rank without a batch steps by the gradients it has.
+        """Return the hook for a Join block: a rank without a batch steps by the gradients it has.
 
-        An earlier hook of the block sets these gradients, as that of DistributedDataParallel.
+        An earlier hook in the block, such as DistributedDataParallel's, sets these gradients.
         """
         return _StepHook(self)
 
     @property
     def join_device(self) -> torch.device:
-        """The device of the first parameter."""
+        """The first parameter's device."""
         return self._all_params[0].device
 
     @property
     def join_process_group(self) -> AnyGroup:
-        """The group, as it was given or meant."""
+        """The group, as given or meant."""
         return self.process_group
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Parameters as a flat tensor that is divided over a group: each rank keeps a shard of it.
+"""Parameters as a flat tensor that is divided over a group: each rank keeps a shard.
 
-Contract: the shard is a parameter. The whole tensor has memory from `gather` to `free`. Views of it
-stand for the parameters in a pass. Its storage stays the same object, so views are valid again
+Contract: the shard is a parameter. The whole tensor has memory from `gather` to `free`. Its views
+stand for the parameters in a pass. The storage stays the same object, so views are valid again
 after the next `gather`. Views that autograd saves are kept as places (saved_views.py).
 """
 
@@ -21,7 +21,7 @@ from nc10d.work import Work
 
 
 class ParamEntry(NamedTuple):
-    """A parameter: its name, its shape, and the modules and attributes where it is used."""
+    """A parameter: name, shape, and the modules and attributes where it is used."""
 
     name: str
     shape: torch.Size
@@ -29,7 +29,7 @@ class ParamEntry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where parameters lie in a flat tensor of `size * length` elements."""
+    """Where parameters lie in a flat tensor with `size * length` elements."""
 
     entries: Sequence[ParamEntry]
     length: int
@@ -37,18 +37,18 @@ class Layout(NamedTuple):
 
     @property
     def counts(self) -> list[int]:
-        """The elements of each parameter, then those that fill up the last shard."""
+        """Each parameter's elements, then those that fill up the last shard."""
         counts = [entry.shape.numel() for entry in self.entries]
         return [*counts, self.length * self.size - sum(counts)]
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return views of a flat tensor, by the names of parameters."""
+        """Return views of a flat tensor, by parameter name."""
         parts = torch.split(flat, self.counts)
         rows = zip(self.entries, parts, strict=False)
         return {entry.name: part.view(entry.shape) for entry, part in rows}
 
     def joined(self, values: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Return a flat tensor of values; parameters without a value have zeros."""
+        """Return a flat tensor with values; parameters without a value have zeros."""
         flat = like.new_zeros(self.length * self.size)
         for name, part in self.split(flat).items():
             if name in values:
@@ -78,15 +78,15 @@ class Use(Enum):
     FORWARD = auto()
     """A forward pass."""
     RECOMPUTED = auto()
-    """A checkpoint around the unit runs its forward again."""
+    """A checkpoint around the unit runs the forward pass again."""
     IN_BACKWARD = auto()
-    """The unit's own backward pass runs; checkpoints inside of it read these views."""
+    """The unit's own backward pass runs; checkpoints inside the unit read these views."""
 
 
 class Flat:
-    """Parameters of a single dtype, in a flat tensor; `shard` is this rank's part of it.
+    """Parameters with a single dtype, in a flat tensor; `shard` is this rank's part.
 
-    `dtypes` are those of the whole tensor and of the reduction of its gradient, None for the
+    `dtypes` are for the whole tensor and for the reduction of its gradient, None for the
     parameters' own.
     """
 
@@ -132,7 +132,7 @@ class Flat:
         return flat[rank * self.layout.length : (rank + 1) * self.layout.length]
 
     def gather(self) -> None:
-        """Begin to gather the whole tensor, unless it is there. Does not block."""
+        """Begin to gather the whole tensor, unless already there. Does not block."""
         if self._gathered:
             return
         self._gathered = self._has_memory = True
@@ -150,7 +150,7 @@ class Flat:
             self._held = None
 
     def free(self, keep: bool = False) -> None:
-        """Free the memory of the whole tensor; with `keep`, only gather anew at the next use."""
+        """Free the whole tensor's memory; with `keep`, only gather anew at the next use."""
         if self._work is not None:
             self.wait()
         self._gathered = False
@@ -172,27 +172,27 @@ class Flat:
                 module.__dict__[name] = values[entry.name]  # nn.Module's setattr is slow
 
     def remove_views(self) -> None:
-        """Let tensors without memory stand for the parameters, of their shapes."""
+        """Let tensors without memory, in the same shapes, stand for the parameters."""
         if self._viewed:
             self._viewed = False
             self.place(self._empty)
 
     def accumulate(self, gradient: torch.Tensor) -> None:
-        """Add a whole gradient to those of this backward pass, in the precision of reductions."""
+        """Add a whole gradient to those in this backward pass, in the reductions' precision."""
         self._current = _sum(self._current, gradient.detach().to(self._reduce_dtype))
 
     def forget(self) -> None:
-        """Drop the gradients of a backward pass that was left."""
+        """Drop the gradients from a backward pass that was left."""
         self._current = None
 
     def keep(self) -> None:
-        """Add the gradient of this backward pass to that of earlier passes, without reducing it."""
+        """Add this backward pass's gradient to that of earlier passes, without a reduction."""
         self._earlier, self._current = _sum(self._earlier, self._current), None
 
     def reduce(self) -> tuple[torch.Tensor, Work, torch.Tensor] | None:
         """Begin to average the whole gradient over the group; None if there is none.
 
-        Returns this rank's part, its Work, and the memory that has to stay until that has ended.
+        Returns this rank's part, the Work, and the memory that has to stay until that has ended.
         """
         self.keep()
         gradient, self._earlier = self._earlier, None
@@ -215,7 +215,7 @@ def _sum(x: torch.Tensor | None, y: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class _Whole(torch.autograd.Function):
-    """From the shard to the whole tensor; its gradient goes to `Flat.on_gradient`."""
+    """From the shard to the whole tensor; the gradient goes to `Flat.on_gradient`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, _shard: torch.Tensor, flat: Flat, use: Use) -> torch.Tensor:

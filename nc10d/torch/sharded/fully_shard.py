@@ -6,9 +6,9 @@
     optimizer.step()
 
 Contract: a unit is a submodule. Its parameters are gathered before its forward and its backward
-pass, and freed behind each; its gradients are averaged and divided while the backward pass goes on.
-Ranks gather and reduce in the same order, since all make the same passes. The parameters of no unit
-belong to the module as a whole and stay gathered until the end of the backward pass.
+pass, and freed behind each; the gradients are averaged and divided while the backward pass goes on.
+Ranks gather and reduce in the same order, since all make the same passes. Parameters outside all
+units belong to the module as a whole and stay gathered until the backward pass ends.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ class FullyShardedModule(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate whole gradients on this rank, for forward passes inside of the block.
+        """Accumulate whole gradients on this rank, for forward passes inside the block.
 
-        The next pass outside of the block reduces the sums. They take the memory of the module.
+        The next pass outside the block reduces the sums. They take the module's memory.
         """
         before, self._passes.reduces = self._passes.reduces, False
         try:
@@ -173,7 +173,7 @@ class FullyShardedModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that their norm is at most `max_norm`; return the norm before.
 
-        It is the norm of all gradients of all ranks' shards, as a float32 tensor. A shard without a
+        The norm is over all gradients of all ranks' shards, as a float32 tensor. A shard without a
         gradient counts as zeros. All ranks call. Blocks.
         """
         if not norm_type > 0:
@@ -193,7 +193,7 @@ class FullyShardedModule(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the plain module's state_dict, by the same names.
+        """Return the tensors in the plain module's state_dict, by the same names.
 
         State that is not a parameter or buffer is left out. All ranks call. Blocks.
         """
@@ -204,9 +204,9 @@ class FullyShardedModule(nn.Module):
 
     @torch.no_grad()
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take this rank's shards, and buffers, from the state of a whole module.
+        """Take this rank's shards, and buffers, from a whole module's state.
 
-        Of a parameter with several names, the value of the last name counts. ValueError, before
+        For a parameter with several names, the last name's value counts. ValueError, before
         anything changes, if names or shapes differ.
         """
         shapes = {e.name: e.shape for flat in self.flats() for e in flat.layout.entries}

@@ -1,12 +1,12 @@
-"""The optimizer's state of a fully sharded module: whole and by name, or a rank's own.
+"""The optimizer's state for a fully sharded module: whole and by name, or a rank's own.
 
     whole = full_optim_state_dict(model, optimizer)             # on rank 0
     own = scatter_full_optim_state_dict(whole, model)           # under any number of ranks
     optimizer.load_state_dict(own)
 
-Contract: a whole state has an entry for each parameter that has a state, by the name that it has in
+Contract: a whole state has an entry for each parameter that has a state, by the parameter's name in
 the module before `fully_shard`; so other units, ranks and a plain optimizer understand it. Names
-and meanings are those of torch's FullyShardedDataParallel. Tensors of a whole state are on the CPU.
+and meanings are those of torch's FullyShardedDataParallel. A whole state's tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = dict[str, Any]
 def full_optim_state_dict(
     model: FullyShardedModule, optim: torch.optim.Optimizer, rank0_only: bool = True
 ) -> State:
-    """Return the whole state of `optim`, an optimizer of `model.parameters()`.
+    """Return the whole state of `optim`, an optimizer for `model.parameters()`.
 
     All ranks call, and block. With `rank0_only`, ranks other than 0 get an empty dict.
     """
@@ -76,10 +76,10 @@ def _whole(flat: Flat, value: Any, rank0_only: bool) -> Any:
 
 
 def shard_full_optim_state_dict(full_optim_state_dict: State, model: FullyShardedModule) -> State:
-    """Return this rank's part of a whole state, for `load_state_dict` of its optimizer.
+    """Return this rank's part of a whole state, for its optimizer's `load_state_dict`.
 
     Every rank calls with the whole state; sends nothing. ValueError if the parameters differ from
-    the module's, or if those of a unit have different numbers of steps or other groups.
+    the module's, or if a unit's parameters have different numbers of steps or other groups.
     """
     return _share(full_optim_state_dict, model, model._group.rank)
 
@@ -144,22 +144,22 @@ def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
 
 
 def _shape(row: Mapping[str, Any], default: Any) -> Any:
-    """Return the shape that a parameter's state has; the default if it has numbers only."""
+    """Return the shape that a parameter's state has; the default if there are only numbers."""
     shapes = {x.shape for x in row.values() if isinstance(x, torch.Tensor) and x.dim()}
     return shapes.pop() if len(shapes) == 1 else default
 
 
 def _per_parameter_keys(state: Mapping[str, State], shapes: Mapping[str, torch.Size]) -> set[str]:
-    """Return the keys of the optimizer's state that have one number a parameter, such as `step`."""
+    """Return the keys in the optimizer's state that have one number a parameter, such as `step`."""
     # A 0-dimensional parameter has one number under every key. If all are so, only names tell.
-    counts = {"step", "mu_product", "eta", "mu"}  # of torch's Adam, NAdam and ASGD
+    counts = {"step", "mu_product", "eta", "mu"}  # torch's Adam, NAdam and ASGD
     rows = [(bool(shapes[name]), key, x) for name, row in state.items() for key, x in row.items()]
     elements = {key for _, key, x in rows if isinstance(x, torch.Tensor) and x.dim()}
     return (counts | {key for has_shape, key, _ in rows if has_shape}) - elements
 
 
 def _joined(flat: Flat, rows: Mapping[str, State], counts: set[str], rank: int) -> State:
-    """Return the state of a rank's shard from that of its parameters."""
+    """Return the state for a rank's shard from its parameters' state."""
     found: State = {}
     for key in sorted(set().union(*rows.values())):
         values = {name: row[key] for name, row in rows.items() if key in row}
@@ -185,11 +185,11 @@ def _joined(flat: Flat, rows: Mapping[str, State], counts: set[str], rank: int) 
 def rekey_optim_state_dict(
     optim_state_dict: State, optim_state_key_type: Any, model: torch.nn.Module
 ) -> State:
-    """Return a whole state with its keys as names or as the numbers of a plain optimizer.
+    """Return a whole state with keys as names or as a plain optimizer's numbers.
 
     `optim_state_key_type` is "name" or "id", or torch's OptimStateKeyType. Numbers count the
-    parameters of the state's groups, in order. `model` is the fully sharded module, or a plain
-    module with the same names, whose plain optimizer has a single group of `model.parameters()`.
+    parameters in the state's groups, in order. `model` is the fully sharded module, or a plain
+    module with the same names, whose plain optimizer has a single group with `model.parameters()`.
     """
     kind = getattr(optim_state_key_type, "name", str(optim_state_key_type)).lower()
     if kind.removeprefix("param_") not in ("name", "id"):

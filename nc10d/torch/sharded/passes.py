@@ -1,9 +1,9 @@
-"""The forward and backward passes of a fully sharded module: what is gathered, freed and reduced.
+"""A fully sharded module's forward and backward passes: when units are gathered, freed and reduced.
 
-Contract: a unit's whole parameters are there from its forward pass's begin to its end, and again in
-its backward pass. Its gradients are reduced once all forward uses have theirs, or at the end of the
-backward pass. Units are gathered and reduced in the same order on every rank, since all ranks make
-the same passes. phase.py has the states of a module and their events.
+Contract: a unit's parameters are whole during the unit's forward pass, and again during its
+backward pass. The unit's gradients are reduced once all forward uses have theirs, or at the latest
+when the backward pass ends. Every rank gathers and reduces units in the same order, since all ranks
+make the same passes. phase.py has a module's states and events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Reduction(NamedTuple):
-    """A reduction that is under way: this rank's part, and the memory that it reads."""
+    """A reduction under way: this rank's part, and the memory that the reduction reads."""
 
     flat: Flat
     own: torch.Tensor
@@ -40,10 +40,10 @@ class _Reduction(NamedTuple):
 
 
 class ShardedPasses:
-    """Gathers, frees and reduces the units of the module `root`, which have the flats `flats_of`.
+    """Gathers, frees and reduces the units of the module `root`; a unit's flats are in `flats_of`.
 
-    The parameters of no unit are those of `root`. While `reduces` is false, backward passes of the
-    forward passes that begin accumulate whole gradients.
+    Parameters outside all units belong to `root`. A forward pass that begins while `reduces` is
+    false has a backward pass that accumulates whole gradients instead of reducing them.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class ShardedPasses:
         self._state = PassState()
         self._number = 0
         self._calls = 0
-        """How many calls of the module are under way."""
+        """How many calls on the module are under way."""
         self._left: LeftPass | None = None
         self._order: list[Unit] = []
-        """The units in the order of the first forward pass, which records it."""
+        """The units in the order that the first forward pass records."""
         self._recording = False
         self._pending: list[_Reduction] = []
         for module, unit in self._units.items():
@@ -137,7 +137,7 @@ class ShardedPasses:
         unit.show(Use.RECOMPUTED if again else Use.FORWARD)
         if torch.is_grad_enabled() and not again:
             unit.used = True
-        # Of several uses, the backward pass comes to the first one last.
+        # The backward pass reaches a unit's first use last.
         for x in tensors_in(inputs) if is_last and not again else ():
             if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                 x.register_hook(lambda _: self._free([unit]))
@@ -168,7 +168,7 @@ class ShardedPasses:
                 x.register_hook(lambda _: self._before_backward(unit))
 
     def _before_backward(self, unit: Unit) -> None:
-        """Gather a unit for its backward pass, and for the checkpoints inside of it."""
+        """Gather a unit for its backward pass, and for the checkpoints inside the unit."""
         self._queue_end()
         unit.gather()
         self._prefetch(unit, -1)
@@ -176,13 +176,13 @@ class ShardedPasses:
             unit.show(Use.IN_BACKWARD)
 
     def _prefetch(self, unit: Unit, step: int) -> None:
-        """Begin to gather the unit that comes next, in the order of the first forward pass."""
+        """Begin to gather the unit that comes next in the first forward pass's order."""
         place = self._order.index(unit) + step if unit in self._order else -1
         if 0 <= place < len(self._order):
             self._order[place].gather()
 
     def _free(self, units: Iterable[Unit]) -> None:
-        """Free units; they keep their memory while the graph of a backward pass may read it."""
+        """Free units; they keep their memory while a backward pass's graph may read it."""
         for unit in units:
             unit.free(keep=self._state.holds_memory)
 
@@ -203,7 +203,7 @@ class ShardedPasses:
             self._pending.append(_Reduction(flat, *reduced))
 
     def _queue_end(self) -> None:
-        # With create_graph, the new graph reads the memory of the units, without a hook.
+        # With create_graph, the new graph reads the units' memory, without a hook.
         if self._state.backward(torch.is_grad_enabled()):
             at_end_of_backward(self._end_backward, self._leave)
 
@@ -227,7 +227,7 @@ class ShardedPasses:
             unit.drop_uses()
             for flat in unit.flats:
                 if self._state.reducing:
-                    self._reduce(flat)  # parameters that not all outputs of the pass have used
+                    self._reduce(flat)  # parameters that not all outputs in the pass have used
                 else:
                     flat.keep()
         pending, self._pending = self._pending, []
@@ -242,7 +242,7 @@ class ShardedPasses:
 
 
 def _refuse_gradients(module: nn.Module, unit: Unit) -> None:
-    """Raise a RuntimeError if a unit, called outside of any pass, would have gradients."""
+    """Raise a RuntimeError if a unit, called outside any pass, would have gradients."""
     if torch.is_grad_enabled() and any(flat.shard.requires_grad for flat in unit.flats):
         raise RuntimeError(
             f"{type(module).__name__} was called past the module that fully_shard returned, which "

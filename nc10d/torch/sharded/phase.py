@@ -1,4 +1,4 @@
-"""The phases of a fully sharded module: which backward pass it expects, and whether that reduces.
+"""The phases of a fully sharded module: which backward pass is expected, and whether that reduces.
 
 Contract: a state machine without tensors and without communication; passes.py acts.
 

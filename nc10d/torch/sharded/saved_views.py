@@ -1,9 +1,9 @@
 """Views of flat tensors that a forward pass saves for its backward pass.
 
-Contract: the memory of a flat tensor may be freed before the backward pass. So a saved view is kept
-as its place, and the backward pass gathers the tensor before it reads the view, whatever the path
-on which it gets there: an output, a loss that a layer keeps, a checkpoint, a graph that is kept. A
-change in place of a saved tensor is an error, as in torch; so is one of a shard, such as a step.
+Contract: a flat tensor's memory may be freed before the backward pass. So a saved view is kept as
+its place, and the backward pass gathers the tensor before reading the view, whatever the path to
+the view: an output, a loss that a layer keeps, a checkpoint, a kept graph. Changing a saved tensor
+in place is an error, as in torch; so is changing a shard, for instance by a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
     flat_of = {flat.full.untyped_storage()._cdata: flat for flat in flats}
     around: Any = torch._C._autograd._top_saved_tensors_default_hooks(
         True
-    )  # of the innermost block around: torch calls no others
+    )  # the innermost block's: torch calls no others
 
     def pack(x: torch.Tensor) -> object:
         flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
@@ -55,7 +55,7 @@ def _require_version(x: torch.Tensor, version: int, what: str) -> None:
 
 
 class _View(NamedTuple):
-    """A view's place in the memory of a flat tensor, and the version of the flat tensor's shard."""
+    """A view's place in a flat tensor's memory, and the version of the flat tensor's shard."""
 
     flat: Flat
     version: int
@@ -72,9 +72,9 @@ class _View(NamedTuple):
         return cls(flat, flat.shard._version, x.dtype, *place, x.is_conj(), x.is_neg())
 
     def read(self) -> torch.Tensor:
-        """Gather the flat tensor if its memory was freed; return the view. Blocks.
+        """Gather the flat tensor if the memory was freed; return the view. Blocks.
 
-        RuntimeError if the shard has been changed since: the gradient would be of no weights.
+        RuntimeError if the shard has been changed since: the gradient would belong to no weights.
         """
         _require_version(self.flat.shard, self.version, "a shard")
         self.flat.wait()

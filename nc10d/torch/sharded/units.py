@@ -1,4 +1,4 @@
-"""The division of a module's parameters into units, each of which is gathered on its own."""
+"""A module's parameters divided into units, each of which is gathered on its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def members_of(root: nn.Module, units: Units | None) -> dict[nn.Module, Members]
 
 
 class Unit:
-    """The flat tensors of a unit, which are gathered, read and freed together."""
+    """A unit's flat tensors, which are gathered, read and freed together."""
 
     def __init__(self, flats: Sequence[Flat]) -> None:
         self.flats = flats
@@ -62,11 +62,11 @@ class Unit:
 
     @property
     def in_use(self) -> bool:
-        """Whether a backward pass of the unit is still to come, or not over."""
+        """Whether the unit's backward pass is still to come, or not over."""
         return self.used or any(flat.uses for flat in self.flats)
 
     def drop_uses(self) -> None:
-        """Expect no gradient of earlier uses any more."""
+        """Expect no gradient from earlier uses any more."""
         self.used = False
         for flat in self.flats:
             flat.uses = 0
@@ -88,7 +88,7 @@ class Unit:
             flat.remove_views()
 
     def free(self, keep: bool) -> None:
-        """Free the memory of the flat tensors; with `keep`, only gather anew at the next use."""
+        """Free the flat tensors' memory; with `keep`, only gather anew at the next use."""
         for flat in self.flats:
             flat.remove_views()
             flat.free(keep)

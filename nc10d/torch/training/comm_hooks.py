@@ -1,4 +1,4 @@
-"""The comm hooks of torch.distributed.algorithms.ddp_comm_hooks, by the same names.
+"""The comm hooks in torch.distributed.algorithms.ddp_comm_hooks, by the same names.
 
     register_ddp_comm_hook(DDPCommHookType.FP16_COMPRESS, model)
     model.register_comm_hook(PowerSGDState(group), powerSGD_hook)
@@ -56,7 +56,7 @@ def _power(
 
 
 class DDPCommHookType(Enum):
-    """The hooks by name; a value is a function of `model` and `state` that registers its hook."""
+    """The hooks by name; a value is a function of `model` and `state` that registers the hook."""
 
     ALLREDUCE = member(partial(_simple, allreduce_hook))
     FP16_COMPRESS = member(partial(_simple, fp16_compress_hook))
@@ -73,7 +73,7 @@ class DDPCommHookType(Enum):
 def register_ddp_comm_hook(
     comm_hook_type: DDPCommHookType, model: Module, state: object = None
 ) -> None:
-    """Let the hook of this name reduce the buckets of `model`; `state` is a group, or None.
+    """Let the hook with this name reduce the buckets of `model`; `state` is a group, or None.
 
     The PowerSGD kinds make a PowerSGDState of that group.
     """

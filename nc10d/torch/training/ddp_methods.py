@@ -1,6 +1,6 @@
 """Methods of torch's DistributedDataParallel that torch calls private, and programs call anyway.
 
-Contract: nc10d's class has all of its own attributes here and in `nc10d.torch.ddp`. It is torch's
+Contract: nc10d's class has all its own attributes here and in `nc10d.torch.ddp`. It is torch's
 class for `isinstance` alone: `without_torchs` hides the rest.
 """
 
@@ -74,8 +74,8 @@ class PrivateMethods:
     ) -> None:
         """Let `hook(state, buffers)` make buffers alike, in place of rank 0's.
 
-        `buffers` are tensors by name. The hook may return Futures, which are waited for at once. It
-        is called after a forward pass, or before it with PRE_FORWARD of torch's enumeration. Every
+        `buffers` are tensors by name. The hook may return Futures, which are waited for at once.
+        It is called after a forward pass, or before with torch's enumeration PRE_FORWARD. Every
         rank registers the same. TypeError if the hook is not callable.
         """
         if not callable(hook):
@@ -104,17 +104,17 @@ class PrivateMethods:
         self._refuse_late("_register_fused_optim", "call apply_optimizer_in_backward first")
         chosen = self._contents.trained().values() if optim_params is None else optim_params
         signature = inspect.signature(optim)
-        signature.bind((), *args, **kwargs)  # TypeError for arguments that it does not take
+        signature.bind((), *args, **kwargs)  # TypeError for arguments that forward does not take
         options = dict(zip([*signature.parameters][1:], args, strict=False)) | kwargs
         apply_optimizer_in_backward(optim, chosen, options, False)
         self._reconnect()
 
     def _update_process_group(self, new_process_group: AnyGroup) -> None:
-        """Train on another group of nc10d or torch.distributed from the next pass on.
+        """Train on another nc10d or torch.distributed group from the next pass on.
 
-        Every rank of the new group calls, between passes or after a failed pass, and blocks until
-        all have called. A rank outside of the new group stays as it is. The comm hook goes on; its
-        state is the caller's, and so is the group in it.
+        Every rank in the new group calls, between passes or after a failed pass, and blocks until
+        all have called. A rank outside the new group stays unchanged. The comm hook goes on; its
+        state is the caller's, and so is the group inside.
         """
         if not any(new_process_group is outside for outside in _OUTSIDE):
             self._attach(new_process_group)
@@ -125,7 +125,7 @@ class PrivateMethods:
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
-        """Whether the buckets are in the order of arrival; torch's hook_with_zero_step asks."""
+        """Whether the buckets are in arrival order; torch's hook_with_zero_step asks."""
         return bool(self.reducer.rebuilt)
 
     def _check_reducer_finalized(self) -> None:
@@ -136,11 +136,11 @@ class PrivateMethods:
     def _set_params_and_buffers_to_ignore_for_model(
         module: torch.nn.Module, params_and_buffers_to_ignore: Iterable[str]
     ) -> None:
-        """Let a later DDP of `module` ignore these parameters and buffers."""
+        """Let a later DDP for `module` ignore these parameters and buffers."""
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
     def _get_ddp_logging_data(self) -> Fields:
-        """Return the options of the Reducer and the times of its passes, in torch's fields."""
+        """Return the Reducer's options and its passes' times, in torch's fields."""
         return self.logger.data()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
@@ -154,7 +154,7 @@ class PrivateMethods:
             self._precision.close()
 
     def _attach(self, group: AnyGroup) -> None:
-        """Take a group of nc10d or torch, as `own_group`."""
+        """Take an nc10d or torch group, as `own_group`."""
         self._group, self.process_group = own_group(group), group
 
     def _reconnect(self) -> None:

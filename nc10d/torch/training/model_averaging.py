@@ -67,10 +67,10 @@ class PeriodicModelAverager(ModelAverager):
 class HierarchicalModelAverager(ModelAverager):
     """Averages over small groups often, and over large groups seldom.
 
-    `period_group_size_dict` maps periods to sizes of groups, both growing: with {4: 8, 16: 16},
-    ranks average in runs of 8 every 4 steps, and all 16 ranks every 16 steps. Only the largest
-    group of a step averages. The last size is that of `process_group`. Every rank of the default
-    group makes it at the same point, since it makes groups.
+    `period_group_size_dict` maps periods to group sizes, both growing: with {4: 8, 16: 16}, ranks
+    average in runs of 8 every 4 steps, and all 16 ranks every 16 steps. Only the largest group of a
+    step averages. The last size is that of `process_group`. Every rank of the default group makes
+    one at the same point, since that makes groups.
 
     ValueError for other sizes and periods, and for less than no warm-up steps.
     """
@@ -123,7 +123,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> dict[torch.Tensor, Any]:
-        """The state of the optimizer inside."""
+        """The inner optimizer's state."""
         return self.optim.state
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.optim.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters to the optimizer inside."""
+        """Add a parameter group to the inner optimizer."""
         self.optim.add_param_group(param_group)
 
 

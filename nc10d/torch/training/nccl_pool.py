@@ -5,7 +5,7 @@
         buffer = torch.zeros(1 << 20, device="cuda")
     registered = nc10d.torch.register_pool(pool)
 
-NCCL reads and writes registered memory in place, where the machine can. It has not run on a GPU.
+NCCL reads and writes registered memory in place, where the machine can. This has not run on a GPU.
 """
 
 from __future__ import annotations

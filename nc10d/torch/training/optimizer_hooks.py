@@ -1,4 +1,4 @@
-"""Optimizers that step inside of a comm hook: `hook_then_optimizer`, as in torch.
+"""Optimizers that step inside a comm hook: `hook_then_optimizer`, as in torch.
 
     state = OptimizerHookState(functional_optimizer)
     model.register_comm_hook(group, hook_then_optimizer(allreduce_hook, state))
@@ -25,7 +25,7 @@ Hook = Callable[[Any, Any], object]
 
 
 class OptimizerHookState:
-    """A functional optimizer, and the parameters that it steps (None: all of the module).
+    """A functional optimizer, and the parameters to step (None: all in the module).
 
     ValueError if the optimizer has no `step_param`.
     """
@@ -45,7 +45,7 @@ class OptimizerHookState:
 
 
 def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook:
-    """Return a hook that calls `hook`, and then steps each parameter of the bucket by its mean."""
+    """Return a hook that calls `hook`, and then steps each parameter in the bucket by its mean."""
 
     def hook_then_step(state: object, bucket: GradBucket) -> Future[Any]:
         def step(value: Callable[[], object]) -> object:
@@ -71,7 +71,7 @@ def _cut(whole: torch.Tensor, params: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def _outcome(outcome: Any) -> Work | Future[Any]:
-    """Return the Work or Future of nc10d for the result of a hook."""
+    """Return nc10d's Work or Future for a hook's result."""
     if isinstance(outcome, LaunchedCall):
         return require_work(outcome.work)
     if isinstance(outcome, TORCHS_FUTURE):

@@ -1,4 +1,4 @@
-"""Save and load the state of a job whose ranks are alike, by one file of rank 0.
+"""Save and load the state of a job whose ranks are alike, by one file on rank 0.
 
     save({"model": model.state_dict(), "step": step}, "state.pt")
     model.load_state_dict(load("state.pt")["model"])
@@ -37,7 +37,7 @@ def save(state: object, path: str | os.PathLike[str], group: AnyGroup | None = N
         try:
             torch.save(state, unfinished)
             os.replace(unfinished, where)
-        except Exception as error:  # noqa: BLE001  (every rank raises it)
+        except Exception as error:  # noqa: BLE001  (every rank raises the error)
             unfinished.unlink(missing_ok=True)
             problem = error
     _agree(found, problem, f"write {where}")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class TensorMath(ArrayMath):
-    """Arithmetic on the tensors of the device of `x`."""
+    """Arithmetic on tensors that are on the device of `x`."""
 
     xp = torch
 
@@ -41,11 +41,11 @@ class TensorMath(ArrayMath):
         return x.to(dtype or x.dtype, copy=True)
 
     def fill(self, columns: torch.Tensor, values: torch.Tensor | float) -> None:
-        """Replace columns of zeros by those of `values`, an array of the host."""
+        """Replace columns of zeros by the columns of `values`, a host array."""
         super().fill(columns, torch.from_numpy(values).to(columns, non_blocking=True))
 
     def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], T]) -> Future[T]:
-        """Return the Future of `step()`, which the waiting thread queues behind all Works."""
+        """Return the Future for `step()`, which the waiting thread queues behind all Works."""
         first, *rest = works
 
         def end(value: Callable[[], object]) -> T:

@@ -145,6 +145,8 @@ def aborts(group: ProcessGroup, name: str, seed: int) -> None:
     """Rank 0 leaves a call at any moment, while rank 1 is stopped; that goes on afterwards."""
     moments, pids = random.Random(seed), np.zeros(group.size, np.int64)
     group.all_gather_into_tensor(pids, np.array([os.getpid()]))
+    # Compiled here: a rank that is stopped while it compiles lets all others wait for its lock.
+    exposed_by_first(group, name, np.ones(READ_FROM // 4, np.float32))
     for _ in range(ROUNDS):
         other = group.split_group([list(range(group.size))])
         assert other is not None

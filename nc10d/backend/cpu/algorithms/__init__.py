@@ -1,1 +1,1 @@
-"""Collectives as pure functions from a call and a group's shape to the steps of each rank."""
+"""Collectives as pure functions from a call and a group's shape to each rank's steps."""

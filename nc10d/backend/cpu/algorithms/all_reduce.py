@@ -7,7 +7,7 @@ By windows (Rabenseifner's reduce-scatter and all-gather, over shared memory). T
 into windows, and a window into a chunk per rank. For each window every rank
 
 1. copies its part of all chunks to its staging buffer, signals tick 1 and waits for all ranks;
-2. copies its peers' results of the window before from their staging buffers (in a reduce only the
+2. copies its peers' results for the window before from their staging buffers (in a reduce only the
    root does);
 3. reduces its own chunk and stores the result behind its parts, in the same staging buffer.
 
@@ -17,8 +17,8 @@ enough.
 Both reduce in rank order, so they produce the same bits (R. Rabenseifner, "Optimization of
 collective reduction operations", 2004).
 
-Not done for arrays past the caches, because four ranks on two cores were no faster with it:
-fetching the lines of the next window ahead, staging buffers of other sizes (64 KiB to 2 MiB).
+Not done for arrays past the caches, because four ranks on two cores were no faster: fetching the
+next window's lines ahead, staging buffers with other sizes (64 KiB to 2 MiB).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from nc10d.backend.cpu.program.program import (
 
 @dataclass(frozen=True, slots=True)
 class FusedArray:
-    """A small array of a fused all_reduce: user array `index`, its bytes and its reduction."""
+    """A small array in a fused all_reduce: user array `index`, its bytes and its reduction."""
 
     index: int
     nbytes: int
@@ -54,7 +54,7 @@ class FusedArray:
 
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
-    """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
+    """Return the steps that reduce all ranks' user array 0 in place, or only on the root."""
     if shape.size == 1:
         return fused(shape, [FusedArray(0, nbytes, reduction)])
     if nbytes <= one_shot_limit(shape):
@@ -108,10 +108,10 @@ def _flat_to_root(shape: GroupShape, part: FusedArray, root: int) -> list[Step]:
 
 def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int) -> list[Step]:
     # A slot of the staging buffer holds this rank's part of every chunk and, behind them, the
-    # result of its own chunk. Results of window k are copied out after the barrier of window k+1.
-    # So a rank writes the parts of window k+2 while a peer may still read the result of window k
-    # from the same slot. That is safe: the result lies behind the parts, and it is overwritten
-    # only after the next barrier.
+    # result for its own chunk. Window k's results are copied out after window k+1's barrier. So a
+    # rank writes the parts of window k+2 while a peer may still read window k's result from the
+    # same slot. That is safe: the result lies behind the parts, and is overwritten only after the
+    # next barrier.
     chunk = line_down(shape.slot_bytes // (shape.size + 1))
     whole = chunk * shape.size
     before = max(0, -(-nbytes // whole) - 1)
@@ -120,13 +120,13 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
     def window(base: int, stride: int = 0) -> _Window:
         return _Window(shape, reduction, root, chunk, whole, base, stride)
 
-    # The last window is cut into equal chunks, so that all ranks share its work.
+    # The last window is cut into equal chunks, so that all ranks share the work.
     small = line_up(-(-rest // shape.size))
     last = _Window(shape, reduction, root, small, rest, before * whole)
     steps: list[Step] = [do.free(), do.enter()]
     meet = do.meet_all()  # The first barrier compares the ranks' calls.
-    # Rounds are free at tick 3: peers read a window's results in the next round, after its tick 1
-    # (the last window's: after tick 2), so only the signal after that shows that they have left.
+    # Rounds are free at tick 3: peers read a window's results in the next round, after tick 1 (the
+    # last window's: after tick 2), so only the signal after that shows that they have left.
     if before:
         first = window(0)
         steps += [*first.publishes(), do.signal(1), meet, *first.folds(), do.end_round(1, 3)]
@@ -198,7 +198,7 @@ class _Window:
         return self.shape.size * self.chunk
 
     def _cut(self, rank: int) -> tuple[At, int]:
-        """Return the place of a rank's chunk in the user's array, and its bytes."""
+        """Return the place of a rank's chunk in the user's array, and the chunk's bytes."""
         low = min(self.nbytes, rank * self.chunk)
         length = min(self.nbytes, low + self.chunk) - low
         return user(0, self.base + low, self.stride), length

@@ -1,14 +1,14 @@
 """broadcast and barrier on one host.
 
 broadcast: the root copies its array to its staging buffer, a slot per round, and every rank copies
-it out. Up to INLINE_BYTES travel in the cache line of the root's counter instead. The two slots
+the slot out. Up to INLINE_BYTES travel in the root counter's cache line instead. The two slots
 alternate, so the root may be a round ahead. No rank leaves before all ranks have entered and
-compared their fingerprints: so a disagreement, for example on the root, is an error of that very
+compared their fingerprints: so a disagreement, for example on the root, is an error in that very
 call on every rank.
 
-In a broadcast of several rounds tick 2 reports that a rank has left a round. The root signals it
-only after it has compared all fingerprints. After a broadcast of a single round the next call
-reports it: a rank that enters the next call has left this round.
+In a broadcast with several rounds tick 2 reports that a rank has left a round. The root signals
+tick 2 only after it has compared all fingerprints. After a single-round broadcast the next call
+reports this: a rank that enters the next call has left this round.
 
 barrier: every rank signals tick 1 and waits for all others, over shared counters.
 """

@@ -1,7 +1,7 @@
-"""The choice of an algorithm, by values that are equal on all ranks of the group.
+"""The choice of an algorithm, by values that are equal on all of the group's ranks.
 
 Every function here has the signature and the contract of the algorithm for a single host. A group
-that spans hosts gets the algorithm of the same name from hosts_reduce.py or hosts_exchange.py.
+that spans hosts gets the algorithm with the same name from hosts_reduce.py or hosts_exchange.py.
 """
 
 from __future__ import annotations

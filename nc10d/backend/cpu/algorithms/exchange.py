@@ -2,21 +2,21 @@
 
 In each round a rank copies a piece for every peer to the staging buffer and signals tick 1. Then it
 waits for each peer in turn, beginning with the next rank, and copies its piece from there. In the
-first round it waits for all ranks, to compare their calls before it writes to any array. Later it
-waits for the peers with which it exchanges more than the first pieces.
+first round a rank waits for all ranks, to compare their calls before it writes to any array. Later
+a rank waits for the peers with which it exchanges more than the first pieces.
 
 If all pieces have equal sizes, every rank computes the number of rounds. Otherwise a rank knows
-only its own sizes: it publishes what it sends and what it awaits (tick 1), and then its first
-pieces (tick 2). Each rank compares the sizes of all pairs, while its peers may still copy pieces.
-The largest size of any pair determines the number of rounds for all ranks.
+only its own sizes: it publishes the sizes to send and to await (tick 1), and then its first pieces
+(tick 2). Each rank compares all pairs' sizes, while its peers may still copy pieces. The largest
+size of any pair determines how many rounds all ranks make.
 
-A piece has the same place in every round, which only the two ranks of its pair use, and the sizes
-have a place of their own. So a rank may write its next piece for a peer while another peer, with
-which it exchanges nothing more, still reads the sizes.
+A piece has the same place in every round, which only the pair's two ranks use, and the sizes have
+their own place. So a rank may write its next piece for a peer while another peer, whose exchange is
+over, still reads the sizes.
 
 Not done, because both were slower at 1 MiB: sizes before the pieces in the buffer, since copies
 then run between addresses that differ by 64 bytes; one tick for sizes and pieces, since a rank
-then waits for the pieces before it copies its own.
+then waits for the pieces before copying its own.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from nc10d.backend.cpu.program.program import (
 class Route:
     """Places and bytes of the arrays that this rank sends to, and receives from, each rank."""
 
-    # A slot of a staging buffer has a part for each destination. With `to_one` every rank sends to
-    # the same rank, which gets the whole slot.
+    # A staging buffer's slot has a part for each destination. With `to_one` every rank sends to the
+    # same rank, which gets the whole slot.
 
     sends: Sequence[At]
     send_bytes: Sequence[int]
@@ -55,20 +55,20 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _SlotLayout:
-    """The places of pieces in the slots of staging buffers: each pair moves `piece` per round."""
+    """Where pieces lie in a staging buffer's slots: each pair moves `piece` per round."""
 
     size: int
     piece: int
     pitch: int
 
     def place(self, sender: int, receiver: int) -> At:
-        """Return the place of the piece from one rank to another."""
+        """Return the place for the piece from one rank to another."""
         number = (receiver - sender - 1) % self.size
         return staging(sender, number * self.pitch)
 
 
 def _layout(shape: GroupShape, room: int, parts: int) -> _SlotLayout:
-    """Return the layout of slots whose first `room` bytes have so many parts."""
+    """Return the layout for slots whose first `room` bytes have so many parts."""
     piece = line_down(room // parts)
     assert piece > 0, shape
     return _SlotLayout(shape.size, piece, piece if parts > 1 else 0)
@@ -94,15 +94,15 @@ def even_all_to_all(
 
 
 def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Step]:
-    """Return the steps of an exchange along `route`; `crossing` compares sizes with other hosts.
+    """Return the steps for an exchange along `route`; `crossing` compares sizes with other hosts.
 
-    User array 0 holds the sizes: for each rank the bytes sent to it and awaited from it, as int64.
+    User array 0 holds the sizes: for each rank the bytes to send and those to await, as int64.
     """
     sizes = do.SIZES_BYTES * shape.size
     # The sizes stand behind the pieces, which so begin at a page, as large arrays nearly do: copies
     # are slow if both addresses are some 64 bytes apart within their pages.
     room = shape.slot_bytes - line_up(sizes)
-    # A rank needs no part for the piece that it keeps.
+    # A rank needs no part for a piece that stays.
     parts = 1 if route.to_one else max(1, shape.size - 1)
     layout = _layout(shape, room, parts)
     opening = [do.free(), do.enter(), do.copy(staging(shape.rank, room), user(0), sizes)]
@@ -113,7 +113,7 @@ def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Ste
         ticks = 3
         opening += [*crossing, do.signal(3), do.wait_all(3)]
     opening += [*_keep(shape, route), *_collect(shape, route, layout, 2)]
-    # Round 0 is segment 0 of the loop: it jumps over the body to the loop's end.
+    # Round 0 is the loop's segment 0, which jumps over the body to the loop's end.
     body = _later_round(shape, route, layout)
     return [*opening, do.jump(len(body)), *body, do.loop_agreed(ticks, ticks + 1, len(body))]
 
@@ -144,7 +144,7 @@ def _publish(
 
 
 def _collect(shape: GroupShape, route: Route, layout: _SlotLayout, tick: int = 0) -> list[Step]:
-    """Return the steps that copy the first piece of each peer, when it has signalled `tick`."""
+    """Return the steps that copy each peer's first piece, when that peer has signalled `tick`."""
     steps: list[Step] = []
     for peer in shape.peers:
         if route.recv_bytes[peer] > 0:
@@ -161,11 +161,11 @@ def _take(shape: GroupShape, route: Route, layout: _SlotLayout, peer: int, base:
 
 
 def _later_round(shape: GroupShape, route: Route, layout: _SlotLayout, base: int = 0) -> list[Step]:
-    """Return the steps of a round after the first; `base` as in `_publish`."""
+    """Return the steps for a round after the first; `base` as in `_publish`."""
     first = layout.piece
     steps = [*_publish(shape, route, layout, first, base), do.signal(1)]
     for peer in shape.peers:
-        # A sender waits as well: it writes the piece's place again in the round after the next.
+        # A sender waits as well: the piece's place is written again in the round after the next.
         if max(route.send_bytes[peer], route.recv_bytes[peer]) > first:
             steps.append(do.wait(peer, 1))
         if route.recv_bytes[peer] > first:

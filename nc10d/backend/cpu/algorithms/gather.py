@@ -1,17 +1,17 @@
 """all_gather and reduce_scatter on one host, over staging buffers.
 
-all_gather: in each round a rank copies the next piece of its array to its staging buffer and
-signals tick 1. Then it copies from each peer, beginning with the next rank: in the first round when
+all_gather: in each round a rank copies its array's next piece to its staging buffer and signals
+tick 1. Then the rank copies from each peer, beginning with the next rank: in the first round when
 all ranks have come and their calls are equal, later in turn, as each peer signals.
 
 reduce_scatter: in each round a rank copies a piece of every chunk to its staging buffer and
-signals tick 1. When all ranks have done so, it reduces the pieces of its own chunk in rank order.
+signals tick 1. When all ranks have done so, the rank reduces its own chunk's pieces in rank order.
 
-Every round waits for all ranks, so the slot of the round before is free again.
+Every round waits for all ranks, so the slot from the round before is free again.
 
 Not done: ranks that leave a gather or scatter before all have entered, as MPI's ranks do. They
-would not learn in that call that its calls differ. It costs a switch between processes per call
-where ranks share cores.
+would not learn in that call that the calls differ. The present way costs a switch between processes
+per call where ranks share cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nc10d.backend.cpu.program.program import At, Step, line_down, moved, stagin
 
 
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
-    """Return the steps of outs[r] := rank r's array `mine` of sizes[r] bytes."""
+    """Return the steps for outs[r] := rank r's array `mine` of sizes[r] bytes."""
     me = shape.rank
     if shape.size == 1:
         return do.alone([do.copy(outs[me], mine, sizes[me])] if sizes[me] else [])
@@ -62,7 +62,7 @@ def _gather_round(
 def reduce_scatter(
     shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
-    """Return the steps of out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
+    """Return the steps for out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     if shape.size == 1:
         return do.alone([reduction.publish(out, inps[0], sizes[0])] if sizes[0] else [])
     piece = line_down(shape.slot_bytes // shape.size)

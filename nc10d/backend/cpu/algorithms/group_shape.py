@@ -1,13 +1,13 @@
 """A group as the algorithms see it: size, rank, hosts, staging buffers and size thresholds.
 
-All values except the rank itself are equal on all ranks of the group. Therefore all ranks choose
+All values except the rank itself are equal on all of the group's ranks. Therefore all ranks choose
 the same algorithm without communication. Messages have their sizes in transport/links.py, groups
 across hosts in hosts_reduce.py.
 
-Arrays that nc10d allocated (registered arrays) lie in shared memory: from DIRECT bytes on, peers
-of the host access them in place on every CPU. Plain arrays are reached through the kernel
+Arrays that nc10d allocated (registered arrays) lie in shared memory: from DIRECT bytes on, local
+peers access them in place on every CPU. Plain arrays are reached through the kernel
 (process_vm_readv, process_vm_writev). Whether that is faster than the staging buffers depends on
-the CPU, so each rank publishes two thresholds and the ranks of a host agree on the smallest.
+the CPU, so each rank publishes two thresholds and a host's ranks agree on the smallest.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NEVER = 1 << 62
 DIRECT = 64 * 1024
 """Bytes from which peers read a registered array in place."""
 BROADCAST_SHARE = 16
-"""A two-rank broadcast writes from `write_from` / BROADCAST_SHARE bytes on: it reduces nothing."""
+"""A two-rank broadcast writes from `write_from` / BROADCAST_SHARE bytes on: nothing is reduced."""
 WINDOW = 2 << 20
 """Bytes of an array that are reduced and fetched at a time.
 
-A chunk of such a window has left its owner's private cache when peers fetch it.
+Such a window's chunk has left its owner's private cache when peers fetch it.
 """
 
 
@@ -37,20 +37,20 @@ class Thresholds:
 
     # The kernel is slow at cache lines that another core has just written, so the staging buffers
     # win for arrays that fit in a cache. From `read_from` bytes on, reading alone beats staging.
-    # Two ranks that also write into each other's arrays beat it earlier, from `write_from` bytes
-    # on.
+    # Two ranks that also write into each other's arrays beat staging earlier, from `write_from`
+    # bytes on.
 
     read_from: int = 4 << 20
     write_from: int = 1 << 20
 
 
 DEFAULTS = Thresholds()
-"""The thresholds of CPUs that cpu_policy.py does not list, and of groups across hosts."""
+"""The thresholds for CPUs that cpu_policy.py does not list, and for groups across hosts."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The ranks of each host, in ascending order; hosts are ordered by their lowest rank."""
+    """Each host's ranks, in ascending order; hosts are ordered by their lowest rank."""
 
     hosts: tuple[tuple[int, ...], ...]
 
@@ -65,7 +65,7 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """How many ranks there are."""
         return sum(map(len, self.hosts))
 
     def host_of(self, rank: int) -> int:
@@ -73,21 +73,21 @@ class Topology:
         return self.places[rank][0]
 
     def local_ranks(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of a rank's host, itself included."""
+        """Return the ranks on a rank's host, itself included."""
         return self.hosts[self.places[rank][0]]
 
     def remote_ranks(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the other hosts."""
+        """Return the ranks on the other hosts."""
         own = self.places[rank][0]
         return tuple(r for host, ranks in enumerate(self.hosts) if host != own for r in ranks)
 
     def restricted(self, ranks: Sequence[int]) -> Topology:
-        """Return the topology of a subgroup, whose ranks are numbered in the order of `ranks`."""
+        """Return a subgroup's topology, whose ranks are numbered in the order of `ranks`."""
         return grouped([self.places[rank][0] for rank in ranks])
 
 
 def grouped(names: Sequence[object]) -> Topology:
-    """Return the topology of ranks whose hosts have these names."""
+    """Return the topology for ranks whose hosts have these names."""
     hosts: dict[object, list[int]] = {}
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)
@@ -98,7 +98,7 @@ def one_shot_bytes(ranks: int, *, oversubscribed: bool) -> int:
     """Return the largest array in bytes that every rank reduces completely by itself."""
     # For two ranks this is no more work than sharing the reduction. More ranks repeat the whole
     # work on each rank, which pays where a barrier is slow: up to larger sizes if the ranks share
-    # cores (measured), else up to 4 KiB of all ranks together (computed).
+    # cores (measured), else up to 4 KiB from all ranks together (computed).
     if ranks <= 2:
         return 64 * 1024
     return 16 * 1024 if oversubscribed else 4 * 1024 // ranks

@@ -1,12 +1,12 @@
 """The barrier between hosts, which carries small arrays.
 
 The lowest rank of each host is its leader. In round k a leader sends the header of its host's call
-to the leader 2^k hosts before it, and receives the header of the host 2^k behind it (dissemination:
-Hensgen, Finkel and Manber 1988). A leader that has passed all rounds knows that the ranks of every
-host have entered, with the same call.
+to the leader 2^k hosts before, and receives the header of the host 2^k behind (dissemination:
+Hensgen, Finkel and Manber 1988). A leader that has passed all rounds knows that every host's ranks
+have entered, with the same call.
 
 A round may also carry all blocks gathered so far (Bruck et al. 1997). After the last round every
-leader has the blocks of all hosts.
+leader has all hosts' blocks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Gathered:
         return scratch(self.mine + turn * self.nbytes + offset)
 
     def steps(self) -> list[Step]:
-        """Return a leader's steps: pass the barrier and gather the blocks of all hosts."""
+        """Return a leader's steps: pass the barrier and gather all hosts' blocks."""
         span, count = self.span, len(self.span.hosts)
         steps = [do.call_header(scratch(self.base))]
         have = 1
@@ -66,11 +66,11 @@ class Gathered:
 
 
 def opening(span: Span) -> list[Step]:
-    """Return the steps of a barrier of all ranks, which compares their calls."""
+    """Return the steps for a barrier of all ranks, which compares their calls."""
     steps = [do.free(), do.enter(), do.signal(1), do.meet_all(), *meet_hosts(span)]
     return [*steps, *([do.signal(2)] if span.local_rank else []), do.end_round(2, 2)]
 
 
 def meet_hosts(span: Span) -> list[Step]:
-    """Return the steps of the barrier between hosts, for a host whose ranks have all entered."""
+    """Return the steps for the barrier between hosts, for a host whose ranks have all entered."""
     return [do.wait(0, 2)] if span.local_rank else [*Gathered(span, 0).steps(), do.signal(2)]

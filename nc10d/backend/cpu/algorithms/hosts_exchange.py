@@ -1,9 +1,9 @@
-"""all_gather, reduce_scatter and exchanges of a group that spans hosts.
+"""all_gather, reduce_scatter and exchanges in a group that spans hosts.
 
 Every call begins with a barrier of all ranks. Then a rank sends its array for another host to a
-single rank there, straight from array to array. All transfers of a rank proceed at the same time,
-so no order of ranks can deadlock. The ranks of a host pass the received arrays on to each other by
-the algorithms for a single host, or access large arrays in place (hosts_peer_arrays.py).
+single rank there, straight from array to array. All of a rank's transfers proceed at the same time,
+so no rank order can deadlock. A host's ranks pass the received arrays on to each other by the
+algorithms for a single host, or access large arrays in place (hosts_peer_arrays.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nc10d.backend.cpu.program.program import At, Step, line_up, scratch, user
 
 
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
-    """Return the steps of outs[r] := rank r's array `mine` of sizes[r] bytes."""
+    """Return the steps for outs[r] := rank r's array `mine` of sizes[r] bytes."""
     span, me = span_of(shape), shape.rank
     home = span.hosts[span.host]
-    # A rank's array goes to a single rank of every other host; the ranks there take turns.
+    # A rank's array goes to a single rank on every other host; the ranks there take turns.
     receivers = [span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away]
     rows = [do.give(peer, mine, sizes[me]) for peer in receivers]
     for g in span.away:
@@ -52,7 +52,7 @@ def _pass_on(span: Span, host: int, sizes: Sequence[int], outs: Sequence[At]) ->
 
 
 def _passes(span: Span, host: int) -> list[list[int]]:
-    """Deal a host's ranks to the ranks of this host, in passes of one each; -1 stands for none."""
+    """Deal a host's ranks to this host's ranks, in passes of one each; -1 stands for none."""
     ranks, count = list(span.hosts[host]), span.local.size
     ranks += [-1] * (-len(ranks) % count)
     return [ranks[i : i + count] for i in range(0, len(ranks), count)]
@@ -61,7 +61,7 @@ def _passes(span: Span, host: int) -> list[list[int]]:
 def reduce_scatter(
     shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction
 ) -> list[Step]:
-    """Return the steps of out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
+    """Return the steps for out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     span, me = span_of(shape), shape.rank
     steps = opening(span)
     partial: dict[int, At] = {}
@@ -96,7 +96,7 @@ def reduce_scatter(
 def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
-    """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
+    """Return the steps for recvs[r] := rank r's sends[this rank], `nbytes` each."""
     span = span_of(shape)
     home = span.hosts[span.host]
     own, theirs = [sends[r] for r in home], [recvs[r] for r in home]
@@ -111,11 +111,11 @@ def even_all_to_all(
 
 
 def announced(shape: GroupShape, route: Route) -> list[Step]:
-    """Return the steps of an exchange along `route`.
+    """Return the steps for an exchange along `route`.
 
-    User array 0 holds the sizes, in the order of `local_first`. A rank sends its sizes to other
-    hosts when those of its own host agree, and the ranks of a host then wait for each other. So no
-    rank writes if a pair of ranks on its host, or any pair with its host, disagrees.
+    User array 0 holds the sizes, in `local_first` order. A rank sends its sizes to other hosts when
+    those on its own host agree, and a host's ranks then wait for each other. So no rank writes if a
+    pair of ranks on its host, or any pair with its host, disagrees.
     """
     span = span_of(shape)
     order = local_first(shape)
@@ -144,7 +144,7 @@ def _local_route(route: Route, ranks: Sequence[int]) -> Route:
 
 
 def local_first(shape: GroupShape) -> list[int]:
-    """Return the ranks of this host, then the others: the order of an exchange's sizes."""
+    """Return this host's ranks, then the others: the order of an exchange's sizes."""
     if shape.hosts is None:
         return list(range(shape.size))
     return [*shape.hosts.local_ranks(shape.rank), *shape.hosts.remote_ranks(shape.rank)]

@@ -1,7 +1,7 @@
-"""Large collectives across hosts: the ranks of a host access their peers' arrays in place.
+"""Large collectives across hosts: a host's ranks access their peers' arrays in place.
 
-The alternatives are those of peer_arrays.py: ranks expose their arrays as they enter. If all arrays
-of a host can be read, its ranks reduce and fetch them in place; otherwise they take the staging
+The alternatives are those of peer_arrays.py: ranks expose their arrays as they enter. If all of a
+host's arrays can be read, its ranks reduce and fetch them in place; otherwise they take the staging
 buffers. Each host chooses by itself, because the transfers between hosts are the same either way.
 """
 
@@ -20,11 +20,11 @@ SHARE_DONE = 3
 """The tick that reports that this rank's share is complete. The barrier uses the ticks before."""
 
 Cut = tuple[int, int]
-"""The offset of a part of an array, and its bytes."""
+"""The offset of a part in an array, and the part's bytes."""
 
 
 def applies(span: Span, nbytes: int) -> bool:
-    """Return whether ranks may access arrays of so many bytes in place."""
+    """Return whether ranks may access arrays with so many bytes in place."""
     return span.local.size > 1 and nbytes >= span.shape.direct
 
 
@@ -32,7 +32,7 @@ def all_reduce(
     span: Span, nbytes: int, cuts: Sequence[Cut], reduction: Reduction, rail: Steps, staged: Steps
 ) -> list[Step]:
     """Reduce this rank's part of user array 0, then between hosts by `rail`; fetch the rest."""
-    # `cuts` are the parts of this host's ranks.
+    # `cuts` are the parts for this host's ranks.
     local = span.local
     low, length = cuts[local.rank]
     mine = user(0, low)
@@ -57,8 +57,8 @@ def broadcast(
     staged: Steps,
 ) -> list[Step]:
     """User array 0 := that of local rank `source`."""
-    # `source` receives it by `passed_on`, window by window, and signals each. Without windows it is
-    # the root and only forwards the array.
+    # `source` receives the array by `passed_on`, window by window, and signals each. Without
+    # windows `source` is the root and only forwards the array.
     local = span.local
     done = SHARE_DONE + len(windows)
     steps = meet_hosts(span)
@@ -104,8 +104,8 @@ def reduce_scatter(
     staged: Steps,
 ) -> list[Step]:
     """Reduce chunks within the host, then between hosts by `crossing`."""
-    # `folds` lists the destination, this rank's part and the bytes of each chunk. `nbytes` is the
-    # sum over all chunks.
+    # `folds` lists the destination, this rank's part and each chunk's bytes. `nbytes` is the sum
+    # over all chunks.
     local = span.local
     steps = meet_hosts(span)
     for to, mine, size in folds:

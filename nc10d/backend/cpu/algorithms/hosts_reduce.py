@@ -1,16 +1,16 @@
-"""Reductions, broadcast and barrier of a group that spans hosts.
+"""Reductions, broadcast and barrier in a group that spans hosts.
 
 all_reduce and reduce:
 
-- Small arrays travel with the barrier between hosts (hosts_barrier.py). Each leader reduces the
-  arrays of its host and, after the barrier, the blocks of all hosts.
+- Small arrays travel with the barrier between hosts (hosts_barrier.py). Each leader reduces its
+  host's arrays and, after the barrier, all hosts' blocks.
 - Large arrays: after a barrier each host reduces its ranks' arrays, a chunk per rank. The ranks
   with the same local rank on all hosts form a rail. They reduce-scatter and all-gather their chunk
-  by direct exchange. Then the ranks of a host gather the chunks from each other. Inside a host
-  this takes the staging buffers, or access in place (hosts_peer_arrays.py).
+  by direct exchange. Then a host's ranks gather the chunks from each other. Inside a host this
+  takes the staging buffers, or access in place (hosts_peer_arrays.py).
 
-Both reduce in rank order inside a host and then in the order of hosts, so the bits do not depend on
-the algorithm.
+Both reduce in rank order inside a host and then in host order, so the bits do not depend on the
+algorithm.
 
 broadcast: down a binomial tree of hosts, or down a chain in segments for large arrays; then inside
 each host.
@@ -46,16 +46,16 @@ from nc10d.backend.cpu.program.program import (
 )
 
 SMALL_BYTES = 256 * 1024
-"""The most bytes of all hosts together that travel with the barrier."""
+"""The most bytes from all hosts together that travel with the barrier."""
 LEAST = 2048
-"""The bytes of a host that travel with the barrier however many hosts there are.
+"""A host's bytes that travel with the barrier however many hosts there are.
 
 With many hosts the rails are even slower; computed from times on two cores, not measured.
 """
 SEGMENT = 256 * 1024
 """Bytes of a broadcast that a host forwards at a time."""
 MOST_WINDOWS = 16
-"""The most windows of a broadcast that are announced to local peers as they arrive."""
+"""The most windows in a broadcast that are announced to local peers as they arrive."""
 CHAINED = 128 * 1024
 """Bytes per host from which a broadcast goes down a chain of hosts.
 
@@ -70,17 +70,17 @@ def one_shot_limit(shape: GroupShape) -> int:
 
 
 def barrier(shape: GroupShape) -> list[Step]:
-    """Return the steps of a barrier: no rank leaves before all have entered."""
+    """Return the steps for a barrier: no rank leaves before all have entered."""
     return opening(span_of(shape))
 
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
-    """Return the steps that reduce user array 0 of all ranks in place, or only on the root."""
+    """Return the steps that reduce all ranks' user array 0 in place, or only on the root."""
     if nbytes <= one_shot_limit(shape):
         return fused(shape, [FusedArray(0, nbytes, reduction)], root)
     span = span_of(shape)
     place, base, copied = user(0), 0, []
-    if root not in (-1, shape.rank):  # The array of a rank that is not the root stays unchanged.
+    if root not in (-1, shape.rank):  # A non-root rank's array stays unchanged.
         place, base = scratch(0), line_up(nbytes)
         copied = [do.copy(place, user(0), nbytes)]
     cuts = _cuts(span, nbytes)
@@ -154,7 +154,7 @@ def _fold_blocks(gathered: Gathered, part: FusedArray, offset: int, dst: At) -> 
 
 
 def _cuts(span: Span, nbytes: int) -> list[Cut]:
-    """Return the offset and the bytes of the part of each rank of this host."""
+    """Return the offset and the bytes of the part that each local rank has."""
     rails = min(map(len, span.hosts))  # so many local ranks exist on every host
     chunk = line_up(-(-nbytes // rails))
     lows = [min(nbytes, r * chunk) for r in range(span.local.size)]
@@ -224,7 +224,7 @@ def _passed_on(
     hosts = len(forwarders)
     turn = (span.host - home) % hosts
     parent, children = (_chain if chained(hosts, nbytes) else _tree)(turn, hosts)
-    # A host with a single partner forwards nothing, so it moves the whole array at once.
+    # A host with a single partner forwards nothing, and so moves the whole array at once.
     segment = min(SEGMENT, count) if len(children) + (turn > 0) > 1 else count
     place = user(0, low, segment)
     steps: list[Step] = []
@@ -237,7 +237,7 @@ def _passed_on(
 
 
 def chained(hosts: int, nbytes: int) -> bool:
-    """Return whether a broadcast of so many bytes goes down a chain."""
+    """Return whether a broadcast with so many bytes goes down a chain."""
     return nbytes >= CHAINED * hosts
 
 
@@ -249,5 +249,5 @@ def _tree(turn: int, count: int) -> tuple[int, list[int]]:
 
 
 def _chain(turn: int, count: int) -> tuple[int, list[int]]:
-    """Return the host before this host in the chain, and the host behind it, if any."""
+    """Return the host before this host in the chain, and the host behind, if any."""
     return turn - 1, [turn + 1] if turn + 1 < count else []

@@ -1,17 +1,17 @@
-"""send and recv: a link leads from a sender to a receiver and has a staging buffer of its own.
+"""send and recv: a link leads from a sender to a receiver and has its own staging buffer.
 
 On a link the sender is rank 0 and the receiver rank 1. On a host every round spends TICKS ticks;
 between hosts a message is one round of one tick.
 
-In a cell: every round has a cell of the link, in which the header of its message travels, and a
+In a cell: every round has one of the link's cells, in which the message's header travels, and a
 small message itself. So the sender may be as many small messages ahead as the link has cells.
 
 Over the staging buffer: the sender waits until the slot is free, copies the next piece and signals.
 The receiver waits for that tick, copies the piece and signals that the slot is free again. So the
 sender may be two rounds ahead. The first round is cut into segments, so that both copy at once.
 
-In place: the sender exposes a large array and waits. If the receiver can read it, the receiver
-copies it; otherwise both end the round and continue over the staging buffer.
+In place: the sender exposes a large array and waits. If the receiver can read the array, the
+receiver copies it; otherwise both end the round and continue over the staging buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEGMENTS = TICKS
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of a link: their number, and the bytes that fit into each."""
+    """A link's cells: their number, and the bytes that fit into each."""
 
     count: int
     nbytes: int
@@ -125,5 +125,5 @@ def send_away(nbytes: int) -> list[Step]:
 
 
 def recv_away(nbytes: int) -> list[Step]:
-    """Return the steps that receive user array 0 from another host; its header has been read."""
+    """Return the steps that receive user array 0 from another host; the header has been read."""
     return [*do.flow([do.take(0, user(0), nbytes)]), do.end_round(1, 1)]

@@ -1,4 +1,4 @@
-"""Collectives of large arrays on one host: ranks access their peers' arrays in place.
+"""Collectives on large arrays on one host: ranks access their peers' arrays in place.
 
 Every program contains two alternatives. Each rank exposes its array as it enters, and signals
 tick 1. If every array can be read, each rank copies or reduces straight from its peers' arrays, and
@@ -10,7 +10,7 @@ far as a peer has exposed its array for writing (native/peer_array_steps.py). Th
 the array at the end, when all peers have signalled that they have written.
 
 The kernel copies plain arrays, each algorithm from the size on at which that is faster: see
-`access_for`. The kernel brings contributions to a reduction to the place of the result, or to spare
+`access_for`. The kernel brings a reduction's contributions to the result's place, or to spare
 staging memory where the result overwrites this rank's own contribution.
 """
 
@@ -35,11 +35,11 @@ from nc10d.backend.cpu.program.program import (
 )
 
 AHEAD = 2
-"""Windows that a rank reduces before it fetches the first: peers need not keep step."""
+"""Windows that a rank reduces before fetching the first: peers need not keep step."""
 SECOND = 16
-"""Offset in a staging buffer of the record that exposes a second array."""
+"""Where a staging buffer has the record that exposes a second array."""
 MOST_CHUNKS = 256
-"""The most chunks of all ranks in all windows, so that programs of large arrays stay short."""
+"""The most chunks of all ranks in all windows, so that programs for large arrays stay short."""
 
 
 def _exposed_or_staged(
@@ -62,7 +62,7 @@ def ways(opening: Steps, direct: Steps, staged: Steps) -> list[Step]:
 
 
 def _cut(shape: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
-    """Return the offset of a rank's chunk, and its bytes."""
+    """Return the offset of a rank's chunk, and the chunk's bytes."""
     chunk = line_up(-(-nbytes // shape.size))
     low = min(nbytes, rank * chunk)
     return low, min(nbytes, low + chunk) - low
@@ -77,7 +77,7 @@ def fold_peers(
     reduction: Reduction,
     writable: int = 0,
 ) -> Step:
-    """Return the step that reduces the exposed arrays of a host."""
+    """Return the step that reduces a host's exposed arrays."""
     # Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
     room, most = staging(shape.rank, LINE), line_down((shape.slot_bytes - LINE) // 2)
     return do.fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, writable)
@@ -85,8 +85,8 @@ def fold_peers(
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Steps) -> list[Step]:
     """Each rank reduces its chunk of user array 0 and writes the result into the exposed arrays."""
-    # A rank that could not expose its array for writing fetches the others' chunks. It does so
-    # window by window, AHEAD windows late, when a chunk has left its owner's private cache.
+    # A rank that could not expose its array for writing fetches the others' chunks. The rank does
+    # so window by window, AHEAD windows late, when a chunk has left its owner's private cache.
     writable = nbytes // shape.page * shape.page
     windows = windows_of(nbytes, shape.window, max(1, MOST_CHUNKS // shape.size))
     ready = range(2, 2 + len(windows))  # ticks: this rank's chunk is reduced
@@ -112,7 +112,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
 
 def access_for(shape: GroupShape, nbytes: int, *, writes: bool = False) -> int:
     """Return the least access by which the kernel beats the staging buffers, 0 if none does."""
-    # `writes`: ranks of the algorithm also write into each other's arrays.
+    # `writes`: the algorithm's ranks also write into each other's arrays.
     if nbytes >= shape.thresholds.read_from:
         return READS
     return WRITES if writes and nbytes >= shape.thresholds.write_from else 0
@@ -120,7 +120,7 @@ def access_for(shape: GroupShape, nbytes: int, *, writes: bool = False) -> int:
 
 def _access_for_copies(shape: GroupShape, nbytes: int) -> int:
     # Several ranks read one array at once. Where the kernel never writes faster than the staging
-    # buffers (write_from is NEVER), it does not read such an array faster either.
+    # buffers (write_from is NEVER), such an array is not read faster either.
     limits = shape.thresholds
     return READS if nbytes >= max(limits.read_from, limits.write_from) else 0
 
@@ -132,7 +132,7 @@ def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
 
 
 def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
-    """Return the steps that fetch the peers' chunks, each when its owner has signalled `tick`."""
+    """Return the steps that fetch the peers' chunks, each when the owner has signalled `tick`."""
     steps = []
     for peer in shape.peers:
         low, length = _cut(shape, count, peer)
@@ -144,9 +144,9 @@ def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
 def reduce_scatter(
     shape: GroupShape, nbytes: int, out: At, inps: Sequence[At], reduction: Reduction, staged: Steps
 ) -> list[Step]:
-    """out := this rank's chunk of `nbytes` of the reduction of all ranks' `inps`."""
-    # A rank that has its chunks in several arrays cannot expose them as a single array: it sets the
-    # flag.
+    """out := this rank's chunk (`nbytes`) of the reduction over all ranks' `inps`."""
+    # A rank that has its chunks in several arrays cannot expose them as a single array, and sets
+    # the flag.
     mine = inps[shape.rank]
     steps = [
         fold_peers(shape, out, mine, shape.rank * nbytes, nbytes, reduction),

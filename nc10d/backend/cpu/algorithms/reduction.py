@@ -1,10 +1,10 @@
 """How a rank publishes its contribution to a reduction, and how contributions are combined.
 
-PREMUL_SUM scales each contribution when it is published. AVG divides the sum at the end. All other
+PREMUL_SUM scales each contribution when publishing. AVG divides the sum at the end. All other
 operations publish a copy and combine pairwise, in rank order.
 
-Every host's contribution is reduced in the order of hosts, whatever the size or the algorithm. So
-the bits of a result are the same on every rank and in every mode.
+All hosts' contributions are reduced in host order, whatever the size or the algorithm. So a
+result's bits are the same on every rank and in every mode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reduction:
 
     @property
     def how(self) -> Combine:
-        """The pairwise kernel, and the division of an average after the last pair."""
+        """The pairwise kernel, and an average's division after the last pair."""
         kind = self.op.kind
         pair = Kernel(kind.pairwise.name, self.dtype)
         sums = kind.pairwise.name == "SUM" and not kind.prepares
@@ -73,7 +73,7 @@ class Reduction:
 
 
 def continued(steps: Iterable[Step]) -> list[Step]:
-    """Return a single host's program as a later part of one that has compared the calls."""
+    """Return a single host's program as a later part of a program that has compared the calls."""
     return [
         replace(step, kind=StepKind.WAIT_ALL) if step.kind is StepKind.MEET_ALL else step
         for step in steps
@@ -82,7 +82,7 @@ def continued(steps: Iterable[Step]) -> list[Step]:
 
 
 SEGMENTS_BYTES = 256 * 1024
-"""Bytes of all hosts' segments together, which stay in the L2 cache while they are reduced."""
+"""Bytes in all hosts' segments together, which stay in the L2 cache while they are reduced."""
 
 
 def within(reduction: Reduction) -> Reduction:
@@ -113,9 +113,9 @@ def reduce_across(
     reduction: Reduction,
     base: int,
 ) -> list[Step]:
-    """dst = all hosts' parts of `nbytes`, in the order of hosts; `own` is this host's part."""
-    # The steps `gives` meanwhile send what other hosts reduce. `sources` names the rank of each
-    # other host that sends its part. Scratch memory from `base` on is overwritten.
+    """dst = all hosts' parts of `nbytes`, in host order; `own` is this host's part."""
+    # The steps `gives` meanwhile send what other hosts reduce. `sources` names the rank on each
+    # other host that sends that host's part. Scratch memory from `base` on is overwritten.
     if nbytes == 0:
         return do.flow(gives)
     segment = min(max(LINE, line_down(SEGMENTS_BYTES // len(span.hosts))), line_up(nbytes))

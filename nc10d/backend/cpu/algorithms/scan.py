@@ -1,14 +1,14 @@
-"""scan and exscan: a rank folds the arrays of the ranks up to its own, or before it, in rank order.
+"""scan and exscan: a rank folds the arrays of the ranks up to itself, or before it, in rank order.
 
-On one host. In each round a rank publishes the next piece of its array in its staging buffer and
-signals tick 1. When all ranks have done so, each rank folds the pieces that its result needs. The
-rounds are those of all_gather: each waits for all ranks, so the slot of the round before is free.
+On one host. In each round a rank publishes its array's next piece in its staging buffer and signals
+tick 1. When all ranks have done so, each rank folds the pieces for its own result. The rounds are
+as in all_gather: each waits for all ranks, so the slot from the round before is free.
 
-On several hosts. A run is a sequence of consecutive ranks on the same host. The ranks of a run fold
-the prefix of all earlier runs, and then pieces of their own run as above. The last rank of a run
-sends the prefix behind its own piece to every rank of the next run. The first run waits for no
-other, each run waits for the run before it only, and no rank begins a round before all ranks of
-its host have published: so no ranks wait for each other in a circle.
+On several hosts. A run is a sequence of consecutive ranks on the same host. A run's ranks fold the
+prefix of all earlier runs, and then pieces of their own run as above. A run's last rank sends the
+prefix behind its own piece to every rank in the next run. The first run waits for no other, each
+run waits only for the run before, and no rank begins a round before all local ranks have published:
+so no ranks wait for each other in a circle.
 
 Both fold from rank 0 on, one array after the other: the bits do not depend on the hosts.
 """
@@ -37,7 +37,7 @@ from nc10d.ops import ReduceOp
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run of this rank: its ranks, their local ranks, and the runs before and behind it."""
+    """This rank's run: the ranks, their local ranks, and the runs before and behind."""
 
     ranks: Sequence[int]
     places: Sequence[int]
@@ -48,9 +48,9 @@ class Run:
 def scan(
     shape: GroupShape, nbytes: int, x: At, reduction: Reduction, exclusive: bool, first: At | None
 ) -> list[Step]:
-    """Return the steps of x := x of the ranks up to this rank (`exclusive`: before it), reduced.
+    """Return the steps for x := x of the ranks up to this rank (`exclusive`: before it), reduced.
 
-    Rank 0 of an exclusive scan keeps its array, or gets copies of the piece at `first`, which has
+    In an exclusive scan rank 0 keeps its array, or gets copies of the piece at `first`, which has
     `slot_bytes` or as many as x.
     """
     rounds, slot = -(-nbytes // shape.slot_bytes), shape.slot_bytes
@@ -83,7 +83,7 @@ def _run_of(shape: GroupShape) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The steps of a rank for a piece of its array, from `base` on."""
+    """A rank's steps for a piece of the array, from `base` on."""
 
     run: Run
     shape: GroupShape
@@ -94,7 +94,7 @@ class _Parts:
     first: At | None
 
     def round(self, base: int) -> list[Step]:
-        """Return the steps of a round but its end; with a base, those of every later round."""
+        """Return a round's steps but the end; with a base, those of every later round."""
         shape, run, slot = self.shape, self.run, self.shape.slot_bytes
         local, left = shape.local, self.nbytes - base
         x = moved(self.x, base, slot)

@@ -1,1 +1,1 @@
-"""How ranks find each other on a host: rank info and mapping of peers."""
+"""How ranks find each other on a host: rank info and peer mapping."""

@@ -1,7 +1,7 @@
-"""Heartbeats in the store of ranks that compile, so that the other ranks go on waiting for them.
+"""Heartbeats in the store from ranks that compile, so that the other ranks go on waiting for them.
 
 A host whose kernel cache is empty compiles for seconds, and for minutes beside other programs. The
-ranks of a host with a full cache wait meanwhile, and have no other way to know that peers work.
+ranks on a host with a full cache wait meanwhile, and have no other way to know that peers work.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from nc10d.store.base import Store
 
 LONGEST_PAUSE = 5.0
-"""Seconds between two heartbeats of a rank, if its timeout is not short."""
+"""Seconds between two heartbeats from a rank, if its timeout is not short."""
 RENEWED_SECONDS = 15.0
 """Seconds that a rank waits on after a heartbeat."""
 _MOST_BEATS = 720
-"""Heartbeats of a rank, at most: if its compiler hangs, the other ranks do not wait for ever."""
+"""The most heartbeats of a rank: if its compiler hangs, the other ranks do not wait for ever."""
 BEATS_KEY = "compiling"
-"""The key that counts the heartbeats of all ranks."""
+"""The key that counts all ranks' heartbeats."""
 
 
 @contextlib.contextmanager
 def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
-    """Send heartbeats while the block runs; its time does not count for the deadline."""
+    """Send heartbeats while the block runs; that time does not count for the deadline."""
     begun, ended = monotonic(), Event()
     pause = min(LONGEST_PAUSE, deadline.limit / 4)
     thread = Thread(target=_beat, args=(store, ended, pause), name="nc10d-compiles", daemon=True)
@@ -44,7 +44,7 @@ def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
 
 
 def _beat(store: Store, ended: Event, pause: float) -> None:
-    with suppress_here(DistError):  # of the store: the rank's own next call there meets it
+    with suppress_here(DistError):  # from the store: the rank's next call there meets it
         for _ in range(_MOST_BEATS):
             if ended.wait(pause):
                 return
@@ -54,7 +54,7 @@ def _beat(store: Store, ended: Event, pause: float) -> None:
 class Renewal:
     """Moves a deadline that has passed, if heartbeats have come since the last call.
 
-    Earlier heartbeats may be those of this rank itself.
+    Earlier heartbeats may be this rank's own.
     """
 
     def __init__(self, store: Store, deadline: Deadline) -> None:
@@ -66,6 +66,6 @@ class Renewal:
         before, self._beats = self._beats, self._store.add(BEATS_KEY, 0)
         if before == self._beats:
             return False
-        late = max(0.0, monotonic() - self._deadline.at)  # of a process that was stopped
+        late = max(0.0, monotonic() - self._deadline.at)  # if this process was stopped
         self._deadline.excuse(late + RENEWED_SECONDS)
         return True

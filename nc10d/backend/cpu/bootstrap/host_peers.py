@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 MAX_RANKS = 64
-# Large, since strangers use it up, too: any user of the host may connect to an abstract socket.
+# Large, since strangers use it up, too: any user on the host may connect to an abstract socket.
 _BACKLOG = 4096
 _RETRY_SECONDS = 0.005
 _MOST_STRANGERS, _SLICE = 256, 0.05
@@ -58,7 +58,7 @@ _GAVE_UP = "has ended or given up meanwhile; its output says why"
 def map_peers(
     store: Store, rank: int, size: int, arena: Arena, deadline: Deadline, host: str | None = None
 ) -> tuple[list[HostPeer], list[RankInfo]]:
-    """Map the arena of every rank of this host; return them, and the infos of all ranks.
+    """Map the arena of every rank on this host; return them, and all ranks' infos.
 
     Blocks until all ranks have called; RendezvousError once the deadline has passed.
     """
@@ -125,7 +125,7 @@ def _exchange_all(
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             called.append((info, link))
             _connect(link, info, deadline)
-            if not _same_user(link):  # before it gets this rank's memory
+            if not _same_user(link):  # before the peer gets this rank's memory
                 raise ConnectionError(f"another user answers in the place of rank {info.rank}")
             _send(link, mine, info.secret, arena, pidfd)
         waiting = {info.rank for info in near[near.index(mine) + 1 :]}
@@ -154,7 +154,7 @@ def _exchange_all(
 
 
 def _connect(link: socket.socket, info: RankInfo, deadline: Deadline) -> None:
-    """Connect to a rank; the timeout of `link` is the time left until the deadline."""
+    """Connect to a rank; `link`'s timeout is the time left until the deadline."""
     link.settimeout(socket_timeout(deadline))
     while True:
         try:
@@ -175,7 +175,7 @@ def _send(link: socket.socket, mine: RankInfo, secret: str, arena: Arena, pidfd:
 
 
 def _proof(secret: str, sender: RankInfo) -> bytes:
-    """Return the sender's proof of knowing a rank's secret and the job's token, if it has any."""
+    """Return the sender's proof that it knows a rank's secret and the job's token, if any."""
     return hmac.digest(job_token() or b"", f"{secret} {as_text(sender)}".encode(), "sha256")
 
 
@@ -193,7 +193,7 @@ def _accepted(
     deadline: Deadline,
     report: WaitReport,
 ) -> Generator[tuple[HostPeer, socket.socket]]:
-    """Yield each of the ranks `waiting` when it has sent a valid hello; turn strangers away.
+    """Yield each rank in `waiting` once a valid hello has come; turn strangers away.
 
     All connections are read at once, so silent strangers delay nobody.
     """
@@ -236,7 +236,7 @@ def _accepted(
 def _next_connection(listener: socket.socket) -> socket.socket | None:
     try:
         return listener.accept()[0]
-    except raised_here(BlockingIOError, ConnectionError):  # its caller has gone meanwhile
+    except raised_here(BlockingIOError, ConnectionError):  # the caller has gone meanwhile
         return None
 
 
@@ -260,7 +260,7 @@ def _read_hello(
         return None
     try:
         hello, fds, flags, _ = socket.recv_fds(link, _HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except raised_here(OSError):  # it sends nothing, or has gone already
+    except raised_here(OSError):  # the peer sends nothing, or has gone already
         return None
     rank, proof = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
     valid = rank in waiting and secrets.compare_digest(proof, _proof(mine.secret, infos[rank]))

@@ -54,7 +54,7 @@ SHARED_CODE = ("bootstrap/rank_info.py", "program/*.py", "algorithms/*.py", "nat
 
 @functools.cache
 def version() -> str:
-    """Return a digest of the code that must be equal on all ranks: programs and memory layout."""
+    """Return a digest over the code that must be equal on all ranks: programs and memory layout."""
     digest = hashlib.sha256()
     for path in matching(Path(__file__).parents[1], SHARED_CODE):
         digest.update(path.read_bytes())
@@ -72,11 +72,10 @@ def host_id() -> str:
 def exchange_infos(
     store: Store, prefix: str, info: RankInfo, size: int, deadline: Deadline
 ) -> list[RankInfo]:
-    """Publish this rank's info and return the infos of all ranks; blocks until all are there.
+    """Publish this rank's info and return all ranks' infos; blocks until all are there.
 
     A rank that compiles is waited for beyond the deadline. RendezvousError names the ranks that are
-    late, or that run another version of nc10d; StoreError names the key of an info that is
-    malformed.
+    late, or that run another nc10d version; StoreError names the key of a malformed info.
     """
     keys = [f"{prefix}/info/{rank}" for rank in range(size)]
     store.set(keys[info.rank], as_text(info))
@@ -100,7 +99,7 @@ def exchange_infos(
 
 
 def as_text(info: RankInfo) -> str:
-    """Return an info as text, for the store and for proofs to the peers of the host."""
+    """Return an info as text, for the store and for proofs to local peers."""
     return json.dumps(asdict(info))
 
 
@@ -109,7 +108,7 @@ _MOST_CORES, _MOST_TEXT, _MOST_SOCKET = 1 << 16, 1000, 100
 
 
 def _checked(rank: int, mine: RankInfo, fields: Any) -> RankInfo:
-    """Return the info of `rank` from its JSON; ValueError or TypeError if it is malformed."""
+    """Return the info of `rank` from its JSON; ValueError or TypeError if malformed."""
     info = RankInfo(**fields)
     whole(info.rank, rank, rank)
     whole(info.pid, 1, 1 << 30)

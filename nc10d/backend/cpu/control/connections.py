@@ -1,13 +1,13 @@
-"""Control connections: a rank keeps a mostly idle connection to every other rank of the job.
+"""Control connections: a rank keeps a mostly idle connection to every other rank in the job.
 
 They serve two purposes:
 
 - Failure detection between hosts. The kernel closes a connection when its process ends. Silence
   shows that a host has vanished (silence.py).
-- Group control: consensus on causes and on survivors, announcements of ranks that leave a group,
-  and wait notices of deadlock detection.
+- Group control: consensus on causes and on survivors, announcements from ranks that leave a group,
+  and wait notices for deadlock detection.
 
-A message is JSON behind its length. Only the rank's control thread reads; any thread may send.
+A message is JSON behind the length. Only the rank's control thread reads; any thread may send.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "wait_notice": {"waiter": int, "version": int, "notice": str},
     "deadlock": {"versions": dict, "text": str},
 }
-"""The kinds of messages, and the fields of each beside `kind` and `group`."""
+"""The kinds of messages, and each kind's fields beside `kind` and `group`."""
 
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ Message = dict[str, Any]
 class ControlConnection:
     """The connection to rank `number` of the job; `ended` is the reason of the end, None before."""
 
-    # `seconds` is the longest silence of a rank on another host.
+    # `seconds` is the longest silence for a rank on another host.
 
     def __init__(self, number: int, wire: socket.socket, seconds: float = DEFAULT_SECONDS) -> None:
         self.number, self.wire = number, wire
@@ -51,7 +51,7 @@ class ControlConnection:
         self._lock = threading.Lock()
         self._out: deque[bytes] = deque()
         self._in = bytearray()
-        # Between processes of a host the kernel tells every end.
+        # Between processes on a host the kernel reports every end.
         self._watch = None if wire.family == socket.AF_UNIX else SilenceWatch(wire, seconds)
 
     def send(self, data: bytes) -> bool:
@@ -139,13 +139,13 @@ class ControlConnection:
 
 
 def framed(message: Message) -> bytes:
-    """Return a message as bytes, behind its length."""
+    """Return a message as bytes, behind the length."""
     data = json.dumps(message).encode()
     return _LENGTH.pack(len(data)) + data
 
 
 def _checked(data: bytes) -> Message | None:
-    """Return a message, or None if a field of its kind is missing."""
+    """Return a message, or None if a field that the kind needs is missing."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ def _checked(data: bytes) -> Message | None:
 
 
 class ControlConnections:
-    """All control connections of a rank, by the other rank's number in the job."""
+    """A rank's control connections, by the other rank's number in the job."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class ControlConnections:
         self._on_message, self._on_end, self.wake = on_message, on_end, wake
 
     def lost(self, number: int) -> str | None:
-        """Return why a connection has ended, once its messages are all delivered, or None."""
+        """Return why a connection has ended, once all messages are delivered, or None."""
         return self._ended.get(number)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
@@ -191,7 +191,7 @@ class ControlConnections:
             self.wake()
 
     def backlogged(self, number: int) -> bool:
-        """Return whether messages to a rank wait, since its buffers are full."""
+        """Return whether messages to a rank wait, since the buffers are full."""
         return self.connections[number].backlogged()
 
     def register(self, poller: select.poll) -> None:
@@ -201,7 +201,7 @@ class ControlConnections:
                 poller.register(fd, connection.events())
 
     def ready(self, fd: int, poller: select.poll) -> bool:
-        """Send and receive on the connection of `fd`; return False if there is none."""
+        """Send and receive on the connection with `fd`; return False if there is none."""
         connection = self._by_fd.get(fd)
         if connection is None:
             return False

@@ -1,19 +1,19 @@
-"""Consensus of several ranks on a value, although any of them may die at any moment.
+"""Consensus among several ranks on a value, although any rank may die at any moment.
 
 A protocol without I/O, in rounds; round R belongs to rank R modulo the number of ranks.
 
 | state of a rank | ends when |
 |---|---|
-| idle: no value | the rank proposes, or receives a value of another rank |
+| idle: no value | the rank proposes, or receives another rank's value |
 | waiting: a value, not shown in this round | the rank has adopted the value of the round's rank |
 | shown: value sent to all in this round | all ranks but the dismissed have shown it |
 | decided | never; the rank answers later messages with the decision |
 
 A waiting rank that dismisses its round's rank (dead or silent) begins the next round and asks that
-round's rank for its value. A rank that receives a message of a later round enters that round.
+round's rank for its value. A rank that receives a message for a later round enters that round.
 
 Invariant: a rank decides a value only after all ranks but the dismissed have adopted the value. So
-the rank of any later round shows the same value, and no two ranks decide differently.
+any later round's rank shows the same value, and no two ranks decide differently.
 
 Deaths never lead to two decisions. Dismissing a live rank may, but only if that rank dismisses its
 dismissers in the same consensus. A rank that waits for them instead adopts their value.
@@ -25,10 +25,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 DECIDED = 1 << 30
-"""The step of a message that carries the decision.
+"""The step in a message that carries the decision.
 
-Otherwise a step of R >= 0 shows a value in round R, and ~R carries the value of a rank that
-waits in round R: the receiver joins the consensus, and that round.
+Otherwise a step R >= 0 shows a value in round R, and ~R carries the value from a rank that waits in
+round R: the receiver joins the consensus, and that round.
 """
 
 Send = Callable[[Iterable[int], int, str], None]
@@ -51,7 +51,7 @@ class Consensus:
 
     @property
     def value(self) -> str:
-        """This rank's current value; empty before it has a value."""
+        """This rank's current value; empty before there is a value."""
         return self._value or ""
 
     def propose(self, value: str) -> None:
@@ -62,7 +62,7 @@ class Consensus:
             self._advance()
 
     def receive(self, rank: int, step: int, value: str) -> None:
-        """Process a message of another rank."""
+        """Process a message from another rank."""
         self.heard.add(rank)
         if self.decision is not None:
             # A rank that shows this round, or an earlier one, goes on by this rank's own show or
@@ -71,7 +71,7 @@ class Consensus:
                 self._send([rank], DECIDED, self.decision)
         elif step == DECIDED:
             self._decide(value)
-            # Other ranks may still wait for this rank to show its value: the decision replaces it.
+            # Other ranks may still wait for this rank to show its value: the decision will do.
             self._send(self._others, DECIDED, value)
         elif step < 0:
             self._answer(~step, value)

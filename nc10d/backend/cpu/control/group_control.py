@@ -1,7 +1,7 @@
 """Control messages within a group: published values, consensus, announcements of leaving.
 
-A published value is a text under a key, sent to all members. Each member writes keys of its own,
-once. A consensus (consensus.py) decides a value for a topic, the same on all live members.
+A published value is a text under a key, sent to all members. Each member writes its own keys, once.
+A consensus (consensus.py) decides a value for a topic, the same on all live members.
 
 A topic on a member:
 
@@ -9,9 +9,9 @@ A topic on a member:
 |---|---|
 | unknown | open, when a member proposes a value or a message about the topic arrives |
 | open | decided; meanwhile silent and gone members are dismissed, see below |
-| decided | announced once through `on_decision`, by the thread that finds it |
+| decided | announced once through `on_decision`, by the thread that finds the decision |
 
-An open topic dismisses the members that it waits for:
+An open topic dismisses the members that are awaited:
 
 | member | dismissed after |
 |---|---|
@@ -19,7 +19,7 @@ An open topic dismisses the members that it waits for:
 | is known to have died or left otherwise; or the value itself expects it to be silent | SOON |
 | any other | PATIENCE; after the first such dismissal SOON, if it has sent nothing on the topic |
 
-Invariant: a member that has left, or whose connection has ended, is dismissed only after all of its
+Invariant: a member that has left, or whose connection has ended, is dismissed only after all its
 messages have been processed: the member may have decided before leaving.
 
 Messages use control connections only. The control thread receives them and calls `overdue`; any
@@ -86,20 +86,20 @@ class GroupControl:
         self.notify()
 
     def value(self, key: str) -> str | None:
-        """Return the latest value of a key, None if none has been published to this rank."""
+        """Return a key's latest value, None if none has been published to this rank."""
         return self._values.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of these keys have been published."""
+        """Return whether all these keys have been published."""
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: float) -> None:
-        """Block until all of these keys are published; StoreTimeout after `timeout` seconds."""
+        """Block until all these keys are published; StoreTimeout after `timeout` seconds."""
         if not self.until(partial(self.check, keys), timeout):
             raise StoreTimeout(f"group {self._name!r}: not all of {list(keys)} have been published")
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of published keys."""
+        """Return published keys' values."""
         return [self._values[key].encode(errors="replace") for key in keys]
 
     # -- consensus -----------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class GroupControl:
     def overdue(self) -> float | None:
         """Dismiss gone and silent ranks; return the seconds until the next call, or None."""
         # The caller first processes all messages that have arrived. Otherwise a rank that was
-        # stopped would take its own pause for silence of the others.
+        # stopped would take its own pause for the others' silence.
         with self._lock:
             pending = [topic for topic, consensus in self._topics.items() if consensus.awaited()]
             for topic in pending:
@@ -151,7 +151,7 @@ class GroupControl:
 
     def _unlikely(self, topic: str, consensus: Consensus) -> Ranks:
         """Return the ranks that are not expected to answer: SOON is enough for them."""
-        # A stopped host stops several ranks: it is enough to wait PATIENCE for the first of them.
+        # A stopped host stops several ranks: waiting PATIENCE for the first is enough.
         stalled = topic in self._stalled
         silent = set(self._others if stalled else suspects(consensus.value)) - consensus.heard
         return silent | self._gone()
@@ -186,7 +186,7 @@ class GroupControl:
     # -- receiving, leaving, waiting -----------------------------------------------------------
 
     def on_message(self, rank: int, kind: str, message: Message) -> None:
-        """Process a message of a member; called by the control thread."""
+        """Process a member's message; called by the control thread."""
         if kind == "leave":
             self.left[rank] = str(message.get("why", ""))
         elif kind == "value":
@@ -202,8 +202,8 @@ class GroupControl:
 
     def leave(self, remote: Iterable[int], why: str = "") -> None:
         """Announce to the `remote` ranks, or to all if a topic exists, that this rank leaves."""
-        # Peers of this host see the state in shared memory. But only a message behind all earlier
-        # messages shows that those have arrived, and consensus needs to know that.
+        # Local peers see the state in shared memory. But only a message behind all earlier messages
+        # shows that those have arrived, and consensus needs to know that.
         self._send(self._others if self._topics else remote, {"kind": "leave", "why": why})
 
     def lost(self, rank: int) -> str | None:
@@ -211,7 +211,7 @@ class GroupControl:
         return self._control.lost(self.members[rank])
 
     def until(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Block until `ready()` or for `timeout` seconds; return whether it is ready."""
+        """Block until `ready()` or for `timeout` seconds; return whether ready."""
         found = self._changed.until(lambda: ready() or None, Deadline.after(timeout))
         return found is not None
 
@@ -229,9 +229,8 @@ def ignored(topic: str, value: str) -> None:
 
 
 def suspects(value: str) -> list[int]:
-    """Return the ranks that a proposed value expects to be silent; [] if it names none."""
-    # They are the ranks left out of a list of survivors, or the rank that a cause of failure
-    # blames.
+    """Return the ranks that a proposed value expects to be silent; [] if there are none."""
+    # They are the ranks left out of a list of survivors, or the rank that a failure's cause blames.
     try:
         fields = json.loads(value)
         found = fields["without"] if "without" in fields else [fields["fields"]["rank"]]

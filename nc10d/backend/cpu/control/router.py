@@ -1,4 +1,4 @@
-"""A rank's control connections to all other ranks of its job, and the routing of their messages.
+"""A rank's control connections to all other ranks in its job, and the routing of their messages.
 
 A message names a group, and is kept until that group has formed here. The context's control
 thread polls; the router knows which descriptors to poll and when to look again. The connections
@@ -20,7 +20,7 @@ from nc10d.backend.cpu.control.connections import ControlConnections, Message
 _MOST_EARLY = 1024
 """Messages that are kept for groups that have not formed here yet."""
 OF_THE_JOB = ("wait_notice", "deadlock")
-"""Kinds of messages that concern the whole job: wait notices of deadlock detection."""
+"""Kinds of messages that concern the whole job: wait notices for deadlock detection."""
 
 
 class ControlledGroup(Protocol):
@@ -31,21 +31,21 @@ class ControlledGroup(Protocol):
 
     name: str
     key: str
-    """Name and members: no other group of the job has the same."""
+    """Name and members: no other group in the job has the same."""
     members: Sequence[int]
-    """Ranks of the job."""
+    """Ranks in the job."""
 
     def on_death(self, number: int) -> None:
-        """React to the end of a process of this host, rank `number` of the job."""
+        """React when a local process ends, the job's rank `number`."""
 
     def on_lost(self, number: int, reason: str) -> None:
-        """React to the end of the control connection to rank `number` of the job."""
+        """React when the control connection to the job's rank `number` ends."""
 
     def on_engine_failure(self, address: int, answer: int) -> None:
         """React to a negative answer that the worker got from the channel at `address`."""
 
     def on_message(self, number: int, message: Message) -> None:
-        """React to a control message for this group from rank `number` of the job."""
+        """React to a control message for this group from the job's rank `number`."""
 
     def overdue(self) -> float | None:
         """Let overdue consensus go on; return the seconds until the next look, or None."""
@@ -58,7 +58,7 @@ G = TypeVar("G", bound=ControlledGroup)
 
 
 class LiveGroups(Generic[G]):
-    """The live groups of a rank, by key. A group that is dropped disappears from here.
+    """A rank's live groups, by key. A group that is dropped disappears from here.
 
     The same reference is given when a group joins and when it leaves.
     """
@@ -68,14 +68,14 @@ class LiveGroups(Generic[G]):
         self._lock = threading.RLock()
 
     def join(self, group: G, reference: weakref.ref[G]) -> None:
-        """Add a group; `reference` refers to it."""
+        """Add a group; `reference` refers to that group."""
         with self._lock:
             self._groups[group.key] = reference
 
     def leave(self, key: str, reference: weakref.ref[G]) -> int:
-        """Remove a group, if it is there; return how many are left."""
+        """Remove a group, if present; return how many are left."""
         with self._lock:
-            if self._groups.get(key) is reference:  # another group may have its key by now
+            if self._groups.get(key) is reference:  # another group may have the key by now
                 del self._groups[key]
             return len(self._groups)
 
@@ -83,13 +83,13 @@ class LiveGroups(Generic[G]):
         return len(self._groups)
 
     def find(self, key: str) -> G | None:
-        """Return the live group of this key, or None."""
+        """Return the live group with this key, or None."""
         reference = self._groups.get(key)
         return None if reference is None else reference()
 
     def all(self) -> list[G]:
         """Return all live groups."""
-        # Without the lock: a thread that holds it may be waiting for the control thread.
+        # Without the lock: a thread that holds the lock may be waiting for the control thread.
         found = [reference() for reference in list(self._groups.values())]
         return [group for group in found if group is not None]
 
@@ -101,7 +101,7 @@ class LiveGroups(Generic[G]):
 
 
 class Router:
-    """The control connections of a rank; `near` holds the ranks of its own host."""
+    """A rank's control connections; `near` holds the ranks on its own host."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class Router:
         wake_fd: int,
         seconds: float,
     ) -> None:
-        """`wake_fd` is an eventfd of the caller, who closes it after `stop`.
+        """`wake_fd` is the caller's eventfd, which the caller closes after `stop`.
 
-        A rank of another host is lost after `seconds` of silence.
+        A rank on another host is lost after `seconds` of silence.
         """
         self.on_job_message: Callable[[Message], object] | None = None
-        """The receiver of messages in OF_THE_JOB; set before the control thread starts."""
+        """The receiver for messages in OF_THE_JOB; set before the control thread starts."""
         self._near = near
         self._groups = groups
         self._early: list[tuple[int, Message]] = []
@@ -141,7 +141,7 @@ class Router:
         self.control.register(poller)
 
     def ready(self, fd: int, poller: select.poll) -> bool:
-        """Serve a descriptor that is ready; return False if it is not the router's."""
+        """Serve a descriptor that is ready; return False if not the router's."""
         if fd != self._wake_fd:
             return self.control.ready(fd, poller)
         os.eventfd_read(fd)
@@ -167,8 +167,8 @@ class Router:
                 group.on_lost(number, reason)
 
     def unreachable(self, number: int) -> str | None:
-        """Return why a rank of another host can't be reached any more, or None."""
-        # For ranks of this host the kernel reports deaths, through pidfds.
+        """Return why a rank on another host can't be reached any more, or None."""
+        # For ranks on this host the kernel reports deaths, through pidfds.
         return None if number in self._near else self.control.lost(number)
 
     def _on_message(self, number: int, message: Message) -> None:

@@ -1,20 +1,20 @@
 """Deadlock detection: a waiting rank publishes a wait notice and looks for a cycle through itself.
 
-| state of a rank | enters it when |
+| a rank's state | is entered when |
 |---|---|
 | running | initially; by withdrawing the notice, as the wait ends or another thread could call |
 | waiting | the only thread that could make a call has waited for a slice, and publishes a notice |
 | in a cycle | the rank finds a cycle through itself (wait_graph.py), or another rank reports one |
 
-A waiting rank looks at the notices of its host and at those received from other hosts (notices.py).
-Without a cycle the rank forwards the notices of those that wait for this rank.
+A waiting rank looks at its own host's notices and at those received from other hosts (notices.py).
+Without a cycle the rank forwards the notices from ranks that wait for this rank.
 
 Invariant: a published notice is true until the rank's wait ends. wait_graph.py proves that a cycle
 of such notices is a deadlock, however old they are.
 
-The finder reports the cycle to all of the cycle's ranks, and each rank fails its group with the
-same text. Before a rank fails, the rank passes the report on by its control connections. So every
-rank has the report before the end of any connection to a rank of the cycle.
+The finder reports the cycle to all the cycle's ranks, and each rank fails its group with the same
+text. Before a rank fails, the rank passes the report on by its control connections. So every rank
+has the report before any connection to a rank in the cycle ends.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from nc10d.base.text import RETURNED
 
 _NC10D = ("worker", "notify", "control", "poller", "store", "watch")
 OWN_THREADS = (*(f"nc10d-{name}" for name in _NC10D), "pytest_timeout ")
-"""Prefixes of the names of threads that never make a call of this rank: nc10d's own (the notifier
-only in callbacks, which count apart), and pytest-timeout's timer. """
+"""Name prefixes of threads that never make a call for this rank: nc10d's own (the notifier only in
+callbacks, which count apart), and pytest-timeout's timer."""
 
 
 class DeadlockDetector:
-    """The wait notice of a rank of the job, and its search for a cycle."""
+    """The wait notice of a rank in the job, and the search for a cycle."""
 
     def __init__(self, context: Context) -> None:
         # A weak reference: memory is unmapped as soon as the last user drops the context.
@@ -66,19 +66,19 @@ class DeadlockDetector:
         self._published: WaitNotice | None = None
         self._owner = 0
         """The thread that has published the notice; 0 if there is none."""
-        self._finished = 0  # tasks of the rank; see `rest`
+        self._finished = 0  # the rank's tasks; see `rest`
         self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
         self._told = ""
-        """The text of the latest cycle that this rank has told the other ranks of."""
+        """The text about the latest cycle that this rank has reported to the other ranks."""
 
     def find_deadlock(
         self, group: Group, channel: Channel, timeout: float, submission: Submission | None
     ) -> str | None:
-        """Publish that this thread waits in a channel; return the text of a deadlock, or None.
+        """Publish that this thread waits in a channel; return a deadlock's text, or None.
 
-        The thread waits for `submission`, or for the program that it runs itself (None).
-        `timeout` is that of the operation, in seconds.
+        The thread waits for `submission`, or for the program that this thread runs itself (None).
+        `timeout` is the operation's, in seconds.
         """
         notice = self._notice(group, channel, timeout) if self._alone() else None
         # The channel may have gone on to the next submission, which is not this thread's wait.
@@ -96,7 +96,7 @@ class DeadlockDetector:
     def rest(self, finished: int, site: str) -> None:
         """Publish that this rank makes no call before all others have `finished` as many tasks.
 
-        `site` is the line that its function has returned from, or empty.
+        `site` is the line from which the rank's function has returned, or empty.
         """
         self._finished = finished
         if self._alone():
@@ -107,7 +107,7 @@ class DeadlockDetector:
             self._slot.publish(WaitNotice(text, needs, self._progress()))
 
     def resume(self, finished: int) -> None:
-        """Withdraw the notice of `rest`: after `finished` tasks this rank begins another.
+        """Withdraw `rest`'s notice: after `finished` tasks this rank begins another.
 
         Another rank that rests after as many tasks may begin the next task later, and so does not
         count as returned.
@@ -116,13 +116,13 @@ class DeadlockDetector:
         self._finished = finished
 
     def clear(self) -> None:
-        """Withdraw this thread's notice, if there is any: its wait has ended."""
+        """Withdraw this thread's notice, if any: the wait has ended."""
         if self._owner == thread_ident():
             self._owner, self._published, self._waits_in = 0, None, None
             self._slot.publish(None)
 
     def on_message(self, message: Message) -> None:
-        """Process another rank's wait notice, or the report of a cycle that this rank is in."""
+        """Process another rank's wait notice, or a report about a cycle that includes this rank."""
         if message["kind"] == "wait_notice":
             self._exchange.receive(message)
             return
@@ -164,7 +164,7 @@ class DeadlockDetector:
         return None
 
     def _alone(self) -> bool:
-        """Return whether no other thread of this process could make a call during this wait."""
+        """Return whether no other thread in this process could make a call during this wait."""
         if self._context.notifies() or self._owner not in (0, thread_ident()):
             return False
         threads, others = threading.enumerate(), (*OWN_THREADS, *rank_threads)
@@ -172,8 +172,8 @@ class DeadlockDetector:
         own.add(thread_ident())
         frames = frames_of_threads()
         own |= _bystanders(threads)
-        # This thread's frame has this one as its caller. The cycle through the dict would keep the
-        # locals of all callers, also the user's, until a garbage collection.
+        # This thread's frame has this one as its caller. The cycle through the dict would keep all
+        # callers' locals, also the user's, until a garbage collection.
         del frames[thread_ident()]
         return all(ident in own or idles(frame) for ident, frame in frames.items())
 
@@ -191,7 +191,7 @@ class DeadlockDetector:
 
 
 def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
-    """Return the idents of those bystanders that are still the threads that they were."""
+    """Return the idents of bystanders that are still the same threads."""
     now = {thread.ident: thread for thread in threads}
     # A thread that `threading` has not started gets a dummy there by asking for itself.
     return {
@@ -203,7 +203,7 @@ def _bystanders(threads: Iterable[threading.Thread]) -> set[int]:
 
 
 def idles(frame: FrameType) -> bool:
-    """Return whether the thread of a frame (its innermost) is an executor's and has no work.
+    """Return whether the thread of an innermost frame is an executor's and has no work.
 
     Work that is assigned to the thread, but not begun for lack of a core, may make calls. A thread
     in `idle_code` is idle, too.
@@ -226,9 +226,9 @@ def _key(group: str, link: tuple[int, int] | None = None) -> int:
 
 
 _WAITS = signal_errors.__file__
-"""The file of Event and Condition, whose frames are those of a wait and not of its caller."""
+"""The file with Event and Condition, whose frames belong to a wait and not to its caller."""
 _TASKS = _key("tasks")
-"""The key of a rank's progress in its tasks."""
+"""The key for a rank's progress in its tasks."""
 
 
 def _link_key(group: Group, channel: Channel) -> int:
@@ -243,7 +243,7 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
     key = _key(group.key)
     if channel.spec.kind == at.COLLECTIVE:
         memory, number = group.memory, channel.get(at.C_OPS)
-        # Ranks of other hosts are always included: their notices show whether they have entered.
+        # Ranks on other hosts are always included: their notices show whether they have entered.
         entered = {
             n for m, n in enumerate(memory.group_ranks) if memory.last_record(m)[0] >= number
         }
@@ -259,7 +259,7 @@ def _needs(group: Group, channel: Channel) -> Iterator[Need]:
 
 
 def _seen(channel: Channel) -> int | None:
-    """Return the counter of a link's other end; None if the wait depends on no counter.
+    """Return the counter at a link's other end; None if the wait depends on no counter.
 
     Links between hosts have none. There a receiver waits for a message beyond the messages taken so
     far, and a sender waits for room in the socket, which the kernel may still make.
@@ -289,7 +289,7 @@ def _states(group: Group) -> Iterator[ProgressState]:
 
 
 def _count(link: Channel) -> int:
-    """Return the progress of this end of a link: the messages that have passed, or its counter."""
+    """Return the progress at this end of a link: the messages that have passed, or its counter."""
     if link.spec.streams:
         return link.get(at.C_OPS)
     return int(entry_points.load_word(link.get(at.C_SELF)))

@@ -1,9 +1,9 @@
 """Publication of wait notices: in shared memory on a host, by control messages between hosts.
 
-Each rank has a notice slot at a fixed offset of its arena, and only that rank writes it. The slot's
-version is odd while the notice is being written, and even and greater afterwards (a seqlock). A
-notice changes while other ranks arrive. All versions until the notice is withdrawn describe the
-same wait.
+Each rank has a notice slot at a fixed offset in its arena, and only that rank writes there. The
+slot's version is odd while the notice is being written, and even and greater afterwards (a
+seqlock). A notice changes while other ranks arrive. All versions until the notice is withdrawn
+describe the same wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NONE = (0, None)
 
 
 class NoticeSlot:
-    """A rank's notice slot, mapped by a rank of the same host."""
+    """A rank's notice slot, mapped by a rank on the same host."""
 
     def __init__(self, mapping: ArenaMapping) -> None:
         self._mapping = mapping
@@ -40,7 +40,7 @@ class NoticeSlot:
         writing = version | 1  # odd already if an interrupt has ended the last change
         entry_points.compare_and_swap(self._version, version, writing)
         self._write(raw or b"")
-        # Before the notice becomes visible: a rank that reads it may answer at once.
+        # Before the notice becomes visible: a rank that reads the notice may answer at once.
         if notice is None:
             self._first = None
         elif self._first is None:
@@ -48,7 +48,7 @@ class NoticeSlot:
         entry_points.compare_and_swap(self._version, writing, writing + 1)
 
     def read(self) -> tuple[int, WaitNotice | None]:
-        """Return (version, notice), or NONE if there is none or it is just being written."""
+        """Return (version, notice), or NONE if there is none or a write is going on."""
         version = self.version()
         if version & 1:
             return NONE
@@ -60,7 +60,7 @@ class NoticeSlot:
         return version, WaitNotice.unpacked(raw)
 
     def version(self) -> int:
-        """Return the version of the notice."""
+        """Return the notice's version."""
         return int(entry_points.load_word(self._version))
 
     def holds(self, version: int) -> bool:
@@ -77,11 +77,11 @@ class NoticeSlot:
 MESSAGES_PER_LOOK = 16
 """Most messages that a rank sends after a look at the notices.
 
-While a rank of a large group is slow, every other rank needs all ranks whose notices it has not
-received. Without a limit each of them would send a message to all others."""
+While a rank in a large group is slow, every other rank needs all ranks whose notices it has not
+received. Without a limit each rank would send a message to all others."""
 
 VersionedNotice = tuple[int, WaitNotice | None]
-"""The version of a rank's notice, and the notice."""
+"""A rank's notice, behind its version."""
 
 
 class NoticeExchange:
@@ -110,7 +110,7 @@ class NoticeExchange:
         near: Collection[int],
         control: ControlConnections,
     ) -> None:
-        """Send `notices` to the ranks that rank `me` needs; peers of this host read shared memory.
+        """Send `notices` to the ranks that rank `me` needs; local peers read shared memory.
 
         At most MESSAGES_PER_LOOK messages are sent, beginning with this rank's own notice; the
         others follow at the next look.

@@ -1,24 +1,24 @@
-"""The wait graph: notices of waiting ranks, and the search for a cycle in them. No I/O.
+"""The wait graph: waiting ranks' notices, and the search for a cycle in them. No I/O.
 
 A rank that has waited for long publishes a wait notice: its needs, and its progress in everything
 that other ranks could need. The notice stays true while the rank's only thread is in that wait: the
 rank can make no other call meanwhile. There are two kinds of needs:
 
-- A rank in collective n of a group needs every member to have entered collective n.
+- A rank in a group's collective n needs every member to have entered collective n.
 - A rank that sends or receives a message needs the counter at the link's other end to change.
 
 A cycle of needs, none of which the next rank has met, is a deadlock, however slow the machine is
-and however old the notices are. Proof: suppose that a rank of the cycle has left its wait. Let A be
+and however old the notices are. Proof: suppose that a rank in the cycle has left its wait. Let A be
 the first such rank, and B the next rank in the cycle. B had met A's need by then. But B had not met
 that need when B published its notice, and B has been waiting ever since: a contradiction. The proof
 requires counts that only grow. A group's counts end with the group, so a rank that has left a group
 counts as having met all needs there.
 
-All waits of a cycle have the same timeout. Otherwise the shortest wait would end first, and fail
+All waits in a cycle have the same timeout. Otherwise the shortest wait would end first, and fail
 one group while the others go on: a rank may probe its peers by such a wait.
 
 Between hosts a notice is a probe that follows the needs (Chandy, Misra and Haas 1983, "Distributed
-deadlock detection"): a waiting rank forwards the notices of the ranks that wait for it.
+deadlock detection"): a waiting rank forwards the notices from the ranks that wait for this rank.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NEED = struct.Struct("<5q")
 _STATE = struct.Struct("<3q")
 NO_TIMEOUT = -1.0
 MOST_DESCRIBED = 8
-"""Most ranks of a cycle that an error describes: an error that all ranks share is cut at 1,920
+"""Most ranks in a cycle that an error describes: an error that all ranks share is cut at 1,920
 bytes, and a control message beyond 64 KiB ends its connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The need of a waiting rank: progress of `rank` (a number in the job) in `key`.
+    """A waiting rank's need: progress by `rank` (a number in the job) in `key`.
 
     For a collective, `seen` is -1 and `key` is the group: the need is met when `rank` has entered
     call number `until`. For a message, `key` is the link: the need is met when the counter at the
@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """A rank's progress: the number of its latest call in a group, or its counter on a link.
+    """A rank's progress: the number of the latest call in a group, or the counter on a link.
 
     A `busy` group or link may progress without a further call, since an operation is in flight.
     """
@@ -70,7 +70,7 @@ class ProgressState:
 class WaitNotice:
     """A waiting rank: a description for errors, its needs, and its progress everywhere.
 
-    `timeout` is that of the operation in seconds; NO_TIMEOUT for a rank that makes no call.
+    `timeout` is the operation's in seconds; NO_TIMEOUT for a rank that makes no call.
     """
 
     text: str
@@ -79,13 +79,13 @@ class WaitNotice:
     timeout: float = NO_TIMEOUT
 
     def waits_as_long_as(self, other: WaitNotice) -> bool:
-        """Return whether the timeouts of two waits are the same, or a rank makes no call."""
+        """Return whether two waits' timeouts are the same, or a rank makes no call."""
         return self.timeout == other.timeout or NO_TIMEOUT in (self.timeout, other.timeout)
 
     def meets(self, need: Need) -> bool:
         """Return whether this rank has met, or may yet meet, another rank's need."""
         states = {state.key: state for state in self.states}
-        if need.group not in states:  # this rank has left that group, or not joined it yet
+        if need.group not in states:  # this rank has left that group, or not joined yet
             return True
         state = states.get(need.key)
         if state is None:  # a link that this rank has never used
@@ -119,7 +119,7 @@ class WaitNotice:
 
 
 def find_cycle(start: int, notices: Mapping[int, WaitNotice]) -> list[int]:
-    """Return the ranks of a cycle through `start`, each needing the next; [] if there is none."""
+    """Return the ranks of a cycle through `start`, each needing the next; [] if there are none."""
     previous: dict[int, int] = {}
     todo = [start]
     while todo:
@@ -154,9 +154,9 @@ def _needed(rank: int, notices: Mapping[int, WaitNotice]) -> set[int]:
 
 
 def describe_cycle(ranks: Sequence[int], words: Mapping[int, str]) -> str:
-    """Return the text of a deadlock error: each rank, its call, and the rank that it waits for.
+    """Return the text for a deadlock error: each rank, its call, and the awaited rank.
 
-    It begins with the lowest rank, so every finder of the same cycle returns the same text.
+    The text begins with the lowest rank, so every finder of the same cycle returns the same text.
     """
     first = ranks.index(min(ranks))
     turned = [*ranks[first:], *ranks[:first]]

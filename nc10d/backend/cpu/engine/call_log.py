@@ -1,4 +1,4 @@
-"""The call log of one rank: its latest calls and messages in all groups.
+"""One rank's call log: the latest calls and messages in all groups.
 
 The engine writes the log (native/log.py). Reading blocks no writer; entries that are being written
 at that moment are left out.
@@ -18,7 +18,7 @@ from nc10d.backend.cpu.native import offsets as at
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One call or message: its channel's label, number there, times in ns, and call site."""
+    """One call or message: the channel's label, number there, times in ns, and call site."""
 
     # `ended` is 0 while the call runs. `order` grows from entry to entry. A call has a `text`, a
     # message has `message`: tag, bytes and dtype code.

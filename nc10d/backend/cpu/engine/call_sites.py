@@ -1,6 +1,6 @@
-"""Call sites: a table from addresses of bytecode instructions to lines of the user's program.
+"""Call sites: a table from bytecode instructions' addresses to lines in the user's program.
 
-Compiled code looks its caller up in the table by the address of the current instruction
+Compiled code looks its caller up in the table by the current instruction's address
 (native/sites.py). If the address is missing, the engine answers NEW_SITE and Python calls `learn`.
 Code objects in the table are kept alive, so that no other code can come to lie at their address.
 When the table is full, calls from new lines have no site.
@@ -38,7 +38,7 @@ assert MOST_BYTES < at.SITE_BYTES, "the engine keeps a zero behind the text"
 
 
 class CallSites:
-    """The table of one process; its `address` is 0 on a CPython whose frames can't be read."""
+    """One process's table; `address` is 0 on a CPython whose frames can't be read."""
 
     def __init__(self) -> None:
         self._table: npt.NDArray[np.int64] = np.zeros(2 + 2 * at.SITE_SLOTS, np.int64)
@@ -60,7 +60,7 @@ class CallSites:
             )
 
     def learn(self) -> None:
-        """Add this thread's callers: code objects of nc10d, and the line of the user's program."""
+        """Add this thread's callers: nc10d's code objects, and the line in the user's program."""
         # The frame that repeats the call to the engine must be among these callers, or in the table
         # already; else the engine asks again for ever.
         with self._lock:
@@ -103,5 +103,5 @@ class CallSites:
 
 
 SITES = CallSites()
-"""The table of this process."""
+"""This process's table."""
 learn = SITES.learn

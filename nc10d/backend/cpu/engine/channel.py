@@ -14,9 +14,9 @@ counters and staging buffers that it points to are shared.
     disowned   1, which is no thread     BROKEN     the parent's (a forked child); final
 
 Invariant: `stop` sets C_BROKEN first, then takes the lock, and never unlocks. A thread that
-takes the lock looks at C_BROKEN before it advances anything. So once `stop` has the lock, no thread
-of this rank runs a step, and once exposed memory is withdrawn, no peer writes there. Only then
-are the arrays dropped. progress.py has the states of a usable channel in detail.
+takes the lock looks at C_BROKEN before advancing anything. So once `stop` has the lock, no thread
+of this rank runs a step, and once exposed memory is withdrawn, no peer writes there. Only then are
+the arrays dropped. progress.py has the states of a usable channel in detail.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from nc10d.base.signal_errors import thread_ident
 
 _HEAD, _TAIL = at.C_HEAD // 8, at.C_TAIL // 8
 BLANKS = 16
-"""Descriptors of a block."""
+"""Descriptors in a block."""
 SCANNED_PER_CALL = 4
 """Receives in flight that `reap` looks at for each call, on average."""
 
 
 def deadline_ns(deadline: Deadline) -> int:
-    """Return a deadline for the engine: ns of the monotonic clock, 0 for never."""
+    """Return a deadline for the engine: ns on the monotonic clock, 0 for never."""
     return 0 if deadline.at > CENTURIES else int(deadline.at * 1e9)
 
 
@@ -54,10 +54,10 @@ def deadline_ns(deadline: Deadline) -> int:
 class ChannelSpec:
     """The addresses that a channel's programs use; sequences have an entry per rank."""
 
-    # `counters` are addresses of the ranks' counters, `slots` those of both slots of their staging
-    # buffers, and `area` is this rank's part of the group's memory. `streams` is the block of the
-    # sockets to other hosts, 0 for none. `peer_access` is the block of peer_access.py, if programs
-    # access memory of peers directly.
+    # `counters` are addresses of the ranks' counters, `slots` those of both slots in their staging
+    # buffers, and `area` is this rank's part in the group's memory. `streams` is the block for the
+    # sockets to other hosts, 0 for none. `peer_access` is the block from peer_access.py, if
+    # programs access peers' memory directly.
 
     rank: int
     size: int
@@ -68,18 +68,18 @@ class ChannelSpec:
     streams: int = 0
     peer_access: Words | None = None
     cells: int = 0
-    """Cells of a link, from `counters[0] + LINK_CELLS` on: a power of two."""
+    """A link's cells, from `counters[0] + LINK_CELLS` on: a power of two."""
 
     def peer_processes(self) -> list[int]:
         """Return the pids of peers that may write into this rank's private memory."""
         assert self.peer_access is not None, "memory is exposed only through peer access"
         first = (at.R_ARENAS + 8) // 8
-        # The pid is 0 for a peer that is a thread of this process.
+        # The pid is 0 for a peer that is a thread in this process.
         return [int(pid) for pid in self.peer_access[first :: at.R_ROW // 8] if pid]
 
 
 class Channel:
-    """One FIFO of programs; `address` is its block, for the engine."""
+    """One FIFO of programs; `address` is the block, for the engine."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class Channel:
         self._view = self.words.data  # a memoryview reads a word three times as fast
         self.address: int = plain.address(self.words)
         self.broken = False
-        """Whether the channel is stopped (or disowned): its arrays are dropped."""
+        """Whether the channel is stopped (or disowned): the arrays are dropped."""
         self._lock_taken = False
         self.given_up = False
         """Whether a thread has left a program unfinished."""
-        # The engine has only addresses: these references keep descriptors, programs and arrays of
-        # submissions in flight alive, also when the user has dropped the Work.
+        # The engine has only addresses: these references keep descriptors, programs and arrays
+        # alive for submissions in flight, also when the user has dropped the Work.
         self.in_flight: dict[int, Submission] = {}
         self._scan_credit = 0
         self._blanks: dict[int, list[tuple[int, Words]]] = {}
@@ -160,7 +160,7 @@ class Channel:
         tables[at.TABLE_COUNTERS] = spec.counters
 
     def get(self, field: int) -> int:
-        """Return a word of the block."""
+        """Return a word from the block."""
         return int(self.words[field // 8])
 
     def _new_ring(self, slots: int) -> int:
@@ -172,14 +172,14 @@ class Channel:
         return address
 
     def _lengthen(self) -> None:
-        """Replace a full ring by a ring of twice the length."""
+        """Replace a full ring by a ring with twice the length."""
         longer = self._new_ring(2 * (len(self._rings[self.get(at.C_RING)]) - 1))
         if ring.lengthen(self.address, longer) == at.BUSY:  # another thread has just done so
             del self._rings[longer]
 
     def submit(self, submission: Submission) -> None:
         """Append a submission to the ring; any thread may call, and none blocks for long."""
-        # Threads that hold the lock run submissions in the order of the ring.
+        # Threads that hold the lock run submissions in ring order.
         self.reap()
         # Before the engine has the address: the worker may begin at once.
         self.in_flight[submission.address] = submission
@@ -217,12 +217,12 @@ class Channel:
         self._prepare(submission, call_sites.learn)
 
     def reap(self) -> None:
-        """Drop references to the arrays of submissions that have ended."""
+        """Drop references to ended submissions' arrays."""
         # Launches call this while submissions are in flight: nothing else drops the arrays of a
         # Work that the user has dropped.
         if len(self.in_flight) <= self._view[_TAIL] - self._view[_HEAD]:  # none has ended
             return
-        # Collectives and sends end in the order of the ring, so the first are enough.
+        # Collectives and sends end in ring order, so the first are enough.
         load_word, values = entry_points.load_word, self.in_flight.values()
         while True:
             try:
@@ -262,7 +262,7 @@ class Channel:
         self.in_flight.pop(submission.address, None)
 
     def advance(self) -> None:
-        """Run submissions of a failed group whose data have come; waits for peers for a slice."""
+        """Run a failed group's submissions whose data have come; waits for peers for a slice."""
         if not self.idle():
             endless = self.blank(0)  # not in the ring: only the failure or the slice ends the wait
             entry_points.wait(self.address, endless.address, entry_points.SLICE_NS)
@@ -279,7 +279,7 @@ class Channel:
         self._lock_taken = True
         exposed = self.get(at.C_WRITABLE_BYTES)
         if exposed:
-            # A program was cut short while peers could write into its array.
+            # A program was cut short while peers could write into the array.
             if self.get(at.C_WRITABLE) >= 0:  # the array lies in the arena, which peers have mapped
                 self._make_private(self.get(at.C_WRITABLE), exposed)
             else:  # in private memory, where peers write through the kernel
@@ -324,7 +324,7 @@ class Channel:
 
 
 class Submission:
-    """A descriptor of a launch: program, addresses, deadline, and objects that keep them valid."""
+    """A launch's descriptor: program, addresses, deadline, and objects that keep them valid."""
 
     # `message` is tag, bytes and dtype code; `gate` is the address of a gate that the engine opens
     # at the end, 0 for none. `address` is the descriptor's.

@@ -1,7 +1,7 @@
-"""The channels of one rank, in a table that its worker goes through.
+"""One rank's channels, in a table that the worker goes through.
 
 The worker reads the table without a lock. A channel that is removed therefore stays alive until the
-worker can no longer hold its address.
+worker can no longer hold the address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CHANNELS = 16384
 
 
 class Channels:
-    """All channels of a rank; `rank_block` is the block that they share, for the engine."""
+    """All of a rank's channels; `rank_block` is the block that they share, for the engine."""
 
     def __init__(self, arena: Arena, rank_block: Words, bit: int, waiting: WaitPolicy) -> None:
         """Make an empty table; `bit` is this rank's in masks of its host's ranks."""
@@ -39,7 +39,7 @@ class Channels:
         self._set(at.P_CHANNELS, plain.address(self._table))
 
     def make(self, shared: ChannelSpec) -> Channel:
-        """Make a channel and add it to the worker's table; MemoryError if the table is full."""
+        """Make a channel, and put it into the worker's table; MemoryError if the table is full."""
         label, make_private = (
             next(self._labels),
             partial(_make_private, self._arena, self._rank_block),
@@ -47,8 +47,7 @@ class Channels:
         block: int = plain.address(self._rank_block)
         channel = Channel(shared, block, self._bit, self._waiting, label, make_private)
         with self._lock:
-            # An index is used before it leaves `_spare`: the error of a signal's handler loses
-            # none.
+            # An index is used before it leaves `_spare`: a signal handler's error loses none.
             while self._spare and self._spare[0] in self._channels:
                 heapq.heappop(self._spare)
             index = self._spare[0] if self._spare else 1 + max(self._channels, default=-1)
@@ -71,7 +70,7 @@ class Channels:
             while count and count - 1 not in self._channels:
                 count -= 1
             self._set(at.P_COUNT, count)
-            # After two more passes the worker holds no address that it read before.
+            # After two more passes the worker holds no address from an earlier read.
             if self.watched:
                 rounds = self._get(at.P_PASSES)
                 self._retired = [(r, c) for r, c in self._retired if r + 2 > rounds]

@@ -13,28 +13,28 @@ from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
 
 FAST_STAGING = Thresholds(32 << 20, NEVER)
-"""Thresholds of CPUs whose staging buffers win up to larger arrays."""
+"""Thresholds for CPUs whose staging buffers win up to larger arrays."""
 
 BY_CPU = {"znver3": FAST_STAGING, "znver4": FAST_STAGING, "znver5": FAST_STAGING}
-"""Thresholds by LLVM's name of the CPU, where the defaults do not fit.
+"""Thresholds by LLVM's name for the CPU, where the defaults do not fit.
 
 From AMD's Zen 3 on, cache lines pass quickly between cores that share an L3 cache.
 """
 
 THRESHOLDS = "NC10D_KERNEL_COPY_FROM"
-"""The variable that replaces the thresholds of the CPU: READ or READ,WRITE in bytes."""
+"""The variable that replaces the CPU's thresholds: READ or READ,WRITE in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How often a waiting rank spins, and then yields, before it sleeps; alike on a host."""
+    """How often a waiting rank spins, and then yields, before sleeping; alike on a host."""
 
     spin: int
     yields: int
 
     @property
     def few_yields(self) -> int:
-        """How often the worker yields before it sleeps."""
+        """How often the worker yields before sleeping."""
         return self.yields // 20
 
     @property
@@ -58,10 +58,10 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
 
 
 def oversubscribed(cores: Sequence[Sequence[int]], quotas: Sequence[float]) -> bool:
-    """Return whether the ranks of a host have fewer cores together than there are ranks."""
-    # `cores` and `quotas` have an entry for each rank: the cores that it may use, and the cores'
-    # time that its cgroup may use. Every rank passes the same values, so all of them agree. A
-    # launcher may have bound each rank to a core of its own, so the union of their cores counts.
+    """Return whether a host's ranks have fewer cores together than there are ranks."""
+    # `cores` and `quotas` have an entry for each rank: the cores that the rank may use, and the
+    # cores' time that its cgroup may use. Every rank passes the same values, so all ranks agree. A
+    # launcher may have bound each rank to its own core, so the union of their cores counts.
     together = {core for own in cores for core in own}
     return len(cores) > min(float(len(together)), *quotas)
 
@@ -80,7 +80,7 @@ def own_thresholds() -> Thresholds:
 
 
 def agreed_thresholds(published: Sequence[Thresholds]) -> Thresholds:
-    """Return the thresholds of a host: the smallest of those that its ranks have published."""
+    """Return a host's thresholds: the smallest that its ranks have published."""
     return Thresholds(
         min(limits.read_from for limits in published),
         min(limits.write_from for limits in published),
@@ -88,7 +88,7 @@ def agreed_thresholds(published: Sequence[Thresholds]) -> Thresholds:
 
 
 def waiting_policy(*, oversubscribed: bool) -> WaitPolicy:
-    """Return how ranks of a host wait: they spin only if each has a core of its own."""
+    """Return how a host's ranks wait: they spin only if each has its own core."""
     # The spin is short (some 6 µs). When another program takes a core, two ranks share the other,
-    # and each spins in vain until its next yield lets the other rank run.
+    # and each spins in vain until the next yield lets the other rank run.
     return WaitPolicy(spin=0 if oversubscribed else 200, yields=400)

@@ -1,1 +1,1 @@
-"""Why a group failed: its health, the agreed cause, and the text of the error."""
+"""Why a group failed: health, the agreed cause, and the error's text."""

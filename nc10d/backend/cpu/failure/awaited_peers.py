@@ -25,7 +25,7 @@ class AwaitedPeers:
 
     def rank_of(self, blocked_on: int) -> int:
         """Return the rank for the engine's C_BLOCKED_ON."""
-        # The engine gives a peer of this host by its index, a rank of another host as ~rank.
+        # The engine gives a local peer by its index, a rank on another host as ~rank.
         return ~blocked_on if blocked_on < 0 else self.memory.group_ranks[blocked_on]
 
     def awaited(self, channel: Channel) -> int | None:
@@ -44,12 +44,12 @@ class AwaitedPeers:
         return bool(counter) and bool(value < channel.get(at.C_BLOCKED_FOR))
 
     def departed(self, channel: Channel) -> int | None:
-        """Return the peer that a channel waits for if that has left without doing its part."""
+        """Return the peer that a channel waits for if that peer has left without doing its part."""
         peer = self.awaited(channel)
         if peer is None or not self.has_closed(peer):
             return None
         if self._is_remote(peer):
-            return None  # its last data may be in transit: the end of the connection decides
+            return None  # the last data may be in transit: the connection's end decides
         # In this order: after the last message the channel waits for another, and only `is_over`
         # shows that no receive is under way.
         arrived = not self.is_waiting(channel)
@@ -57,13 +57,13 @@ class AwaitedPeers:
 
     def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the group."""
-        # Remote ranks announce that in a message; peers of this host show their state in memory.
+        # Remote ranks announce that in a message; local peers show their state in memory.
         if self._is_remote(rank):
             return rank in self.control.left
         return self.memory.state(self.memory.group_ranks.index(rank)) == at.CLOSED
 
     def have_left(self, peers: Sequence[int]) -> bool:
-        """Return whether all of `peers` have closed the group; False for a group across hosts."""
+        """Return whether all `peers` have closed the group; False for a group across hosts."""
         # Between hosts a closed rank's messages may be in transit.
         return self.remote is None and bool(peers) and all(map(self.has_closed, peers))
 

@@ -1,8 +1,8 @@
-"""Why a group failed, as all of its ranks report it: the first cause wins, everywhere.
+"""Why a group failed, as all ranks report it: the first cause wins, everywhere.
 
 On one host: the rank that learns a cause writes it into its own area, and then competes for a
-word, the abort word of the first rank. The winner's number is copied into the abort word of every
-rank, and every wait looks at that word. Memory outlives its owner, so dead ranks do not matter.
+word, the first rank's abort word. The winner's number is copied into every rank's abort word, and
+every wait looks at that word. Memory outlives the owner, so dead ranks do not matter.
 
 A group that spans hosts first agrees on one cause by consensus; then each host publishes it so.
 """
@@ -27,7 +27,7 @@ def publish(memory: GroupMemory, error: DistError) -> None:
     """Make `error` the cause on this host unless there is a cause; the caller rings all ranks."""
     first = memory.address(0) + at.AREA_ABORT
     with memory.reporting:
-        # Peers may be reading the cause that this rank has written: it is written only once.
+        # Peers may be reading the cause that this rank has written: a cause is written only once.
         if not memory.reported and entry_points.load_word(first) == 0:
             memory.write_cause(error_wire.encode_error(error, at.CAUSE_BYTES))
             memory.reported = True
@@ -42,7 +42,7 @@ def publish(memory: GroupMemory, error: DistError) -> None:
 
 
 def read(memory: GroupMemory) -> DistError | None:
-    """Return the group's cause as an error of this rank, or None."""
+    """Return the group's cause as this rank's error, or None."""
     winner = entry_points.load_word(memory.address(memory.rank) + at.AREA_ABORT)
     return error_wire.decode_error(memory.read_cause(winner - 1)) if winner else None
 
@@ -53,7 +53,7 @@ def has_failed(memory: GroupMemory) -> bool:
 
 
 class AgreedCause:
-    """The cause of a group that spans hosts; `ring` wakes this host's ranks, given a bit mask."""
+    """The cause in a group that spans hosts; `ring` wakes this host's ranks, given a bit mask."""
 
     def __init__(
         self, control: GroupControl, memory: GroupMemory, ring: Callable[[int], None]

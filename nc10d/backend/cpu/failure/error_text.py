@@ -1,7 +1,7 @@
-"""The errors of a failed group: the rank to blame, the call, and every rank's last operation.
+"""A failed group's errors: the rank to blame, the call, and every rank's last operation.
 
-The rank that detects a failure makes the error here. health.py distributes it, so that all ranks
-raise the same error.
+The rank that detects a failure makes the error here. health.py distributes that error, so that all
+ranks raise the same.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from nc10d.ops.facts import name_of
 
 _DTYPES = {dtype.code: dtype for dtype in DType}
 ENDING = "its program ends"
-"""The reason of a rank that leaves at its program's end. Soon the exit code tells more."""
+"""The reason when a rank leaves at its program's end. Soon the exit code tells more."""
 _MOST_LINKS = 4
 """Most links that are named for a rank that has exchanged messages only."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Makes the errors of a group on this rank, from what the group has there."""
+    """Makes a group's errors on this rank, from the group's data there."""
 
     context: Context
     name: str
@@ -56,8 +56,8 @@ class GroupErrors:
     def own_operation(
         self, ops: Sequence[Op], channel: Channel | None = None
     ) -> tuple[str, int, str]:
-        """Return the name and the number of this rank's operation, and both as text."""
-        # The operation is `ops`, else the message of `channel`, else the latest one on record.
+        """Return name and number of this rank's operation, and both as text."""
+        # The operation is `ops`, else `channel`'s message, else the latest one on record.
         if ops and isinstance(ops[0], (Send, Recv)):
             name, seq = describe(ops), self._message_number(channel)
         elif not ops and channel is not None and channel.spec.kind != at.COLLECTIVE:
@@ -76,21 +76,21 @@ class GroupErrors:
 
     def _common_fields(self) -> dict[str, Any]:
         """Return fields of timeouts and lost peers: `last` numbers by rank, `waited` in seconds."""
-        # `waited` counts from the beginning of this rank's collective; None outside of collectives.
-        # Outside of collectives the time on record belongs to the last collective.
+        # `waited` counts from the beginning of this rank's collective; None outside collectives.
+        # There the time on record belongs to the last collective.
         begun = self.memory.begun(self.memory.rank) if self.channel.busy() else 0
         waited = (monotonic_ns() - begun) / 1e9 if begun else None
         return {"waited": waited, "last": self.last_numbers()}
 
     def last_numbers(self) -> dict[int, int]:
-        """Return the number of the last operation that each rank of this host began, by rank."""
+        """Return the number of the last operation that each local rank began, by rank."""
         memory = self.memory
         return {number: memory.latest(peer)[0] for peer, number in enumerate(memory.group_ranks)}
 
     def timeout(
         self, peer: int | None, ops: Sequence[Op], channel: Channel | None, limit: float
     ) -> CollectiveTimeout:
-        """Return the error for an operation that has not ended within its timeout, `limit`."""
+        """Return the error for an operation that has not ended within the timeout `limit`."""
         name, seq, text = self.own_operation(ops, channel)
         call, elsewhere = f"{text} of group {self.name!r}", self._awaited_elsewhere()
         return self._timeout(call, channel, limit, elsewhere, (peer, name, seq))
@@ -98,7 +98,7 @@ class GroupErrors:
     def message_timeout(
         self, peer: int | None, channel: Channel, limit: float
     ) -> CollectiveTimeout:
-        """Return the error for a message that has not passed within its timeout, `limit`."""
+        """Return the error for a message that has not passed within the timeout `limit`."""
         name, seq = _message_name(channel), self._message_number(channel)
         link = f"{'to' if name == 'send' else 'from'} rank {peer} in group {self.name!r}"
         return self._timeout(f"{name} #{seq} {link}", channel, limit, "", (peer, name, seq))
@@ -132,7 +132,7 @@ class GroupErrors:
         return CollectiveTimeout(message, rank=peer, op=name, seq=seq, cause="no answer", **fields)
 
     def _awaited_elsewhere(self) -> str:
-        """Return, as text, the other groups in which ranks of this host wait for this rank."""
+        """Return, as text, the other groups in which ranks on this host wait for this rank."""
         waits = []
         for group in self.context.live_groups.all():
             memory = group.memory
@@ -163,7 +163,7 @@ class GroupErrors:
         return PeerLost(message, rank=peer, op=name, seq=seq, cause=cause, **self._common_fields())
 
     def _why_left(self, peer: int) -> str:
-        """Return the error with which a rank has left, or how its process has ended; "" if unknown.
+        """Return the error with which a rank has left, or how the process has ended; "" if unknown.
 
         Blocks for a moment for a rank whose program ends.
         """
@@ -177,7 +177,7 @@ class GroupErrors:
         return death(process) if why == ENDING and ended(process) else why
 
     def died(self, rank: int, peer: HostPeer) -> PeerLost:
-        """Return the error for a peer of this host (`rank` is its index there) that has died."""
+        """Return the error for a local peer (`rank` is its index here) that has died."""
         name, seq, _ = self.own_operation(())
         end = f"its last operation: {self._last(rank)}"
         return self._lost(self.memory.group_ranks[rank], peer, death(peer), end, name, seq)
@@ -185,7 +185,7 @@ class GroupErrors:
     def unreachable(
         self, rank: int, info: RankInfo, reason: str, channel: Channel | None = None
     ) -> PeerLost:
-        """Return the error for a rank of another host whose connection has ended."""
+        """Return the error for a rank on another host whose connection has ended."""
         name, seq, text = self.own_operation((), channel)
         end = f"rank {self.memory.group_rank} was last in {text}"
         return self._lost(rank, info, reason, end, name, seq)
@@ -208,7 +208,7 @@ class GroupErrors:
             rank = self.peers.rank_of(channel.get(at.C_BLOCKED_ON))
         peer = self.memory.group_ranks.index(rank)
         process = self.memory.peers[peer]
-        # The pidfd knows of a death before the control thread has processed it.
+        # The pidfd shows a death before the control thread has processed it.
         if ended(process):
             return self.died(peer, process)
         name, seq, text = self.own_operation((), channel)
@@ -229,7 +229,7 @@ class GroupErrors:
         ours = called(mine or "", memory.site(memory.rank, seq))
         peer = self.peers.rank_of(index)
         if self.remote is not None and index < 0:
-            # A remote rank's record comes over the connection; those of peers are in group memory.
+            # A remote rank's record comes over the connection; peers' records are in group memory.
             theirs = self.remote.streams.remote_call()
         else:
             last = seq if memory.record(index, seq) else memory.last_record(index)[0]
@@ -244,14 +244,14 @@ class GroupErrors:
         )
 
     def waiting_call(self, channel: Channel) -> tuple[int, str]:
-        """Return the number and the name of the call that waits in a channel."""
+        """Return number and name of the call that waits in a channel."""
         if channel.spec.kind == at.COLLECTIVE:
             seq, what = self.memory.last_record(self.memory.rank)
             return seq, what.partition("(")[0]
         return channel.get(at.C_OPS) + 1, _message_name(channel)
 
     def size_mismatch(self, channel: Channel) -> CollectiveMismatch:
-        """Return the error for a rank that sends other sizes than its peer awaits."""
+        """Return the error for a rank that sends other sizes than the peer awaits."""
         if channel.spec.kind == at.RECEIVER:
             return self._message_mismatch(channel)
         seq = channel.get(at.C_OPS)
@@ -288,12 +288,12 @@ class GroupErrors:
         )
 
     def _site_of(self, rank: int, seq: int) -> str:
-        """Return the source line of a rank's call; "" if it is unknown or on another host."""
+        """Return the source line of a rank's call; "" if unknown or on another host."""
         numbers = self.memory.group_ranks
         return self.memory.site(numbers.index(rank), seq) if rank in numbers else ""
 
     def last_operations(self) -> str:
-        """Return the last operation of each rank of this host, as the end of a message."""
+        """Return each local rank's last operation, as the end of a message."""
         # A longer list would hide the reason, and be cut where the shared cause is (CAUSE_BYTES).
         if self.memory.size > 16:
             return ""
@@ -302,7 +302,7 @@ class GroupErrors:
         return f"; last operations: {', '.join(last)}"
 
     def _last(self, rank: int) -> str:
-        """Return the last operation that a rank of this host (by its index there) began."""
+        """Return the last operation that a local rank (by index) began."""
         # Messages leave no record that peers can read, only a count for each link. So links are
         # named only for a rank that has run no other operation.
         seq, what = self.memory.latest(rank)
@@ -315,7 +315,7 @@ class GroupErrors:
 
 def as_dist_error(reason: BaseException) -> DistError:
     """Return a copy of `reason` as a DistError; the caller's object stays unchanged."""
-    # Other ranks must be able to decode it: a type of the caller's becomes a type of nc10d.
+    # Other ranks must be able to decode the error: a caller's own type becomes one of nc10d's.
     own = error_wire.wire_type(reason)(error_wire.message_of(reason))
     if isinstance(reason, DistError):
         own.__dict__.update(reason.__dict__)
@@ -331,7 +331,7 @@ def _label(code: int) -> str:
 
 
 def message_in_words(peer: int | None, tag: int, nbytes: int, code: int, *, sending: bool) -> str:
-    """Return the text of the send or recv that has passed a message."""
+    """Return the text for the send or recv that has passed a message."""
     count = nbytes // _DTYPES[code].itemsize if code in _DTYPES else nbytes
     name, whom = ("send", "dst") if sending else ("recv", "src")
     return f"{name}(dtype={_label(code)}, count={count}, {whom}={peer}, tag={tag})"

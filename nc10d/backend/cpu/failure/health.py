@@ -1,18 +1,18 @@
-"""Whether a group still works and, if not, why: the same cause on all of its ranks.
+"""Whether a group still works and, if not, why: the same cause on all ranks.
 
-| state of a group on this rank | enters it when |
+| a group's state on this rank | is entered when |
 |---|---|
 | working | initially |
 | failing | this rank or a peer publishes a cause (cause.py), which this rank has not seen yet |
 | failed | `failure` finds the cause, completes calls whose data have come, and stops the channels |
-| closed | `close` is called; of a working group the failure is then GroupClosed |
+| closed | `close` is called; a working group's failure is then GroupClosed |
 
 A rank publishes a cause when a peer has died or left, a deadline has passed, or the engine reports
 an error. Waiting ranks look for a cause between two slices of their wait.
 
 Invariant: the channels are stopped before `failure` first returns an error. So nothing touches
 users' arrays after a caller has seen the error. Stopping takes the channels' locks: a thread
-releases the lock of a channel before calling `failure`.
+releases a channel's lock before calling `failure`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from nc10d.errors import CollectiveMismatch, DistError, ForkedGroupError, GroupC
 from nc10d.ops import Op
 
 _log = logging.getLogger("nc10d")
-# Seconds that a failed data connection waits for a cause from the control connection. That knows
-# more: whether the peer has left or its process has ended.
+# Seconds that a failed data connection waits for a cause from the control connection. The control
+# connection knows more: whether the peer has left or its process has ended.
 CONTROL_GRACE = 1.0
 A_MOMENT = 0.001
 """Seconds between two looks for a cause that another thread is about to publish."""
 _LONGEST_WHY = 200
-"""The most characters of an error that a leaving rank shows to the others."""
+"""The most characters in an error that a leaving rank shows to the others."""
 
 
 class Health:
-    """The state of a group on this rank: working, failed or closed."""
+    """A group's state on this rank: working, failed or closed."""
 
     def __init__(self, text: GroupErrors, control: GroupControl) -> None:
         self._text, self._control = text, control
@@ -68,19 +68,19 @@ class Health:
         self._deadlock: DistError | None = None
         self.on_failure: list[Callable[[DistError], object]] = []
         self._cut_off = False
-        """Whether the failure has ended an operation of this rank."""
+        """Whether the failure has ended an operation on this rank."""
         self._unfinished: PeerLost | None = None
 
     # -- asking ----------------------------------------------------------------------------
 
     def failure(self) -> DistError | None:
-        """Return why the group has failed, or None; blocks until its channels are stopped."""
+        """Return why the group has failed, or None; blocks until the channels are stopped."""
         if self._failure is None:
             found = cause.read(self._memory)
             if found is None:
                 return None
-            # One thread stops the channels; the others wait for it here, since they may return
-            # the failure only afterwards.
+            # One thread stops the channels; the others wait here, since they may return the failure
+            # only afterwards.
             with self._lock:
                 first = self._failure is None
                 if first:
@@ -103,8 +103,8 @@ class Health:
             raise copy_to_raise(failure) from None
 
     def reason_to_stop(self) -> DistError:
-        """Return why the channels of a group are stopped; blocks until that is stored."""
-        with self._lock:  # a thread that fails or closes the group holds it until then
+        """Return why a group's channels are stopped; blocks until that is stored."""
+        with self._lock:  # a thread that fails or closes the group holds the lock until then
             failure = self.failure()
         assert failure is not None
         return failure
@@ -114,7 +114,7 @@ class Health:
         self._deadlock = self.deadlock_error(channel, text)
 
     def deadlock_error(self, channel: Channel, text: str) -> DistError:
-        """Return the error of a deadlock, in which this rank waits in a channel."""
+        """Return the error for a deadlock, in which this rank waits in a channel."""
         rank, (seq, op) = self.peers.awaited(channel), self._text.waiting_call(channel)
         if RETURNED in text:
             return PeerLost(text, rank=rank, op=op, seq=seq, cause="it has returned")
@@ -135,7 +135,7 @@ class Health:
         self, ops: Sequence[Op], channel: Channel, deadline: Deadline
     ) -> DistError | None:
         """Do as `check_wait`, after waiting for the thread that has stopped the channel."""
-        # That thread holds the lock until it has stored the failure.
+        # That thread holds the lock until the failure is stored.
         with self._lock:
             return self.check_wait(ops, channel, deadline)
 
@@ -144,7 +144,7 @@ class Health:
     ) -> DistError | None:
         """Return the group's failure, or None if the wait for `ops` in `channel` can go on."""
         # A deadlock, a peer that has left, and an expired deadline fail the group first.
-        # A published cause first: an error made here would only lose against it.
+        # A published cause first: an error made here would only lose.
         failure = self.failure()
         if failure is not None:
             return failure
@@ -160,7 +160,7 @@ class Health:
         return self._fail(self._text.peer_left(peers[0], ops, None))
 
     def whereabouts(self) -> tuple[str, dict[int, int]]:
-        """Return the last operation of each rank of this host: as text, and as numbers by rank."""
+        """Return each local rank's last operation: as text, and as numbers by rank."""
         return self._text.last_operations(), self._text.last_numbers()
 
     # -- failing ---------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Health:
         error.op = error.op or op
         error.seq = seq if error.seq is None else error.seq
         if self._agreed is not None:
-            # Without the lock: the control thread, which receives the answer, may need it.
+            # Without the lock: the control thread, which receives the answer, may need the lock.
             self._agreed.report(error, wait=not self._context.in_control())
             self.failure()
             return
@@ -195,12 +195,12 @@ class Health:
             note_told(self.failure())
 
     def close(self) -> bool:
-        """End the group on this rank; return False if it has ended before.
+        """End the group on this rank; return False if already ended.
 
-        A repeated call completes a close that the error of a signal's handler has cut off.
+        A repeated call completes a close that a signal handler's error has cut off.
         """
         if not self.closed:
-            self.failure()  # a rank that has never looked for a cause learns it here
+            self.failure()  # a rank that has never looked for a cause learns the cause here
         with self._lock:
             if self._ending or self._ended:
                 return False
@@ -225,14 +225,14 @@ class Health:
                     time.sleep(A_MOMENT)
 
     def _note_unfinished(self) -> None:
-        """Note a collective in flight that can't end, since a peer has left without it."""
-        # After this rank has published that it leaves: of two that leave, one sees the other.
+        """Note a collective in flight that can't end, since a peer left without taking part."""
+        # After this rank has published its leaving: of two ranks that leave, one sees the other.
         peer = self.peers.departed(self._channel) if self._channel.oldest() else None
         if peer is not None:
             self._unfinished = self._text.peer_left(peer, (), self._channel)
 
     def log_untold(self) -> None:
-        """Log the error that has ended an operation of this rank, if no call has raised it."""
+        """Log the error that has ended an operation on this rank, unless a call has raised it."""
         error = self._failure if self._cut_off else self._unfinished
         if error is not None and not error._told:
             _log.error("nc10d: %s; no call has raised this error", error)
@@ -240,7 +240,7 @@ class Health:
     def _end(self) -> None:
         # Deaths and messages that the control thread processes from here on are ignored.
         self.closed = True
-        # A rank that leaves amid an error: peers that wait for it learn the reason.
+        # A rank that leaves amid an error: peers that wait for this rank learn the reason.
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
             self.why_closed = ENDING
@@ -261,14 +261,14 @@ class Health:
             closed = GroupClosed(message, group=self._name)
             try:
                 self._stop_channels()
-            except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
+            except BaseException:  # Ctrl-C: the caller must still get the arrays back
                 self._stop_channels()
                 self._failure = closed
                 raise
             self._failure = closed
 
     def engine_failed(self, channel: Channel, answer: int) -> None:
-        """Turn a negative answer of the engine into the group's failure."""
+        """Turn a negative answer from the engine into the group's failure."""
         if answer == at.LATE:
             self.fail_timeout((), channel)
         elif answer == at.MISMATCH:
@@ -295,18 +295,18 @@ class Health:
         return self._fail(self._text.timeout(peer, ops, channel, limit))
 
     def on_death(self, number: int) -> None:
-        """React to the death of a process of this host, rank `number` of the job."""
+        """React to the death of a local process, the job's rank `number`."""
         numbers = [peer.number for peer in self._memory.peers]
         if number not in numbers or self.closed:
             return
         rank = numbers.index(number)
-        # A process that has closed the group before it ended has done its part.
+        # A process that closed the group before its end has done its part.
         if self._memory.state(rank) != at.CLOSED:
             self.abort(self._text.died(rank, self._memory.peers[rank]))
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """React to the end of the control connection to a rank on another host."""
-        # The announcement of leaving arrives before the end of the connection.
+        """React when the control connection to a rank on another host ends."""
+        # The announcement of leaving arrives before the connection ends.
         if not self.closed and not self.peers.has_closed(rank):
             self.abort(self._text.unreachable(rank, self._info_of(rank), reason))
 
@@ -314,7 +314,7 @@ class Health:
         return self._context.infos[self._control.members[rank]]
 
     def _socket_failed(self, channel: Channel) -> None:
-        """Fail the group after the end of a connection, with the cause that explains it best."""
+        """Fail the group after a connection's end, with the cause that explains the end best."""
         assert self._remote is not None
         rank = self.peers.rank_of(channel.get(at.C_BLOCKED_ON))
         control, agreed = self._control, self._agreed
@@ -323,8 +323,8 @@ class Health:
             lambda: self.peers.has_closed(rank) or control.lost(rank) is not None or agreed.known(),
             CONTROL_GRACE,
         )
-        # The best cause first: the agreed cause, a rank that has left, the end of the control
-        # connection, and only then the error of this socket.
+        # The best cause first: the agreed cause, a rank that has left, the control connection's
+        # end, and only then this socket's error.
         if self.failure() is not None:
             return
         if self.peers.has_closed(rank):
@@ -343,7 +343,7 @@ class Health:
                 channel.advance()
                 self._cut_off = self._cut_off or channel.oldest() is not None
             self._stop_channels()
-        except BaseException:  # Ctrl-C: the caller must get its arrays back all the same
+        except BaseException:  # Ctrl-C: the caller must still get the arrays back
             self._stop_channels()
             raise
 
@@ -353,7 +353,7 @@ class Health:
 
     def disown(self) -> None:
         """Mark the group as inherited in a forked child; idempotent."""
-        # Another thread of the parent may have held the lock at the time of the fork.
+        # Another thread in the parent may have held the lock during the fork.
         self._lock = threading.RLock()
         self.closed = self._ended = True
         self._failure = ForkedGroupError(

@@ -1,8 +1,8 @@
 """Several collectives as one program: in order, small all_reduces with a shared barrier.
 
 A shared barrier needs arrays that do not overlap, and no wait between the all_reduces. Each rank
-knows that of its own arrays only. A batch that could share barriers therefore begins with a barrier
-at which any rank can set the flag: then all ranks run the operations in order.
+knows that for its own arrays only. A batch that could share barriers therefore begins with a
+barrier at which any rank can set the flag: then all ranks run the operations in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nc10d.backend.cpu.program import steps
 from nc10d.backend.cpu.program.program import Program, Step, concatenate, line_up
 
 Gates = tuple[tuple[int, tuple[int, ...], bool], ...]
-"""For each collective its number in the batch, those it waits for, whether another waits for it."""
+"""For each collective its number in the batch, those that it awaits, whether another awaits it."""
 
 
 def fuse(
@@ -60,8 +60,8 @@ def fuse(
 
 
 def _disjoint(lowered: Sequence[LoweredOp]) -> bool:
-    """Return whether no arrays of all_reduces overlap: else one must end before the other."""
-    # Arrays of other collectives do not matter, because those are never joined.
+    """Return whether no all_reduces' arrays overlap: else one must end before the other."""
+    # Other collectives' arrays do not matter, because those are never joined.
     reduced = [op for op in lowered if op.part]
     arrays = [op.arrays[op.strided[0].strided if op.strided else 0] for op in reduced]
     return intervals.disjoint(array.span for array in arrays if isinstance(array, Buffer))
@@ -81,7 +81,7 @@ def _vote(joined: Sequence[Step], ordered: Sequence[Step], *, objects: bool) -> 
 
 
 def _in_order(lowered: Sequence[LoweredOp], gates: Gates) -> list[Program]:
-    """Return each collective's program, between the gates that it waits for and its own."""
+    """Return each collective's program, between the awaited gates and its own."""
     programs = [op.build() for op in lowered]
     if not gates:
         return programs
@@ -89,7 +89,7 @@ def _in_order(lowered: Sequence[LoweredOp], gates: Gates) -> list[Program]:
     base = 0
     found = []
     for program, (number, waits, awaited) in zip(programs, gates, strict=True):
-        # `concatenate` adds `base` to the numbers of this program's arrays, that of the gates too.
+        # `concatenate` adds `base` to the numbers of this program's arrays, the gates' number too.
         before = [steps.gate(words - base, earlier) for earlier in waits]
         after = [steps.open_gate(words - base, number)] if awaited else []
         found.append(Program(program.call, (*before, *program.steps, *after), program.users))
@@ -114,7 +114,7 @@ def _runs(lowered: Sequence[LoweredOp], shape: GroupShape) -> list[list[LoweredO
 
 
 def _joined(run: Sequence[LoweredOp], shape: GroupShape) -> Program:
-    """Return a program for the operations of a run, with a shared barrier."""
+    """Return a program for a run's operations, with a shared barrier."""
     if len(run) == 1:
         return run[0].build()
     parts: list[all_reduce.FusedArray] = []

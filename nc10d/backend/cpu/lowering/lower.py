@@ -1,7 +1,7 @@
 """From an operation to a program: its arrays, how to build its steps, and a cache of programs.
 
 `lower(op, shape)` reads the operation's arrays and returns a key, the buffers in the order in which
-the program numbers them, and a builder, called only when no program of that key is cached. A key
+the program numbers them, and a builder, called only when no program with that key is cached. A key
 holds everything that the program depends on, so that operations with equal keys share a program.
 """
 
@@ -41,7 +41,7 @@ _DTYPES = {dtype.label: dtype for dtype in DType}
 
 @dataclass(frozen=True, slots=True)
 class StridedArray:
-    """A strided array: numbers of its copy (copied back if `written`), of itself, of its shape."""
+    """A strided array: the numbers of the copy (copied back if `written`), array and shape."""
 
     copy: int
     strided: int
@@ -51,11 +51,11 @@ class StridedArray:
 
 @dataclass(slots=True)
 class LoweredOp:
-    """A program's key, its arrays in the program's order, and how to build it."""
+    """A program's key, arrays in the program's order, and a builder."""
 
-    # Buffers are arrays of the user; other arrays belong to the program (sizes, shapes, copies).
-    # `outs` are the numbers of the arrays that are written. `part` is the bytes and reduction of an
-    # all_reduce, which a batch may join with others. `strided` are the arrays with copies.
+    # Buffers are the user's arrays; other arrays belong to the program (sizes, shapes, copies).
+    # `outs` are the numbers of the arrays that are written. `part` is an all_reduce's bytes and
+    # reduction, which a batch may join with others. `strided` are the arrays with copies.
 
     key: tuple[object, ...]
     arrays: list[Buffer | npt.NDArray[Any]]
@@ -66,7 +66,7 @@ class LoweredOp:
 
 
 def lower(op: Op, shape: GroupShape) -> LoweredOp:
-    """Lower a collective, which has been validated, for this rank of a group of this shape."""
+    """Lower a collective, which has been validated, for this rank in a group with this shape."""
     return LOWERINGS[type(op)](op, shape)
 
 
@@ -175,11 +175,11 @@ class Pieces:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The bytes of each piece."""
+        """Each piece's bytes."""
         return tuple(nbytes for _, _, nbytes in self.cuts)
 
     def places(self, first: int) -> list[At]:
-        """Return the place of each piece; the program numbers the buffers from `first` on."""
+        """Return each piece's place; the program numbers the buffers from `first` on."""
         return [user(first + index, offset) for index, offset, _ in self.cuts]
 
 
@@ -196,14 +196,14 @@ def _by_rows(arrays: Arrays, splits: Sequence[int] | None, size: int) -> Pieces:
 
 
 def _for_one_rank(array: Array, rank: int, size: int) -> Pieces:
-    """Return a whole array as the piece of a single rank; the pieces of others are empty."""
+    """Return a whole array as a single rank's piece; the other ranks' pieces are empty."""
     buffer = as_buffer(array)
     cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
     return Pieces([buffer], cuts, buffer.dtype)
 
 
 def _per_rank(arrays: Arrays, size: int) -> Pieces:
-    """Return a piece for each rank: the arrays of a list, or equal chunks of a single array."""
+    """Return a piece for each rank: a list's arrays, or equal chunks of a single array."""
     if isinstance(arrays, (list, tuple)):
         buffers = [as_buffer(x) for x in arrays]
         cuts = [(r, 0, buffer.nbytes) for r, buffer in enumerate(buffers)]
@@ -233,8 +233,8 @@ def _at_root(arrays: Arrays, root: int, shape: GroupShape, dtype: DType) -> Piec
 
 
 def _sized_exchange(op: Op, shape: GroupShape, sends: Pieces, recvs: Pieces) -> LoweredOp:
-    """Lower an exchange of pieces whose senders announce sizes that their receivers compare."""
-    # The arrays of x come first, see Parts in ops.facts: in a scatter that is what is received.
+    """Lower an exchange whose senders announce sizes that their receivers compare."""
+    # x's arrays come first, see Parts in ops.facts: in a scatter those are received.
     call, scatters = call_of(op), isinstance(op, ops.Scatter)
     pair = [recvs, sends] if scatters else [sends, recvs]
     second = 1 + len(pair[0].buffers)
@@ -274,7 +274,7 @@ LOWERINGS: dict[type[Any], Callable[[Any, GroupShape], LoweredOp]] = {
 
 
 class ProgramCache:
-    """The programs of a group of this shape."""
+    """The programs for a group with this shape."""
 
     def __init__(self, shape: GroupShape) -> None:
         self._shape = shape

@@ -1,9 +1,9 @@
-"""Order among the messages and the collectives of a batch, where they share arrays.
+"""Order among a batch's messages and collectives, where they share arrays.
 
-Each message has a link of its own, so it may overtake the batch's collectives. That is invisible
-as long as they share no array, or nobody writes the shared array. Otherwise the later operation
-depends on the earlier: a gate (a word in memory) is opened when the earlier operation ends, and
-the later waits for it. Gates are local to a rank: its peers run the same programs with or without.
+Each message has its own link, and so may overtake the batch's collectives. That is invisible as
+long as they share no array, or nobody writes the shared array. Otherwise the later operation
+depends on the earlier: a gate (a word in memory) is opened when the earlier operation ends, and the
+later waits for it. Gates are local to a rank: its peers run the same programs with or without.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from nc10d.ops import Op, Recv, Send
 
 Words = npt.NDArray[np.int64]
 Use = tuple[Buffer, bool]
-"""An array, and whether the operation writes it."""
+"""An array, and whether the operation writes that array."""
 
 
 @dataclass(slots=True)
 class OpDependencies:
-    """An operation's number in the batch and of its gate, its `waits`, and if it is awaited."""
+    """An operation's number, which its gate has too, its `waits`, and if it is awaited."""
 
     number: int
     waits: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class OpDependencies:
 
 @dataclass(frozen=True, slots=True)
 class MessageDependencies:
-    """A message's gates by address: those it waits for, its own (0: none); kept by `words`."""
+    """A message's gates by address: the awaited gates, its own (0: none); kept by `words`."""
 
     waits: Sequence[int] = ()
     own: int = 0
@@ -60,7 +60,7 @@ class BatchDependencies:
         self.words: Words = np.zeros(GATE_BYTES // 8 * len(ops), np.int64)
 
     def of_message(self, number: int) -> MessageDependencies:
-        """Return the dependencies of the message that is operation `number`."""
+        """Return the dependencies for the message that is operation `number`."""
         op, first = self.ops[number], int(plain.address(self.words))
         if not op.waits and not op.awaited:
             return INDEPENDENT
@@ -70,7 +70,7 @@ class BatchDependencies:
 
 
 def find_dependencies(ops: Sequence[Op], shape: GroupShape) -> BatchDependencies | None:
-    """Return the dependencies within a batch, or None if its messages may overtake."""
+    """Return the dependencies within a batch, or None if messages may overtake."""
     if not any(map(_is_message, ops)) or len(ops) == 1:
         return None
     uses = [_uses(op, shape) for op in ops]
@@ -104,5 +104,5 @@ def _uses(op: Op, shape: GroupShape) -> list[Use]:
 
 
 def _disjoint(uses: Sequence[Sequence[Use]]) -> bool:
-    """Return whether no two arrays of a batch overlap, a quick test that most batches pass."""
+    """Return whether no two arrays in a batch overlap, a quick test that most batches pass."""
     return intervals.disjoint(buffer.span for some in uses for buffer, _ in some)

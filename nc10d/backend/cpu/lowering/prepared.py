@@ -1,7 +1,7 @@
 """Prepared calls: operations that have passed all checks, ready to run again.
 
-The same call with arrays of the same dtype and sizes needs no check in Python. Compiled code checks
-the arrays themselves (plain ndarrays of this dtype and size, no overlap), writes their addresses
+The same call on arrays with the same dtype and sizes needs no check in Python. Compiled code checks
+the arrays themselves (plain ndarrays with this dtype and size, no overlap), writes their addresses
 into words that are laid out once, and runs the program.
 
 | class | prepared for | `x`, `y` |
@@ -39,7 +39,7 @@ from nc10d.ops.facts import FACTS, Parts
 from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
-"""How long the start of a short message may wait for its peer: not at all, or for a spin."""
+"""How long a short message's start may wait for the peer: not at all, or for a spin."""
 _NOT_IN_FLIGHT = FINISHED, BUSY
 _WORD = 8
 
@@ -66,7 +66,7 @@ class Prepared:
     sender: int | None = None
     """The rank from which a receive receives."""
     arrays = 1
-    """How many addresses of arrays follow a descriptor of the call."""
+    """How many array addresses follow the call's descriptor."""
 
     def __init__(
         self, channel: Channel, words: Any, entry: Callable[[], EntryPoint] | None = None
@@ -88,11 +88,11 @@ class Prepared:
         """Clean up after a call that blocked in `run`, once it has ended or failed."""
 
     def submit_entry(self) -> EntryPoint:
-        """Return the compiled function that submits the call; it may block to compile it."""
+        """Return the compiled function that submits the call; may block to compile."""
         raise NotImplementedError
 
     def make_hooked(self) -> None:
-        """Set `run_hooked`; may block to compile it."""
+        """Set `run_hooked`; may block to compile."""
         raise NotImplementedError
 
     def submit(
@@ -104,7 +104,7 @@ class Prepared:
         waits: bool = False,
         originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
-        """Submit the call and return its Work; None if it does not fit now: nothing has happened.
+        """Submit the call and return its Work; None if there is no room now: nothing has happened.
 
         A thread that `waits` for the Work next advances even a long call. x and y may be lent
         views of `originals`, the caller's arrays.
@@ -113,7 +113,7 @@ class Prepared:
         in_flight, idle = self.in_flight, self._idle
         try:
             submission = idle.pop() if idle else self.channel.blank(self.arrays)
-        except IndexError:  # another thread has taken it
+        except IndexError:  # another thread has taken the address
             submission = self.channel.blank(self.arrays)
         words, address = submission.words, submission.address
         # In flight before the engine has the address: the worker may begin at once.
@@ -123,7 +123,7 @@ class Prepared:
         if originals is not None:
             x, y = originals
         if answer in _NOT_IN_FLIGHT:
-            # No other thread has its address any more: the next call may use it.
+            # No other thread has the address any more: the next call may use it.
             in_flight.pop(address, None)
             submission.keep = None
             if not idle:
@@ -133,7 +133,7 @@ class Prepared:
             return completed_call(self, x, y, self.sender) if answer == FINISHED else None
         channel = self.channel
         if originals is not None:
-            # A lent view does not keep its memory, which an array may leave while it is in flight.
+            # A lent view does not keep its memory, which an array may leave during the call.
             submission.keep = submission.keep, owners(x, y)
         if not waits:
             waiter.need_worker()
@@ -171,7 +171,7 @@ def _first_run(
 
 
 class PreparedCollective(Prepared):
-    """A collective on plain arrays: its program, and the form, dtype and sizes of its arguments."""
+    """A collective on plain arrays: program, and the arguments' form, dtype and sizes."""
 
     __slots__ = ("_extra", "_keep", "_kind", "address", "arrays")
 
@@ -184,7 +184,7 @@ class PreparedCollective(Prepared):
         lowered: LoweredOp,
         rank: int,
     ) -> None:
-        """Prepare a call of `rank` whose `parts` are as in Parts: plain arrays, tuples or None."""
+        """Prepare `rank`'s call whose `parts` are as in Parts: plain arrays, tuples or None."""
         self._kind, (self._extra, x, y) = kind, parts
         given = arrays_in(x) if y is x else arrays_in(x, y)
         address = prepared_calls.address
@@ -236,7 +236,7 @@ class PreparedCollective(Prepared):
 
 
 def arrays_in(*arguments: Arguments) -> list[Array]:
-    """Return all arrays of arguments, each of which is an array, a tuple of arrays, or None."""
+    """Return all arrays in arguments, each of which is an array, a tuple of arrays, or None."""
     found: list[Array] = []
     for given in arguments:
         found += given if type(given) is tuple else () if given is None else (given,)
@@ -244,18 +244,18 @@ def arrays_in(*arguments: Arguments) -> list[Array]:
 
 
 def _form(argument: Arguments) -> int:
-    """Return the form of an argument, as K_X has it."""
+    """Return an argument's form, as K_X has it."""
     if argument is None:
         return at.ABSENT
     return len(argument) if type(argument) is tuple else at.ONE
 
 
 class PreparedMessage(Prepared):
-    """One message; `words` is a descriptor of it, and `inbox` is None for a send."""
+    """One message; `words` is the descriptor, and `inbox` is None for a send."""
 
     # A `small` message fits into a slot of the link's staging buffer; a `near` message has a peer
-    # on this host. A message that is both is `short`: once begun, it never waits. A message that is
-    # neither is `bulky`.
+    # on this host. A message that is both is `short`: once begun, such a message never waits. A
+    # message that is neither is `bulky`.
 
     __slots__ = ("_model", "address", "dtype", "inbox", "peer", "sender", "short")
 
@@ -273,11 +273,11 @@ class PreparedMessage(Prepared):
         model.words[at.D_CHANNEL // _WORD] = channel.address
         model.words[at.D_ARRAY_DTYPE // _WORD] = id(x.dtype)
         model.words[at.D_ARRAY_COUNT // _WORD] = x.size
-        # How often this thread looks for the peer as it submits. It leaves a bulky message to the
+        # How often this thread looks for the peer while submitting. A bulky message is left to the
         # worker, which moves several at once.
         looks = LOOKS if small else -1
         if near and not small and inbox is None:
-            looks = 0  # the peer reads the array where it lies, which takes longer than a spin
+            looks = 0  # the peer reads the array in place, which takes longer than a spin
         model.words[at.D_LOOKS // _WORD] = looks
         model.words[at.D_LOOKS_WAITING // _WORD] = LOOKS if small or near else looks
         self._model, self.address = model, model.address

@@ -1,14 +1,14 @@
-"""The prepared calls of a group: looked up by operation, and the latest of each kind.
+"""A group's prepared calls: looked up by operation, and the latest of each kind.
 
 | key | value |
 |---|---|
 | kind, extra, dtype, sizes | a PreparedCollective or PreparedMessage |
-| the arrays of a batch of all_reduces, by identity | a PreparedProgram on just these arrays |
-| dtypes, sizes and reductions of such a batch | the program, for other arrays of the same shape |
+| the arrays in a batch of all_reduces, by identity | a PreparedProgram on just these arrays |
+| dtypes, sizes and reductions of such a batch | the program, for other arrays with the same shape |
 
-A batch keeps no reference to its arrays. At the next launch, its table of addresses serves any
-ndarrays with exactly these addresses, dtypes, element counts and flags. (An array may be
-resized in place, and its identity may become another array's.)
+A batch keeps no reference to its arrays. At the next launch, the address table serves any ndarrays
+with exactly these addresses, dtypes, element counts and flags. (An array may be resized in place,
+and its identity may become another array's.)
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MOST_CALLS, MOST_BATCHES = 4096, 256
 _NDARRAY = id(np.ndarray)
 
 Found = tuple[Prepared, Arguments, Arguments]
-"""A prepared call, and the arguments x and y of its `run`."""
+"""A prepared call, and the arguments x and y for `run`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch of all_reduces, and its program, whose table describes the arrays (see _read)."""
+    """A batch of all_reduces, and the program, whose table describes the arrays (see _read)."""
 
     reductions: list[ReduceOp]
     program: PreparedProgram
@@ -51,7 +51,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _KeptBatch:
-    """The result of a look-up, kept in a plan's operations: batch, cache and arrays."""
+    """A look-up's result, kept in a plan's operations: batch, cache and arrays."""
 
     owner: PreparedCache
     batch: _Batch
@@ -59,7 +59,7 @@ class _KeptBatch:
 
 
 class PreparedCache:
-    """The prepared calls of a group; `channel` is that of its collectives."""
+    """A group's prepared calls; `channel` is the collectives' channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -69,9 +69,9 @@ class PreparedCache:
         self._batches: dict[tuple[int, ...], _Batch] = {}
         self._programs: dict[tuple[object, ...], Linked] = {}
         self.latest: dict[type[Op], dict[object, Prepared]] = {kind: {} for kind in FACTS}
-        """By kind of operation and `extra`: the call that was found last. No bulky message."""
-        # Apart from `latest`: hooks always have arrays of the same sizes, and a program may make
-        # calls of other sizes in between.
+        """By operation kind and `extra`: the call that was found last. No bulky message."""
+        # Apart from `latest`: hooks always have arrays with the same sizes, and a program may make
+        # calls with other sizes in between.
         self.hooked: dict[tuple[type[Op], object], Prepared] = {}
         """By the same: the call that runs between hooks."""
 
@@ -117,7 +117,7 @@ class PreparedCache:
         return isinstance(found, PreparedMessage) and found.dtype is op.x.dtype
 
     def remember(self, op: Op, prepared: Prepared) -> None:
-        """Add the call of an operation that has passed all checks."""
+        """Add the call for an operation that has passed all checks."""
         parts = parts_of(op)
         if parts is None:
             return
@@ -150,7 +150,7 @@ class PreparedCache:
     # -- batches of all_reduces ------------------------------------------------------------------
 
     def remember_batch(self, ops: Sequence[Op], linked: Linked) -> None:
-        """Add the program of a batch, if that is all_reduces of plain arrays that lie apart."""
+        """Add a batch's program, if that is all_reduces on plain arrays that lie apart."""
         uniform = _all_reduces(ops)
         table = None if uniform is None else _read(uniform[0])
         if uniform is not None and table is not None:
@@ -183,7 +183,7 @@ class PreparedCache:
         if len(self._batches) >= MOST_BATCHES:
             self._batches.clear()
         # The operations keep the arrays alive while they are in flight. The table has the dtypes by
-        # address, and its key keeps them alive.
+        # address, and the table's key keeps the dtypes alive.
         program = PreparedProgram(self._channel, linked, table[0], shape)
         batch = self._batches[key] = _Batch(reductions, program)
         return batch
@@ -223,8 +223,8 @@ def _sizes(argument: Arguments) -> object:
 
 
 def _all_reduces(ops: Sequence[Op]) -> tuple[list[Array], list[ReduceOp]] | None:
-    """Return arrays and reductions of a batch of all_reduces, None for any other batch."""
-    if type(ops) is AllReduces:  # without making its operations
+    """Return arrays and reductions for a batch of all_reduces, None for any other batch."""
+    if type(ops) is AllReduces:  # without making operations
         return list(ops.arrays), [ops.op] * len(ops)
     found = [op for op in ops if type(op) is AllReduce]
     return ([op.x for op in found], [op.op for op in found]) if len(found) == len(ops) else None
@@ -244,12 +244,12 @@ def _read(arrays: list[Array]) -> Words | None:
 
 
 def _shape(arrays: list[Array], reductions: list[ReduceOp], table: Words) -> tuple[object, ...]:
-    """Return the key of a batch's program: everything that it depends on."""
+    """Return the key for a batch's program: all that the program depends on."""
     # Dtypes stand there by address, too, which is sound because the key keeps them alive.
     return (*table[1:].ravel().tolist(), *reductions, *(x.dtype for x in arrays))
 
 
 def _same(arrays: list[Array], batch: _Batch) -> bool:
-    """Return whether arrays match the table of a batch."""
+    """Return whether arrays match a batch's table."""
     table = batch.program.table
     return bool(prepared_calls.same_arrays(arrays, len(arrays), _NDARRAY, table))

@@ -1,6 +1,6 @@
 """Strided arrays: a program works on a contiguous copy, made and written back by its own steps.
 
-The copies are steps of the program so that they keep its order: in a batch, an operation on a
+The copies are steps in the program, and so keep the program's order: in a batch, an operation on a
 slice sees the results of earlier operations on the array, and later operations see its own.
 """
 
@@ -31,7 +31,7 @@ def make_contiguous(lowered: LoweredOp) -> LoweredOp:
     for number in found:
         buffer = arrays[number]
         assert isinstance(buffer, Buffer)
-        # The copy takes the array's number, so that the program itself stays as it is.
+        # The copy takes the array's number, so that the program itself stays unchanged.
         arrays[number] = np.empty(buffer.nbytes, np.uint8)
         strided.append(StridedArray(number, len(arrays), len(arrays) + 1, number in lowered.outs))
         arrays += [buffer, shape_words(buffer)]
@@ -85,14 +85,14 @@ class Operands:
 
 
 def operands(lowered: LoweredOp) -> Operands:
-    """Return the memory of a lowered operation that `make_contiguous` has returned."""
+    """Return the memory for a lowered operation that `make_contiguous` has returned."""
     arrays = lowered.arrays
     addresses = [x.address if isinstance(x, Buffer) else plain.address(x) for x in arrays]
     return Operands(addresses, [x.owner if isinstance(x, Buffer) else x for x in arrays])
 
 
 def message_operands(buffer: Buffer) -> Operands:
-    """Return the memory of a message; a strided array comes with a copy and its shape."""
+    """Return the memory for a message; a strided array comes with a copy and its shape."""
     if buffer.contiguous:
         return Operands([buffer.address], [buffer.owner])
     copy, shape = np.empty(buffer.nbytes, np.uint8), shape_words(buffer)

@@ -1,1 +1,1 @@
-"""How a group comes into being and ends: its value, its formation, its members."""
+"""How a group comes into being and ends: value, formation, members."""

@@ -1,15 +1,15 @@
-"""Formation of a group: it exists on all of its members, or on none.
+"""Group formation: a group exists on all members, or on none.
 
 1. Each member allocates its area of group memory and puts the offset into the store.
-2. The last member to arrive writes the outcome: the offsets of all areas. The group is formed.
-3. A member that gives up (deadline, death of a member, Ctrl-C) writes an error as the outcome.
+2. The last member to arrive writes the outcome: all areas' offsets. The group is formed.
+3. A member that gives up (deadline, a member's death, Ctrl-C) writes an error as the outcome.
 
-The first outcome holds for every member. So all ranks raise the same error, and the areas of a
-group that was not formed can be reused at once: no rank maps them.
+The first outcome holds for every member. So all ranks raise the same error, and an unformed group's
+areas can be reused at once: no rank maps them.
 
 Any process that reaches the store can write anything there. So an offset is used only if the owner
-has put the group's mark at that place of its arena. The mark is a digest of the group, of the
-area's size, and of a secret in the arena, which came over the owner's own connection.
+has put the group's mark at that place in its arena. The mark is a digest over the group, the area's
+size, and a secret in the arena, which came over the owner's own connection.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from nc10d.store.arrival import OUTCOME_KEY, KeyValueExchange, arrive, await_ran
 from nc10d.store.base import Store
 
 LARGE_SLOT, SMALL_SLOT = 256 * 1024, 32 * 1024
-"""Bytes of a slot of a staging buffer. Large arrays take twice the time with small slots."""
+"""Bytes in a staging buffer's slot. Large arrays take twice the time with small slots."""
 LARGE_STAGING_GROUPS = 32
-"""Groups of a rank that get large slots. With this limit 500 groups fit in 64 MiB."""
+"""How many of a rank's groups get large slots. With this limit 500 groups fit in 64 MiB."""
 
 Area = tuple[int, int]
-"""The offset of a rank's area in its arena, and the bytes of a slot of its staging buffer."""
+"""The offset of a rank's area in its arena, and the bytes in a staging buffer's slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The parameters of a group that forms; `members` are ranks of the job, `rank` an index."""
+    """The parameters for a group that forms; `members` are ranks in the job, `rank` an index."""
 
     # `check` is called during waits; to raise the error that makes waiting pointless.
     # `whereabouts` returns what ranks are doing instead of joining, as the end of a sentence.
@@ -66,11 +66,11 @@ class GroupSpec:
 
 
 def form(spec: GroupSpec) -> GroupMemory:
-    """Allocate this rank's area of a group; return all areas of this host. Blocks until all call.
+    """Allocate this rank's area for a group; return all local areas. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
-    for ranks that did not come before the deadline, PeerLost for ranks that have died. Another
-    end of this call, as by a signal's handler, is raised as it is, and the others learn of it.
+    for ranks that did not come before the deadline, PeerLost for ranks that have died. Any other
+    error, as from a signal's handler, is raised unchanged, and the others learn about it.
     """
     context, store = spec.context, spec.store
     offset, slot_bytes = _allocate(spec)
@@ -108,7 +108,7 @@ def form(spec: GroupSpec) -> GroupMemory:
 
 
 def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
-    """As `form`, for the survivors of a failed group, which exchange offsets through `exchange`."""
+    """As `form`, for a failed group's survivors, which exchange offsets through `exchange`."""
     # Some members may succeed and others fail; the caller makes sure that nobody uses the group
     # then. PeerLost or RendezvousError is this rank's own error.
     context, size = spec.context, len(spec.members)
@@ -120,7 +120,7 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
         await_ranks(exchange, keys, report, partial(_absent, spec), spec.deadline, spec.check)
         return _map(spec, _read_areas(keys, exchange.multi_get(keys)), keys[spec.rank])
     except BaseException:
-        # A peer that knows the offset may still write there, until it has left or died.
+        # A peer that knows the offset may still write there, until that peer has left or died.
         near = context.near
         others = [near[m] for m in spec.members if m in near and m != context.number]
         left_word = context.arena.mapping.base + offset + at.AREA_LEFT
@@ -129,7 +129,7 @@ def form_again(spec: GroupSpec, exchange: KeyValueExchange) -> GroupMemory:
 
 
 def _allocate(spec: GroupSpec) -> tuple[int, int]:
-    """Allocate this rank's area; return its offset, and the bytes of a staging buffer's slot."""
+    """Allocate this rank's area; return its offset, and the bytes in a staging buffer's slot."""
     context, members = spec.context, spec.members
     slot_bytes = LARGE_SLOT if len(context.live_groups) < LARGE_STAGING_GROUPS else SMALL_SLOT
     offset = context.allocate(area_bytes(len(members), slot_bytes))
@@ -141,13 +141,13 @@ def _allocate(spec: GroupSpec) -> tuple[int, int]:
 
 
 def _mark(spec: GroupSpec, arena: ArenaMapping, slot_bytes: int) -> int:
-    """Return the mark of an area of the group in a rank's arena, as a positive int64."""
+    """Return the mark for the group's area in a rank's arena, as a positive int64."""
     text = repr((arena_secret(arena), spec.name, [*spec.members], slot_bytes))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
 
 
 def _map(spec: GroupSpec, areas: Sequence[Area], key: str) -> GroupMemory:
-    """Return the memory of a group; the smallest slot size counts.
+    """Return a group's memory; the smallest slot size counts.
 
     StoreError names `key`, where the areas were found, if a local peer has no such area.
     """
@@ -182,7 +182,7 @@ def give_back(context: Context, memory: GroupMemory, links: Sequence[int] = ()) 
 
 
 def check_alive(context: Context, name: str, members: Sequence[int]) -> None:
-    """Raise PeerLost if a member of a group that forms has died or can't be reached any more."""
+    """Raise PeerLost if a member in a group that forms has died or can't be reached any more."""
     peer = context.lost(members)
     if peer is not None:
         rank = members.index(peer.number)
@@ -247,7 +247,7 @@ def _area(value: Any) -> Area:
 
 
 def _areas_in(size: int, outcome: Any) -> list[Area] | None:
-    """Return the areas of the `size` members in an outcome; None if it is an error."""
+    """Return the areas for the `size` members in an outcome; None for an error."""
     if "areas" not in outcome:
         return None
     areas = [_area(area) for area in outcome["areas"]]
@@ -272,7 +272,7 @@ def _encoded(error: BaseException, spec: GroupSpec) -> bytes:
 
 
 def reach(spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange) -> RemoteGroup | None:
-    """Connect a group to its ranks on other hosts, if it has any; blocks until all members have."""
+    """Connect a group to its ranks on other hosts, if any; blocks until all members have."""
     context = spec.context
     hosts = context.topology.restricted(spec.members)
     if len(hosts.hosts) == 1:

@@ -24,10 +24,10 @@ from nc10d.base.text import digest
 
 
 class Group:
-    """A group on this rank; `members` are ranks of the job, `rank` is this rank's index in them."""
+    """A group on this rank; `members` are ranks in the job, `rank` is this rank's index there."""
 
     # `remote` is None where all members are on this host. A group belongs to its users, a backend
-    # and pending Works, and leaves when the last of them is dropped.
+    # and pending Works, and leaves when the last owner is dropped.
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Group:
     ) -> None:
         self.context, self.memory, self.remote = context, memory, remote
         self.name = name
-        # Groups of one name and different members are different groups.
+        # Groups with one name and different members are different groups.
         self.key = f"{name} of {digest(repr([*members]))}"
         self.members: Sequence[int] = list(members)
         self.rank, self.size = memory.group_rank, len(members)
@@ -53,14 +53,14 @@ class Group:
             context, name, memory, self.channel, self.links, remote, self.control, peers
         )
         self.boards: list[int] = []
-        """Offsets of boards in this rank's arena."""
+        """The boards' offsets in this rank's arena."""
         self.health = Health(text, self.control)
         self._leaving = GroupExit(self)
         self._at_drop = AtDrop(self._leaving), AtDrop(self._leaving)
         context.join(self, self._leaving.reference)
 
     def channels(self) -> list[Channel]:
-        """Return the channel of collectives, and those of all links."""
+        """Return the collectives' channel, and all links' channels."""
         return [self.channel, *self.links.channels()]
 
     def gone(self) -> set[int]:
@@ -86,7 +86,7 @@ class Group:
         return SharedBoard(memory.arena_base(memory.rank) + offset, peers, self._partners())
 
     def _partners(self) -> tuple[int, ...]:
-        """Return a rank of each other host, such that a host's ranks share them evenly."""
+        """Return a rank on each other host, such that a host's ranks share them evenly."""
         if self.remote is None:
             return ()
         hosts = self.remote.hosts
@@ -97,24 +97,24 @@ class Group:
     # -- as a ControlledGroup ------------------------------------------------------------------
 
     def on_death(self, number: int) -> None:
-        """Fail the group if rank `number` of the job, which has died on this host, is a member."""
+        """Fail the group if the job's rank `number`, which has died on this host, is a member."""
         self.health.on_death(number)
 
     def on_lost(self, number: int, reason: str) -> None:
-        """Fail the group if rank `number` of the job is a member on another host."""
+        """Fail the group if the job's rank `number` is a member on another host."""
         if number in self.members:
             self.control.notify()
             if number not in self.context.near:
                 self.health.on_lost(self.members.index(number), reason)
 
     def on_engine_failure(self, address: int, answer: int) -> None:
-        """Turn the engine's answer for a channel of the group into the group's failure."""
+        """Turn the engine's answer for one of the group's channels into the group's failure."""
         for channel in self.channels():
             if channel.address == address:
                 self.health.engine_failed(channel, answer)
 
     def on_message(self, number: int, message: Message) -> None:
-        """Process a control message of a member."""
+        """Process a member's control message."""
         if number in self.members:
             self.control.on_message(self.members.index(number), message["kind"], message)
 
@@ -138,7 +138,7 @@ class Group:
 class GroupExit:
     """How this rank leaves a group, without a reference to the group.
 
-    A signal's handler may raise in the middle. A repeated call does the rest; the drop of the group
+    A signal's handler may raise in the middle. A repeated call does the rest; dropping the group
     makes that call.
     """
 
@@ -177,9 +177,9 @@ class GroupExit:
 class AtDrop:
     """Calls `drop` of a group's exit when the last reference to this object is gone."""
 
-    # A group holds two of these objects. The error of a signal's handler may come as a finalizer
-    # begins. Python drops the error, and skips the rest of that finalizer. The finalizer of the
-    # second object then does the work.
+    # A group holds two such objects. A signal handler's error may come as a finalizer begins.
+    # Python drops the error, and skips the rest of that finalizer. The second object's finalizer
+    # then does the work.
 
     __slots__ = ("_leaving",)
 
@@ -193,7 +193,7 @@ class AtDrop:
 
 
 def _spec(memory: GroupMemory, remote: RemoteGroup | None) -> ChannelSpec:
-    """Return the spec of the channel of a group's collectives."""
+    """Return the spec for the channel of a group's collectives."""
     peers = range(memory.size)
     even, odd = ([memory.slot(peer, slot) for peer in peers] for slot in (0, 1))
     return ChannelSpec(

@@ -1,1 +1,1 @@
-"""Shared memory: arenas, group memory, and access to the memory of peers."""
+"""Shared memory: arenas, group memory, and access to peers' memory."""

@@ -1,12 +1,12 @@
-"""The arena: one piece of memory per rank, mapped by all ranks of the host; a sealed, sparse memfd.
+"""The arena: one piece of memory per rank, mapped by all local ranks; a sealed, sparse memfd.
 
 An arena has no name in any file system, so nothing is left when every process has died. Pieces are
 reserved in the memory file system when they are allocated: if that is full, `allocate` raises, and
 no later access gets a SIGBUS.
 
 A piece that other processes may write can be made private: new pages replace the old, at the
-same address and with the same contents. Later writes of other processes reach only
-the file, which no longer backs this address.
+same address and with the same contents. Other processes' later writes reach only the file, which no
+longer backs this address.
 
 Not done: huge pages. The kernel has them off for shared memory as a rule; made by MADV_COLLAPSE,
 they took 0.5 to 9 % off a large all_reduce in most runs.
@@ -36,16 +36,16 @@ from nc10d.base.signal_errors import from_handler, raised_here
 ALIGNED = 2 << 20
 ODD_BYTES = 37 << 21
 LEAST_BYTES, MOST_BYTES = 8 << 20, (1 << 34) + ODD_BYTES
-"""The bytes by which the span of a large arena exceeds whole GiB, and the bounds of all spans. Only
+"""The bytes by which a large arena's span exceeds whole GiB, and the bounds for all spans. Only
 allocated pieces take memory. A process in which 64 ranks are threads maps 64 times 64 arenas.
 
-The sum is no power of two. Arenas are mapped one behind the other and filled alike, so that arrays
-of peers would have the lower bits of their addresses in common. Some CPUs (AMD's) confuse such
-lines in their L1 cache, and a kernel that reads two such arrays is several times slower.
+The sum is no power of two. Arenas are mapped one behind the other and filled alike, so that peers'
+arrays would have the lower address bits in common. Some CPUs (AMD's) confuse such lines in their L1
+cache, and a kernel that reads two such arrays is several times slower.
 """
 
-PUNCH_HOLE = 0x01 | 0x02  # of fallocate(2): give memory back, and keep the size
-MOVE_HERE = 0x01 | 0x02  # of mremap(2): to the address given, whatever is there
+PUNCH_HOLE = 0x01 | 0x02  # for fallocate(2): give memory back, and keep the size
+MOVE_HERE = 0x01 | 0x02  # for mremap(2): to the address given, whatever is there
 FAILED = ctypes.c_void_p(-1).value
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,7 +60,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 def span_of(ranks: int) -> tuple[int, str]:
     """Return the bytes to reserve for an arena, and the bound that they come from, as text.
 
-    A process maps the arenas of `ranks` ranks. MemoryError if a limit leaves too little for that.
+    A process maps `ranks` arenas. MemoryError if a limit leaves too little for that.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * PAGE
     found = min(max(memory, 1 << 30), MOST_BYTES), "the memory of this machine"
@@ -69,7 +69,7 @@ def span_of(ranks: int) -> tuple[int, str]:
     )
     if space != resource.RLIM_INFINITY:
         used = int(proc.read("self/statm").split()[0]) * PAGE
-        # Half is left for other memory of the program.
+        # Half is left for the program's other memory.
         text = f"the limit on address space, {space} bytes (ulimit -v) for {ranks} ranks' memory"
         found = min(found, (max(0, space - used) // (2 * ranks), text))
     if files != resource.RLIM_INFINITY:
@@ -100,11 +100,11 @@ class ArenaMapping:
         self.base: int = self.data.ctypes.data
 
     def discard(self, offset: int, nbytes: int) -> None:
-        """Drop this process's pages of a piece."""
+        """Drop this process's pages in a piece."""
         self._map.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Return the memory of a piece to the system, whichever process uses it."""
+        """Return a piece's memory to the system, whichever process uses it."""
         try:
             self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
         except raised_here(OSError):  # a part has private pages
@@ -121,8 +121,8 @@ class Arena:
     def __init__(self, span: int, bound: str = "its maker") -> None:
         """`span` bytes of address space, which come from `bound`, as text."""
         self.bound, self.pid = bound, os.getpid()
-        # A signal handler, or the end of a group in the garbage collector, may stop a channel, and
-        # so retire memory, in a thread that is in the middle of allocating.
+        # A signal handler, or a group's end in the garbage collector, may stop a channel, and so
+        # retire memory, in a thread that is amid an allocation.
         self._lock = threading.RLock()
         self._holes: list[tuple[int, int]] = [(0, span)]
         self._floor = 0
@@ -161,7 +161,7 @@ class Arena:
     def allocate_array(self, nbytes: int) -> Bytes:
         """Return a piece as an array, and free the piece when no array refers to it any more.
 
-        The memory then goes back to the system, as that of any large array.
+        The memory then goes back to the system, as any large array's.
         """
         return np.asarray(_OwnedPiece(self, self.allocate(nbytes), nbytes))
 
@@ -171,7 +171,7 @@ class Arena:
             self._give(offset, self._allocated.pop(offset))
 
     def retire(self) -> int:
-        """Allocate nothing any more below the end of the last piece; return that offset.
+        """Allocate nothing any more below the last piece's end; return that offset.
 
         Pieces in use stay valid. Their memory goes back to the system when they are freed.
         """
@@ -235,7 +235,7 @@ class Arena:
 
 
 class _OwnedPiece:
-    """A piece of an arena as the base object of an array; its views keep it alive."""
+    """An arena's piece as the base object of an array, whose views keep the piece alive."""
 
     def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
         self._arena = arena

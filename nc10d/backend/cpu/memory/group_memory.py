@@ -1,9 +1,9 @@
 """A group's shared memory on a host: one area for each rank, in that rank's arena.
 
-An area holds the rank's counter, abort word and state, a ring of records of the latest calls, the
-cause of a failure that the rank has reported, the places of links, the record of the latest call on
-another device (the note), the place of the board (backend.shared_board), and the two slots of the
-staging buffer.
+An area holds the rank's counter, abort word and state, a ring of records for the latest calls, the
+failure cause that the rank has reported, the links' places, the record of the latest call on
+another device (the note), the board's place (backend.shared_board), and the staging buffer's two
+slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nc10d.base.deadline import monotonic_ns
 
 
 def header_bytes(size: int) -> int:
-    """Return the bytes of an area before its staging buffer."""
+    """Return an area's bytes before its staging buffer."""
     return -(-(_board_offset(size) + 8) // PAGE) * PAGE
 
 
@@ -41,17 +41,17 @@ def _record_offset(number: int) -> int:
 
 
 def area_bytes(size: int, slot_bytes: int) -> int:
-    """Return the bytes of a whole area, for `size` ranks on the host."""
+    """Return a whole area's bytes, for `size` ranks on the host."""
     return header_bytes(size) + 2 * slot_bytes
 
 
 class GroupMemory:
     """The areas of one group on this host, as this process maps them.
 
-    `peers` are the members on this host, in the order of their ranks; this rank is `peers[rank]`.
-    Their areas start at `offsets` in their arenas, with staging slots of `slot_bytes`. The peers'
-    ranks in the group are `group_ranks`: by default 0, 1, ..., as in a group without other hosts.
-    Methods take a `rank` as an index into `peers`.
+    `peers` are the members on this host, in rank order; this rank is `peers[rank]`. Their areas
+    start at `offsets` in their arenas, with staging slots of `slot_bytes`. The peers' ranks in the
+    group are `group_ranks`: by default 0, 1, ..., as in a group without other hosts. Methods take a
+    `rank` as an index into `peers`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GroupMemory:
 
     @property
     def offset(self) -> int:
-        """The offset of this rank's area in its arena."""
+        """The offset of this rank's area in the arena."""
         return self._offsets[self.rank]
 
     @property
@@ -89,7 +89,7 @@ class GroupMemory:
         return self._addresses[rank]
 
     def slot(self, rank: int, index: int) -> int:
-        """Return the address of slot 0 or 1 of a rank's staging buffer."""
+        """Return the address of slot 0 or 1 in a rank's staging buffer."""
         return self._addresses[rank] + header_bytes(self.size) + index * self.slot_bytes
 
     def arena_base(self, rank: int) -> int:
@@ -108,7 +108,7 @@ class GroupMemory:
         self._word(self.rank, at.AREA_STATE)[0] = at.CLOSED
 
     def leave(self) -> None:
-        """Publish that this rank has left, and touches no area or link of the group again."""
+        """Publish that this rank has left, and touches none of the group's areas or links again."""
         self.publish_closed()
         bit = mask([self.peers[self.rank].rank])
         self.left = True
@@ -119,7 +119,7 @@ class GroupMemory:
                 seen = found
 
     def left_word(self) -> int:
-        """Return the address of the mask, in this rank's area, of the ranks that have left."""
+        """Return the address of the mask, in this rank's area, for ranks that have left."""
         return self._addresses[self.rank] + at.AREA_LEFT
 
     def state(self, rank: int) -> int:
@@ -131,9 +131,9 @@ class GroupMemory:
         return self._addresses[owner] + at.AREA_LINKS + 8 * peer
 
     def access(self) -> int:
-        """Return how every rank may access private memory of all others: 0, READS or WRITES.
+        """Return how every rank may access all others' private memory: 0, READS or WRITES.
 
-        The result is the same on all ranks, since each area shows the access of its rank.
+        The result is the same on all ranks, since each area shows its rank's access.
         """
         return min(int(self._word(rank, at.AREA_ACCESS)[0]) for rank in range(self.size))
 
@@ -160,7 +160,7 @@ class GroupMemory:
 
     @property
     def note(self) -> int:
-        """The address of this rank's note, where backends of other devices record their calls."""
+        """The address of this rank's note, where other devices' backends record their calls."""
         return self._addresses[self.rank] + _note_offset(self.size)
 
     def board_word(self, rank: int) -> int:
@@ -168,9 +168,9 @@ class GroupMemory:
         return self._addresses[rank] + _board_offset(self.size)
 
     def latest(self, rank: int) -> tuple[int, str]:
-        """Return the call that a rank began last, of its collectives here and of its note.
+        """Return the call that a rank began last, among collectives here and the note's calls.
 
-        The result is as `last_record`'s. Calls of the note have numbers of their own.
+        The result is as `last_record`'s. The note's calls have their own numbers.
         """
         start = _note_offset(self.size)
         number, begun = self._bytes(rank, start, 16).view(np.int64).tolist()
@@ -179,7 +179,7 @@ class GroupMemory:
         return self.last_record(rank)
 
     def progress(self) -> dict[int, int]:
-        """Return the latest sequence number of each rank of this host, by rank in the group."""
+        """Return each local rank's latest sequence number, by rank in the group."""
         return {number: self.last_record(rank)[0] for rank, number in enumerate(self.group_ranks)}
 
     def begun(self, rank: int) -> int:

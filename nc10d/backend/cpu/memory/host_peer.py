@@ -1,4 +1,4 @@
-"""Another rank of this host: mapped memory, pidfd, and how the process ended."""
+"""Another rank on this host: mapped memory, pidfd, and how the process ended."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def _status_by_pidfd(pidfd: int) -> int | None:
 
 
 def mask(ranks: Iterable[int]) -> int:
-    """Return ranks of this host as bits of an int64; rank 63 is the sign."""
+    """Return local ranks as bits in an int64; rank 63 is the sign."""
     bits = sum(1 << rank for rank in ranks)
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 @dataclass(slots=True)
 class HostPeer:
-    """A rank of this host (a peer or this rank itself): the arena, mapped here, and the process.
+    """A rank on this host (a peer or this rank itself): the arena, mapped here, and the process.
 
     `number` is the rank in the job, `rank` the number on the host. `pid` is the pid in the
     process's own namespace. `pidfd` becomes readable when the process ends; -1 for none. `wire` is

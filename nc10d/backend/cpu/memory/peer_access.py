@@ -1,13 +1,13 @@
-"""Peer access: reading and writing arrays of other ranks of the host in place.
+"""Peer access: reading and writing other local ranks' arrays in place.
 
 | the array lies in | a peer accesses it |
 |---|---|
 | the rank's arena | directly: every rank of the host has mapped it |
-| private memory, and the peer is a thread of the same process | directly |
-| private memory of another process | by process_vm_readv and _writev (cross-memory attach, CMA) |
+| private memory, and the peer is a thread in the same process | directly |
+| another process's private memory | by process_vm_readv and _writev (cross-memory attach, CMA) |
 
 Whether the kernel permits CMA depends on users, containers and ptrace rules, so each rank tries CMA
-once with each peer. A group uses CMA only if all of its ranks can.
+once with each peer. A group uses CMA only if all ranks can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nc10d.backend.cpu.native.offsets import Words
 from nc10d.base.signal_errors import raised_here, suppress_here
 
 # In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
-# of a word of its private memory.
+# of a word in the rank's private memory.
 PROBE = 128
 MAYBE_COPYING = "RD"
 """States of a thread that may be amid a copy (proc_pid_stat(5)): running or ready to run, or asleep
@@ -66,7 +66,7 @@ def access_to(peer: HostPeer) -> int:
     there: Words = np.array([place, 8, 0], np.int64)
     iovec = plain.address(there)
     writes = entry_points.write_process(peer.pid, buffer, 8, iovec, iovec + 16) == 8
-    # To withdraw exposed memory, a rank reads states of the peer's threads: that must work, too.
+    # To withdraw exposed memory, a rank reads the states of peers' threads: that must work, too.
     with suppress_here(OSError):
         if writes and _state(peer.pid, peer.pid) != GONE:
             return at.WRITES
@@ -97,7 +97,7 @@ def _may_be_writing(pid: int, thread: int) -> bool:
 
 
 def _state(pid: int, thread: int) -> str:
-    """Return the letter of a thread's state; GONE if there is no such thread."""
+    """Return the letter for a thread's state; GONE if there is no such thread."""
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
     except raised_here(FileNotFoundError, ProcessLookupError):
@@ -108,9 +108,9 @@ def _state(pid: int, thread: int) -> str:
 def peer_access_block(
     peers: Sequence[HostPeer], areas: Sequence[int], span: int, access: int
 ) -> Words:
-    """Return the block by which the engine accesses exposed arrays of `peers`; see offsets.py.
+    """Return the block by which the engine accesses `peers`' exposed arrays; see offsets.py.
 
-    `areas` are the addresses of their areas in the group, `span` the bytes of this rank's arena.
+    `areas` are the addresses of their areas in the group, `span` the bytes in this rank's arena.
     `access` is 0, READS or WRITES.
     """
     head = at.R_ARENAS // 8

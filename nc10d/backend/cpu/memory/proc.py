@@ -1,4 +1,4 @@
-"""Reads of /proc (proc(5)) that the CPU engine cannot do without."""
+"""Reads in /proc (proc(5)) that the CPU engine cannot do without."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(name: str) -> str:
 
 
 def namespace(kind: str) -> int:
-    """Return the number of this process's namespace of a `kind` ("net"); raises as `read`."""
+    """Return the number of this process's namespace for a `kind` ("net"); raises as `read`."""
     try:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except raised_here(OSError) as error:

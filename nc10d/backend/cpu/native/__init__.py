@@ -1,1 +1,1 @@
-"""The compiled part of the CPU backend: machine words in, machine words changed."""
+"""The CPU backend's compiled part: machine words in, machine words changed."""

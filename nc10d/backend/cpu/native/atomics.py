@@ -1,6 +1,6 @@
 """Raw memory, atomics and system calls for Numba code: addresses in, integers out.
 
-`load` and `store` are for memory of a single thread, or that an acquiring load or a lock has made
+`load` and `store` are for a single thread's memory, or that an acquiring load or a lock has made
 visible. A load of a word that other threads write acquires, a store that publishes releases, and
 read-modify-writes are sequentially consistent. On x86-64 an acquiring load does not pass an earlier
 read-modify-write: comments call it a full fence, and each "set my word, then look at yours" relies
@@ -45,14 +45,14 @@ def _read_acquiring(kind: Any) -> Any:
 
 
 load_acquire = _read_acquiring(types.int64)
-"""Return the int64 at an address; earlier stores of its writer are visible afterwards."""
+"""Return the int64 at an address; the writer's earlier stores are visible afterwards."""
 load_acquire_32 = _read_acquiring(types.int32)
 """Return the int32 at an address (a futex word), acquiring."""
 
 
 @emits(types.void(types.int64, types.int64))
 def store_release(b: Builder, address: Value, value: Value) -> None:
-    """Set the int64 at an address; earlier stores of this thread become visible with it."""
+    """Set the int64 at an address; this thread's earlier stores become visible, too."""
     b.store_atomic(value, b.inttoptr(address, I64.as_pointer()), "release", 8)
 
 
@@ -97,7 +97,7 @@ def move(b: Builder, dst: Value, src: Value, nbytes: Value) -> None:
 
 @emits(types.int64(types.int64, types.int64))
 def call_address(b: Builder, function: Value, channel: Value) -> Value:
-    """Call the C function at address `function` with one integer; return its answer."""
+    """Call the C function at address `function` with one integer; return the answer."""
     return b.call(b.inttoptr(function, ir.FunctionType(I64, [I64]).as_pointer()), [channel])
 
 
@@ -110,7 +110,7 @@ def scratch(b: Builder) -> Value:
 @emits(types.int64())
 def block_on_stack(b: Builder) -> Value:
     """Return the address of FOLD_BLOCK bytes on the stack, that begin a cache line."""
-    with b.goto_entry_block():  # alloca_once would fill it with zeros at each call
+    with b.goto_entry_block():  # alloca_once would write zeros at each call
         block = b.alloca(ir.ArrayType(I8, at.FOLD_BLOCK))
     block.align = 64
     return b.ptrtoint(block, I64)
@@ -189,7 +189,7 @@ def nc10d_write_process(pid: int, src: int, nbytes: int, there: int, writer: int
 
 
 class ObjectType(types.Type):
-    """Any Python object; native code gets its address, and answers for what it reads there."""
+    """Any Python object; native code gets the address, and answers for what it reads there."""
 
     def __init__(self) -> None:
         super().__init__(name="nc10d_object")

@@ -1,4 +1,4 @@
-"""Offsets inside objects of NumPy and CPython that compiled code reads.
+"""Offsets inside NumPy's and CPython's objects that compiled code reads.
 
 The offsets are found by searching objects with known contents, and checked on other objects. If
 they are not as expected, importing this module (and so the engine) raises UnsupportedPlatform.
@@ -21,12 +21,12 @@ from nc10d.kernels.python_api import TYPE_OFFSET as TYPE_OFFSET
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ITEMS_OFFSET = 24
-"""Where a list keeps the address of its items (CPython: count, type, size, items)."""
+"""Where a list keeps the address of the items (CPython: count, type, size, items)."""
 TUPLE_OFFSET = 32 if sys.version_info >= (3, 14) else 24
 """Where a tuple keeps its items; since CPython 3.14 behind the hash."""
 PLAIN_FLAGS = 0x0501
-"""C-contiguous, aligned and writable: NPY_ARRAY_CARRAY of NumPy's C interface."""
-_HEAD_WORDS = 10  # of an ndarray; no build of CPython has a smaller object for one
+"""C-contiguous, aligned and writable: NPY_ARRAY_CARRAY in NumPy's C interface."""
+_HEAD_WORDS = 10  # of an ndarray; no CPython build has a smaller object for one
 
 
 def words_at(address: int, count: int) -> list[int]:
@@ -35,7 +35,7 @@ def words_at(address: int, count: int) -> list[int]:
 
 
 def array_offsets(probe: Array) -> tuple[int, int, int, int] | None:
-    """Return the offsets of the data, dimensions, dtype and flags of `probe`; None if not found.
+    """Return the offsets of data, dimensions, dtype and flags in `probe`; None if not found.
 
     The number of dimensions follows the data, then comes the address of their sizes; the flags
     follow the dtype.
@@ -57,7 +57,7 @@ def list_is_known(probe: Sequence[object]) -> bool:
     """Return whether a list or tuple keeps its length and items where they are expected."""
     words = words_at(id(probe), 4)
     if words[TYPE_OFFSET // 8] != id(type(probe)) or words[SIZE_OFFSET // 8] != len(probe):
-        return False  # before its fourth word is taken for an address
+        return False  # before the fourth word is taken for an address
     first = id(probe) + TUPLE_OFFSET if type(probe) is tuple else words[ITEMS_OFFSET // 8]
     return words_at(first, len(probe)) == [id(x) for x in probe]
 
@@ -88,19 +88,19 @@ _LAYOUTS = {
     (3, 14): (72, -1, 0, 8),
 }
 FRAME, FRAME_BLOCK, FRAME_CODE, FRAME_OUTER = _LAYOUTS.get(sys.version_info[:2], (0, 0, 0, 0))
-"""FRAME, in a thread's state: the address of its innermost frame; if FRAME_BLOCK is not negative,
-of a block with that address there. FRAME_CODE and FRAME_OUTER, in a frame: its code object, and the
-frame that called it."""
+"""FRAME, in a thread's state: the innermost frame's address; if FRAME_BLOCK is not negative, the
+address of a block with that address there. FRAME_CODE and FRAME_OUTER, in a frame: the code object,
+and the calling frame."""
 FRAME_INSTRUCTION = 56
-"""In a frame: the instruction that it is at."""
-_INSIDE = 24  # of a frame object: the address of the frame itself
+"""In a frame: the current instruction."""
+_INSIDE = 24  # in a frame object: the address of the frame itself
 
 
 def first_instruction() -> tuple[int, int] | None:
     """Return the offset of the instructions in a code object; None if frames can't be read.
 
     The second number stands for a code object in frames without one: CPython puts such a frame
-    between a function and the C code that calls it. 0: this version has none.
+    between a function and the C code that calls that function. 0: this version has none.
     """
     known = sys.implementation.name == "cpython" and sys.version_info[:2] in _LAYOUTS
     return next(map(_look_at_frames, [None])) if known else None  # a call by C code

@@ -1,4 +1,4 @@
-"""The engine's entry points, each compiled when it is first used or by `prepare`.
+"""The engine's entry points, each compiled at first use or by `prepare`.
 
 A channel (offsets.py) is a queue of programs with a lock. `run` executes a program in the calling
 thread if the channel is free and the ring empty; `submit` queues a program, and `wait` advances the
@@ -34,7 +34,7 @@ def _run(channel: int, program: int, table: int) -> int:
     """Run a program in this thread; `table` holds its arrays' addresses.
 
     Returns DONE; BUSY if the channel has other work (submit instead); NEW_SITE, with nothing done,
-    for the first call from a line of the user's program (learn the site, then call again); BLOCKED
+    for the first call from a line in the user's program (learn the site, then call again); BLOCKED
     after a slice (go on with `drive`) or a failure. After the last two the caller still holds the
     channel.
     """
@@ -57,7 +57,7 @@ def _drive(channel: int, slice_ns: int) -> int:
 
 @on_demand("int64(int64, int64)")
 def _submit(channel: int, descriptor: int) -> int:
-    """Append to the ring; DONE, BUSY if it is full, NEW_SITE as `run`."""
+    """Append to the ring; DONE, BUSY if full, NEW_SITE as `run`."""
     return nc10d_submit(channel, descriptor)
 
 
@@ -143,7 +143,7 @@ def _break_channel(channel: int) -> int:
     waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
     until = atomics.nc10d_now() + waiting.LONG_NS
     while atomics.nc10d_now() < until:
-        # A signal handler may stop the very channel that its thread is driving.
+        # A signal handler may stop the very channel that the thread is driving.
         held = load_acquire(channel + at.C_LOCK) == atomics.this_thread()
         if held or waiting.nc10d_try_lock(channel):
             return at.DONE
@@ -167,7 +167,7 @@ def _ring(rank_block: int, ranks: int) -> int:
 
 @on_demand("int64(int64, int64)")
 def _open_gate(channel: int, word: int) -> int:
-    """Open a gate and wake the threads that sleep on it."""
+    """Open a gate and wake the threads that sleep there."""
     nc10d_publish(channel, word, 1)
     return at.DONE
 

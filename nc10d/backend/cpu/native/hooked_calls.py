@@ -1,7 +1,7 @@
-"""The entry points of prepared calls between two hooks; nc10d.kernels.hooks has the protocol.
+"""The entry points for prepared calls between two hooks; nc10d.kernels.hooks has the protocol.
 
-`hooks` is the array of a block; `task`, `value` and `places` are the hooks' arguments. The others
-are those of run_message and run_prepared, but `pieces` has the arrays of several messages.
+`hooks` is a block's array; `task`, `value` and `places` are the hooks' arguments. The others are as
+in run_message and run_prepared, but `pieces` has several messages' arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARGUMENTS = any_object, _WORD, any_object, any_object
 
 @njit
 def nc10d_run_before(block: int, task: int, value: int, places: int) -> int:
-    """Run the hook `before`, and return its answer."""
+    """Run the hook `before`, and return that hook's answer."""
     store(block + H_TASK, task)
     store(block + H_VALUE, value)
     store(block + H_PLACES, places)
@@ -60,8 +60,8 @@ def nc10d_run_after(block: int, answer: int) -> int:
 def nc10d_run_messages(words: int, pieces: int, tag: int, block: int) -> int:
     """Send or receive the first arrays of a tuple, as many as the hook `count` says.
 
-    `tag` is that of the first message. Returns DONE, or the answer of the first message that has
-    not ended.
+    `tag` is the first message's. Returns DONE, or the answer of the first message that has not
+    ended.
     """
     ran, count, answer = 0, 1, at.DONE
     while ran < count and answer == at.DONE:
@@ -79,7 +79,7 @@ def nc10d_run_messages(words: int, pieces: int, tag: int, block: int) -> int:
 def _run_hooked_messages(
     words: object, pieces: object, tag: int, hooks: object, task: int, value: object, places: object
 ) -> object:
-    """Send or receive the first arrays of the tuple `pieces` between two hooks."""
+    """Send or receive the first arrays in the tuple `pieces` between two hooks."""
     block = load(as_int(hooks) + DATA_OFFSET)
     answer = nc10d_run_before(block, task, as_int(value), as_int(places))
     if answer != 0:

@@ -1,7 +1,7 @@
 """The interpreter: run a channel's program until it ends, fails or has to wait for a peer.
 
-`_advance` is the switch over the kinds of steps. The place in the program is kept in the channel,
-so any thread that holds the channel's lock may go on where another thread stopped.
+`_advance` is the switch over the step kinds. The place in the program is kept in the channel, so
+any thread that holds the channel's lock may go on where another thread stopped.
 
     published by a rank                 valid for its peers
     counter (C_SELF)                    only grows; release: all that the rank wrote before is there
@@ -20,7 +20,7 @@ Invariants:
 - A rank writes to a slot only after all peers have left the round that used the slot last. FREE
   waits for that. In a program without FREE (links, later rounds) another wait implies it.
 - A rank reads a peer's slot only after a wait for that peer's counter.
-- A step that answers BLOCKED is repeated from its start. So such a step has changed nothing, or it
+- A step that answers BLOCKED is repeated from the start. So such a step has changed nothing, or
   keeps its progress elsewhere (a FLOW does, in its wires). Only FETCH, FOLD_EXPOSED and
   FILL_EXPOSED may block after a write, and then only until the group's failure ends the wait.
 - All ranks spend the same ticks for a round, so targets need no negotiation.
@@ -67,11 +67,11 @@ def nc10d_ring_bells(rank_block: int, sleepers: int) -> None:
 
 @njit(nogil=True)
 def nc10d_publish(channel: int, counter: int, value: int) -> None:
-    """Publish a new counter value and wake the ranks that sleep on it."""
+    """Publish a new counter value and wake the ranks that sleep there."""
     # A full fence, not only a release: a sleeper sets its bit and then looks at the counter again,
     # this thread sets the counter and then looks at the bits. At least one of them sees the other's
-    # store. With a release store both could miss it, and the sleeper would wait for its slice.
-    # The exchange also releases: a rank that sees the value sees all that this rank wrote before.
+    # store. With a release store both could miss it, and the sleeper would wait for a slice. The
+    # exchange also releases: a rank that sees the value sees all that this rank wrote before.
     atomics.exchange(counter, value)
     if load_acquire(counter + at.LINE_SLEEPERS) != 0:
         # Taken by an exchange: two posts at the same time ring each bell once.
@@ -104,15 +104,15 @@ def nc10d_wait_all(channel: int, step: int, segment: int, target: int) -> int:
 
 @njit(nogil=True)
 def nc10d_inline_slot(channel: int) -> int:
-    """Return the offset, from a rank's counter, of its inline slot of this round."""
+    """Return the offset, from a rank's counter, of the inline slot for this round."""
     return at.LINE_SLOTS + at.SLOT_BYTES * (load(channel + at.C_ROUND) & 1)
 
 
 @njit(nogil=True)
 def nc10d_compare_fingerprints(channel: int) -> int:
     """Return DONE if all ranks have this rank's fingerprint, else MISMATCH."""
-    # C_BLOCKED_ON is then the other rank. The caller has waited for tick 1 of all ranks, which
-    # makes their fingerprints visible.
+    # C_BLOCKED_ON is then the other rank. The caller has waited for all ranks' tick 1, which makes
+    # their fingerprints visible.
     slot = nc10d_inline_slot(channel)
     mine = load(load(channel + at.C_SELF) + slot)
     counters = load(channel + at.C_COUNTERS)
@@ -125,7 +125,7 @@ def nc10d_compare_fingerprints(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_write_site(channel: int, place: int) -> None:
-    """Write the text of the running call's site to `place`; an empty text if unknown."""
+    """Write the running call's site, as text, to `place`; an empty text if unknown."""
     site = load(channel + at.C_SITE)
     if site != 0:
         atomics.move(place, site, at.SITE_BYTES)
@@ -144,7 +144,7 @@ def nc10d_write_fingerprint(channel: int, step: int) -> None:
 
 @njit(nogil=True)
 def nc10d_begin_call(channel: int, step: int) -> None:
-    """Count an operation and write its record, which peers read for their error messages."""
+    """Count an operation and write the record, which peers read for their error messages."""
     # Plain stores: peers read a record only for an error, after tick 1 or when all has failed.
     ops = load(channel + at.C_OPS) + 1
     store(channel + at.C_OPS, ops)
@@ -159,7 +159,7 @@ def nc10d_begin_call(channel: int, step: int) -> None:
 
 @njit(nogil=True)
 def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment: int) -> None:
-    """dst = contributions of all ranks folded in rank order, a block at a time."""
+    """dst = all ranks' contributions folded in rank order, a block at a time."""
     # A result for the staging buffer is folded in the L1 cache and copied: a kernel writes vector
     # by vector, and would wait for each cache line that a peer on a distant core has read last.
     dst = nc10d_operand(channel, users, step + packed.DST, parity, segment)
@@ -195,7 +195,7 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
             atomics.call_kernel(last, into, into, arg, count)
         if staged:
             nc10d_copy(copy, dst + done, into, count)
-        # From `into`, not from dst: that is still in the cache of this core.
+        # From `into`, not from dst: that is still in this core's cache.
         if twice:
             nc10d_copy(copy, also + done, into, count)
         done += count
@@ -203,7 +203,7 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
 
 @njit(nogil=True)
 def nc10d_pass_received(channel: int, number: int) -> int:
-    """Leave the rounds after `number` whose messages have been received; return the last of them.
+    """Leave the rounds after `number` whose messages have been received; return the last.
 
     The caller then leaves that round.
     """
@@ -256,7 +256,7 @@ def _advance(channel: int) -> int:
         if kind == StepKind.COPY:
             dst = nc10d_operand(channel, users, step + packed.DST, parity, segment)
             src = nc10d_operand(channel, users, step + packed.SRC, parity, segment)
-            if dst != src:  # in place: a call whose input is its output
+            if dst != src:  # in place: a call whose input is also the output
                 nc10d_copy(load(step + packed.COPIER), dst, src, nc10d_length(step, segment))
         elif kind == StepKind.SIGNAL:
             nc10d_publish(channel, load(channel + at.C_SELF), seq + load(step + packed.TICK))
@@ -297,14 +297,14 @@ def _advance(channel: int) -> int:
             atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
             nc10d_write_site(channel, cell + at.CELL_SITE)
         elif StepKind.AGREE <= kind < StepKind.FLOW:
-            # By address, through a word that stays 0 until a program needs it: a first collective
-            # does not wait for this code to be compiled.
+            # By address, through a word that stays 0 until a program needs this code: a first
+            # collective does not wait for the compilation.
             store(channel + at.C_PC, step)
             store(channel + at.C_SEGMENT, segment)
             answer = atomics.call_address(load(load(channel + at.C_SLOW_STEPS)), channel)
             if answer != at.DONE:
                 return answer
-            step = load(channel + at.C_PC)  # a branch has moved it
+            step = load(channel + at.C_PC)  # a branch has moved the place
         elif kind in (StepKind.ROUND, StepKind.LOOP_AGREED):
             nc10d_end_round(channel, step)
             seq = load(channel + at.C_TICKS)
@@ -334,13 +334,13 @@ def _advance(channel: int) -> int:
             if answer != at.DONE:
                 return answer
             if kind == StepKind.FLOW:
-                step += packed.STEP * load(step + packed.ROWS)  # past its rows
+                step += packed.STEP * load(step + packed.ROWS)  # past the step's rows
         else:
             return at.DONE
         step += packed.STEP
 
 
 def advance_address() -> int:
-    """Return the address of `_advance`, for C_ADVANCE; may block to compile it."""
+    """Return the address of `_advance`, for C_ADVANCE; may block to compile."""
     # Called by address: otherwise each entry point would contain, and compile, a copy.
     return address_of(_made, "advance", lambda: compiled_callback("int64(int64)")(_advance))

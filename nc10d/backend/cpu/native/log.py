@@ -1,8 +1,8 @@
-"""The log: the latest calls and messages of one rank, in all of its groups, in a fixed ring.
+"""The log: the latest calls and messages of one rank, in all its groups, in a fixed ring.
 
 An entry describes a call, which may still run, or a message that has ended. A writer holds
-its channel's lock and takes its place in the ring by an atomic add, so channels need no other
-order. A reader trusts an entry only if the entry's stamp is the same before and after the read.
+the channel's lock and takes a place in the ring by an atomic add, so channels need no other order.
+A reader trusts an entry only if the entry's stamp is the same before and after the read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def nc10d_take_entry(channel: int, begun: int, ended: int) -> int:
 
 @njit(nogil=True)
 def nc10d_log_call(channel: int, now: int, text: int) -> None:
-    """Log the begin of a call; an earlier call of its batch has ended."""
+    """Log the begin of a call; an earlier call in the batch has ended."""
     nc10d_log_end(channel, now)
     entry = nc10d_take_entry(channel, now, 0)
     move(entry + at.E_TEXT, text, at.TEXT_BYTES)
@@ -53,7 +53,7 @@ def nc10d_log_call(channel: int, now: int, text: int) -> None:
 
 @njit(nogil=True)
 def nc10d_log_message(channel: int, now: int) -> None:
-    """Count a message that has ended, and log it."""
+    """Count and log a message that has ended."""
     store(channel + at.C_OPS, load(channel + at.C_OPS) + 1)
     begun = load(channel + at.C_BEGUN)
     entry = nc10d_take_entry(channel, begun if begun != 0 else now, now)

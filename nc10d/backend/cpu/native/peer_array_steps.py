@@ -1,6 +1,6 @@
 """Steps that access peers' arrays directly: no copy over a staging buffer, and in large pieces.
 
-A rank exposes an array by a record of two words in its staging buffer: an address, and a way to get
+A rank exposes an array by a two-word record in its staging buffer: an address, and a way to get
 there.
 
     way (word 2)        word 1                       a peer
@@ -39,7 +39,7 @@ NEVER = 1 << 62
 
 @njit(nogil=True)
 def nc10d_reach_row(channel: int, rank: int) -> int:
-    """Return the address of a rank's row: its arena as mapped here, its pid, its area."""
+    """Return the address of a rank's row: the arena as mapped here, the pid, the area."""
     return load(channel + at.C_REACH) + at.R_ARENAS + at.R_ROW * rank
 
 
@@ -90,7 +90,7 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
         if writable != 0 and nc10d_allows_writes(channel):
             store(channel + at.C_WRITABLE, -1)
             store(channel + at.C_WRITABLE_BYTES, writable)
-            # Equal pieces: the kernel looks up all pages of a piece before it writes to the first.
+            # Equal pieces: the kernel looks up all of a piece's pages before writing to the first.
             pieces = (writable + AT_A_TIME - 1) // AT_A_TIME
             pages = (writable // at.PAGE + pieces - 1) // pieces
             store(load(channel + at.C_AREA) + at.AREA_WRITABLE_BYTES, pages * at.PAGE)
@@ -105,8 +105,8 @@ def nc10d_expose(channel: int, users: int, step: int, parity: int, segment: int)
 
 @njit(nogil=True)
 def nc10d_has_given_up(area: int) -> bool:
-    """Return whether the owner of an area has failed or has closed the group."""
-    # The owner gives up once the abort word in its area is set; this rank's word may be set later.
+    """Return whether an area's owner has failed or has closed the group."""
+    # The owner gives up once the abort word in that area is set; this rank's word may follow.
     failed = load_acquire(area + at.AREA_ABORT) != 0
     return failed or load_acquire(area + at.AREA_STATE) == at.CLOSED
 
@@ -120,7 +120,7 @@ def nc10d_bring(channel: int, peer: int, record: int, offset: int, buffer: int, 
     if load(record + 8) in (BY_ARENA, WRITABLE):
         return load(row) + place
     pid = load(row + 8)
-    if pid == 0:  # another thread of this process: a read of freed memory would crash
+    if pid == 0:  # another thread in this process: a read of freed memory would crash
         if nc10d_has_given_up(load(row + 16)):
             store(channel + at.C_BLOCKED_ON, peer)
             return 0
@@ -171,7 +171,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
         return at.UNREADABLE if held == at.DONE else held
     if found != dst:
         nc10d_copy(load(step + packed.COPIER), dst, found, nbytes)
-    # Checked after the copy: a peer reuses its array only after setting its abort word.
+    # Checked after the copy: a peer reuses an array only after setting the abort word.
     return nc10d_check_owner(channel, step, segment, load(step + packed.PEER))
 
 
@@ -179,7 +179,7 @@ def nc10d_fetch(channel: int, users: int, step: int, parity: int, segment: int) 
 def nc10d_fill_peers(
     channel: int, staging: int, place: int, src: int, offset: int, nbytes: int, copy: int
 ) -> int:
-    """Write bytes into every peer's array that is exposed for writes, at `offset` in it.
+    """Write bytes into every peer's array that is exposed for writes, at `offset` there.
 
     `staging` is the table of staging buffers, which have the records at `place`. Returns the rank
     whose memory could not be written, or -1. See nc10d_copy for `copy`.
@@ -199,7 +199,7 @@ def nc10d_fill_peers(
 
 @njit(nogil=True)
 def nc10d_fill_exposed(channel: int, users: int, step: int, parity: int, segment: int) -> int:
-    """Write bytes of this rank into every array that a peer has exposed for writes."""
+    """Write this rank's bytes into every array that a peer has exposed for writes."""
     own = nc10d_operand(channel, users, step + packed.OWN, parity, segment)
     staging, place = channel - load(step + packed.SRC) + parity, load(step + packed.SRC + 8)
     nbytes, copy = load(step + packed.NBYTES), load(step + packed.COPIER)
@@ -211,7 +211,7 @@ def nc10d_fill_exposed(channel: int, users: int, step: int, parity: int, segment
 
 @njit(nogil=True)
 def nc10d_fill_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
-    """Have the kernel write bytes into a peer's private memory; False if it is not allowed."""
+    """Have the kernel write bytes into a peer's private memory; False if not allowed."""
     pid, area = load(row + 8), load(row + 16)
     done = 0
     while done < nbytes:

@@ -35,7 +35,7 @@ def nc10d_is_plain(array: int, kind: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_count(array: int) -> int:
-    """Return the number of elements of an ndarray object."""
+    """Return how many elements an ndarray object has."""
     count = 1
     sizes = load(array + cpython.DIMS_OFFSET + 8)
     for i in range(load(array + cpython.DIMS_OFFSET) & 0xFFFFFFFF):
@@ -45,7 +45,7 @@ def nc10d_count(array: int) -> int:
 
 @njit(nogil=True)
 def nc10d_is_array(array: int, kind: int, dtype: int, count: int, length: int) -> bool:
-    """Return whether an object is a plain array of this dtype, count and (unless -1) length."""
+    """Return whether an object is a plain array with this dtype, count and (unless -1) length."""
     if not nc10d_is_plain(array, kind) or load(array + cpython.DTYPE_OFFSET) != dtype:
         return False
     if nc10d_count(array) != count:
@@ -61,7 +61,7 @@ def nc10d_is_array(array: int, kind: int, dtype: int, count: int, length: int) -
 def nc10d_put_array(prepared: int, users: int, number: int, array: int) -> bool:
     """Put the address of array `number` into the table `users`; False if the array does not fit.
 
-    Only a plain array fits, of the call's dtype, and of the row's count and length.
+    Only a plain array fits, with the call's dtype, and the row's count and length.
     """
     kind, row = (
         load(load(prepared + at.K_CHANNEL) + at.C_ARRAY_TYPE),
@@ -76,15 +76,15 @@ def nc10d_put_array(prepared: int, users: int, number: int, array: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_row_of(prepared: int, number: int) -> int:
-    """Return the address of the row of array `number` of a prepared call."""
+    """Return the address of the row for array `number` in a prepared call."""
     return load(prepared + at.K_ROWS) + at.PREPARED_ROW * number
 
 
 @njit(nogil=True)
 def nc10d_put_argument(prepared: int, users: int, argument: int, form: int, number: int) -> int:
-    """Put the arrays of an argument into a table, from `number` on.
+    """Put an argument's arrays into a table, from `number` on.
 
-    Returns the number that follows its last array, or -1 if the argument is not of this form.
+    Returns the number that follows the last array, or -1 if the argument has not this form.
     """
     if form == at.ONE:
         return number + 1 if nc10d_put_array(prepared, users, number, argument) else -1
@@ -103,7 +103,7 @@ def nc10d_put_argument(prepared: int, users: int, argument: int, form: int, numb
 
 @njit(nogil=True)
 def nc10d_lie_apart(prepared: int, users: int) -> bool:
-    """Return whether no array that the call writes overlaps another of the table.
+    """Return whether no array that the call writes overlaps another in the table.
 
     In place, array 0 is this rank's piece of array K_WHOLE: that pair may overlap.
     """
@@ -123,7 +123,7 @@ def nc10d_lie_apart(prepared: int, users: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_put_arguments(prepared: int, users: int, x: int, y: int) -> bool:
-    """Fill a table with the arrays of two arguments; False if they do not fit the prepared call."""
+    """Fill a table with two arguments' arrays; False if they do not fit the prepared call."""
     number = nc10d_put_argument(prepared, users, x, load(prepared + at.K_X), 0)
     if number < 0:
         return False
@@ -142,7 +142,7 @@ def nc10d_run_prepared(prepared: int, x: int, y: int) -> int:
     answer = nc10d_claim_channel(channel)
     if answer != at.DONE:
         return answer
-    # The lock of the channel guards the table, too.
+    # The channel's lock guards the table, too.
     if not nc10d_put_arguments(prepared, users, x, y):
         nc10d_unlock(channel)
         return at.BUSY
@@ -153,8 +153,8 @@ def nc10d_run_prepared(prepared: int, x: int, y: int) -> int:
 def _run_prepared(words: object, x: object, y: object) -> int:
     """Run a prepared call in this thread; x and y are any objects.
 
-    `words` is the array of the operation's block (offsets.py, K_...). Answers as `run` in
-    entry_points.py; BUSY also if x and y do not fit, or overlap.
+    `words` is the operation's block (offsets.py, K_...). Answers as `run` in entry_points.py; BUSY
+    also if x and y do not fit, or overlap.
     """
     return nc10d_run_prepared(load(as_int(words) + cpython.DATA_OFFSET), as_int(x), as_int(y))
 
@@ -165,11 +165,11 @@ def _submit_prepared(
 ) -> int:
     """Fill in a descriptor and submit it; `timeout` is in seconds.
 
-    `words` is an array for the descriptor and all addresses, zeros or those of a call that has
-    ended; `prepared` is the address of the block that `run_prepared` gets as an array. This thread
-    first advances a short program, or any if it `waits` next. Returns FINISHED if the program has
-    ended; DONE; BUSY as `run_prepared`, or if the channel is stopped or its ring full; NEW_SITE; or
-    a failure of the channel.
+    `words` is an array for the descriptor and all addresses, zeros or an ended call's; `prepared`
+    is the address of the block that `run_prepared` gets as an array. This thread first advances a
+    short program, or any if this thread `waits` next. Returns FINISHED if the program has ended;
+    DONE; BUSY as `run_prepared`, or if the channel is stopped or the ring full; NEW_SITE; or the
+    channel's failure.
     """
     descriptor = load(as_int(words) + cpython.DATA_OFFSET)
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
@@ -199,8 +199,8 @@ def _address(array: object) -> int:
 def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
     """Fill three columns of `count` words: addresses, dtypes (as object addresses), element counts.
 
-    `kind` is the id of the ndarray type. Returns -1, or the index of the first object of the list
-    that is no plain ndarray.
+    `kind` is the id of the ndarray type. Returns -1, or the index of the list's first object that
+    is no plain ndarray.
     """
     items = load(as_int(arrays) + cpython.ITEMS_OFFSET)
     for i in range(count):
@@ -216,7 +216,7 @@ def _read_arrays(arrays: object, count: int, kind: int, table: int) -> int:
 
 @on_demand(types.int64(any_object, _WORD, _WORD, _WORD))
 def _same_arrays(arrays: object, count: int, kind: int, table: int) -> int:
-    """Return 1 if all arrays of a list are as `read_arrays` has put in the table, else 0."""
+    """Return 1 if all arrays in a list are as `read_arrays` has put in the table, else 0."""
     items = load(as_int(arrays) + cpython.ITEMS_OFFSET)
     for i in range(count):
         array = load(items + 8 * i)

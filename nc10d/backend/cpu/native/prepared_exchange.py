@@ -1,7 +1,7 @@
 """A send and a receive as one call: prepared messages on two links, run by a single thread.
 
 A short exchange sends without waiting and then receives. A longer exchange is submitted as two
-messages, and `wait_both` advances both links in turn: if each rank of a ring first sent the whole
+messages, and `wait_both` advances both links in turn: if each rank in a ring first sent the whole
 message, none would receive.
 """
 
@@ -26,7 +26,7 @@ from nc10d.backend.cpu.native.ring import nc10d_append
 from nc10d.kernels.cache import entry_points, on_demand
 
 SENT = 9
-"""The answer of an exchange that has sent, and has yet to receive."""
+"""The answer from an exchange that has sent, and has yet to receive."""
 _WORD, _OBJECT = types.int64, atomics.any_object
 
 
@@ -110,7 +110,7 @@ def nc10d_await_either(one: int, other: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_advance_both(sender: int, sent: int, receiver: int, received: int, until: int) -> int:
-    """Do as `wait_both`, with the locks of both channels held."""
+    """Do as `wait_both`, with both channels' locks held."""
     while True:
         answers = at.BLOCKED, at.BLOCKED
         if not nc10d_has_ended(sent):
@@ -134,10 +134,10 @@ def nc10d_advance_both(sender: int, sent: int, receiver: int, received: int, unt
 
 @on_demand(types.int64(_WORD, _WORD, _WORD, _WORD, _WORD))
 def _wait_both(sender: int, sent: int, receiver: int, received: int, slice_ns: int) -> int:
-    """Advance a submission on each of two links of a host until both have ended.
+    """Advance a submission on each of two links on a host until both have ended.
 
     Returns FINISHED; 0 after a slice; UNMATCHED if no receive is posted for the receiver's next
-    message; BUSY if another thread advances a link; or a failure of either link.
+    message; BUSY if another thread advances a link; or either link's failure.
     """
     if not nc10d_lock_both(sender, receiver):
         return at.BUSY

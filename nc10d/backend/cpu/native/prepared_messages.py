@@ -1,7 +1,7 @@
 """Prepared messages on one end of a link: run a message in this thread, or submit it.
 
 A message that runs in the calling thread takes no place in the ring and wakes no thread. A short
-message (within one slot of the staging buffer, to a rank of this host) never waits in the middle:
+message (within one slot of the staging buffer, to a rank on this host) never waits in the middle:
 once the slot is free, or the message there, the program runs to its end.
 
     receiver of a message               mark                     excludes
@@ -33,7 +33,7 @@ YIELDS = 100  # some 40 µs, and LONG_NS at most: Python must come to the unexpe
 A_LITTLE = 4096  # bytes: reading the clock costs a smaller message a twentieth of its time or more
 
 AT_ONCE, SOON, WAITS = 0, 1, 2
-"""How long a message waits for the peer: not at all; for a spin; until it has passed.
+"""How long a message waits for the peer: not at all; for a spin; until the message has passed.
 
 With WAITS, too, a receive waits only briefly for a message to begin, and then answers BUSY.
 """
@@ -48,7 +48,7 @@ def nc10d_fits_message(channel: int, model: int, array: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_pull_soon(channel: int) -> bool:
-    """Return whether the header of the next message from another host comes soon."""
+    """Return whether the next message's header comes soon from another host."""
     # A failure counts as no: the submission that waits in the ring then meets and reports it again.
     pull = load(load(channel + at.C_STREAMS) + at.S_PULL)
     answer = atomics.call_address(pull, channel)
@@ -91,7 +91,7 @@ def nc10d_begin_receiving(channel: int) -> bool:
 @njit(nogil=True)
 def nc10d_head_fits(channel: int, descriptor: int, tag: int, how_soon: int) -> bool:
     """Return whether the message at the head of a link fits a descriptor."""
-    # If the thread may not wait in the middle of a message, all of the message must be there.
+    # If the thread may not wait in the middle of a message, the whole message must be there.
     sent = load(load(channel + at.C_COUNTERS))
     # Tick 1 states that the header is there, the last tick that the whole message is.
     wanted = 1 if how_soon == WAITS else at.LINK_TICKS
@@ -111,7 +111,7 @@ def nc10d_receive_later(channel: int, descriptor: int, x: int, tag: int, site: i
     if load(channel + at.C_STREAMS) != 0 or load(descriptor + at.D_BYTES) > at.CELL_DATA_BYTES:
         return at.BUSY
     number, mask = load(channel + at.C_ROUND), load(channel + at.C_CELL_MASK)
-    # A message of several rounds ends the search: their number is not known here.
+    # A message with several rounds ends the search: their number is not known here.
     sent = load_acquire(load(load(channel + at.C_COUNTERS)))
     there = (sent - load(channel + at.C_TICKS)) // at.LINK_TICKS
     received = load(channel + at.C_RECEIVED)
@@ -144,7 +144,7 @@ def nc10d_move_message(
     """Run a message on a channel whose lock is held; BUSY, with nothing done, if it can't run."""
     if load(channel + at.C_BROKEN) != 0 or waiting.nc10d_group_failed(channel):
         return at.BUSY
-    # Messages of a link keep their order: a message in the ring was called earlier.
+    # A link's messages keep their order: a message in the ring was called earlier.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         return at.BUSY
     if load(channel + at.C_KIND) == at.RECEIVER:
@@ -166,7 +166,7 @@ def nc10d_move_message(
         return waiting.nc10d_drive(channel, waiting.SLICE_NS)
     answer = atomics.call_address(load(channel + at.C_ADVANCE), channel)
     if how_soon != WAITS:
-        # A short message can block at its first step only, with nothing done.
+        # A short message can block at the first step only, with nothing done.
         return at.BUSY if answer == at.BLOCKED else at.DONE
     if answer != at.BLOCKED:
         return answer
@@ -178,7 +178,7 @@ def nc10d_move_message(
 def nc10d_run_message(descriptor: int, array: int, tag: int, how_soon: int) -> int:
     """Send or receive in this thread; see `run_message`."""
     channel = load(descriptor + at.D_CHANNEL)
-    # Messages of a link keep their order. Looked at before the lock is taken, too: letting go of a
+    # A link's messages keep their order. Looked at before the lock is taken, too: letting go of a
     # lock wakes the worker if the ring holds messages.
     if load(channel + at.C_HEAD) != load_acquire(channel + at.C_TAIL):
         return at.BUSY
@@ -213,10 +213,10 @@ def nc10d_run_message_at(descriptor: int, data: int, tag: int, how_soon: int) ->
 def _run_message(words: object, x: object, tag: int) -> int:
     """Send or receive in this thread; wait for the peer, but only briefly for a message to begin.
 
-    `words` is the descriptor of the message and its channel; x is any object. Returns DONE, or BUSY
-    with nothing done: x is no such array, the peer has not come, another message is at the head,
-    the unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures
-    are as those of `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
+    `words` is the message's descriptor and channel; x is any object. Returns DONE, or BUSY with
+    nothing done: x is no such array, the peer has not come, another message is at the head, the
+    unexpected queue is held, or the channel is used or stopped. NEW_SITE, BLOCKED and failures are
+    as from `run` in entry_points.py; after `drive` the caller clears C_RECEIVING.
     """
     return nc10d_run_message(
         load(atomics.as_int(words) + DATA_OFFSET), atomics.as_int(x), tag, WAITS
@@ -243,7 +243,7 @@ def nc10d_begin_posting(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_fill_descriptor(descriptor: int, model: int, array: int, tag: int, deadline: int) -> None:
-    """Fill in a descriptor: the message of `model`, on this array, with this tag."""
+    """Fill in a descriptor: `model`'s message, on this array, with this tag."""
     users = descriptor + 8 * at.DESCRIPTOR_WORDS
     for field in (at.D_PROGRAM, at.D_BYTES, at.D_DTYPE):
         store(descriptor + field, load(model + field))

@@ -1,9 +1,9 @@
 """Submissions: how threads advance a channel's ring and empty it; submitting.py fills it.
 
 Any thread that holds the channel's lock (C_LOCK) may advance the channel: the caller of a
-synchronous operation, a thread that waits for a submission, or the worker. Submissions run in the
-order of the ring. A link's receiving end is the exception: it first looks for the receive that fits
-the message at its head (ring.py).
+synchronous operation, a thread that waits for a submission, or the worker. Submissions run in ring
+order. A link's receiving end is the exception: it first looks for the receive that fits the message
+at its head (ring.py).
 
     state of a submission     where it is                              set by
     appended                  ring, between C_HEAD and C_TAIL          holder of C_SUBMITTING
@@ -20,9 +20,9 @@ the message at its head (ring.py).
 Invariant: a ring that is not empty has a thread that advances it, or a thread that will look, since
 its bell has been rung, or this rank's bit (C_BELL_BIT) beside the counter that blocks the channel.
 A function that unlocks the channel keeps the invariant in two steps. It sets the bit before it
-unlocks, or looks at the ring again afterwards. If it has set the bit, it also compares the bell's
-value: a thread that the bit has woken meanwhile found the channel locked and went to sleep again.
-The worker needs no such comparison, since it looks at all channels before it sleeps.
+unlocks, or looks at the ring again afterwards. After setting the bit, the function also compares
+the bell's value: a thread that the bit has woken meanwhile found the channel locked and went to
+sleep again. The worker needs no such comparison, since it looks at all channels before sleeping.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nc10d.backend.cpu.native.sites import nc10d_site
 @njit(nogil=True)
 def nc10d_load_program(channel: int, program: int, users: int) -> None:
     """Point the channel at a program."""
-    # C_ROUND, C_TICKS and C_PARITY stay: rounds count through all programs of the channel.
+    # C_ROUND, C_TICKS and C_PARITY stay: rounds count through all the channel's programs.
     store(channel + at.C_PC, program)
     store(channel + at.C_SEGMENT, 0)
     store(channel + at.C_PEER, 0)
@@ -50,7 +50,7 @@ def nc10d_load_program(channel: int, program: int, users: int) -> None:
 
 @njit(nogil=True)
 def nc10d_claim_channel(channel: int) -> int:
-    """Take the lock of a channel that is free, to run a program in this thread.
+    """Take a free channel's lock, to run a program in this thread.
 
     Returns DONE, BUSY if the channel has other work, or NEW_SITE; the lock is held after DONE.
     """
@@ -72,7 +72,7 @@ def nc10d_claim_channel(channel: int) -> int:
 
 @njit(nogil=True)
 def nc10d_run_claimed(channel: int, program: int, users: int) -> int:
-    """Run a program on the arrays of the table at `users`; the caller has taken the channel.
+    """Run a program on the arrays in the table at `users`; the caller has taken the channel.
 
     After any answer but DONE the caller still holds the lock.
     """
@@ -86,7 +86,7 @@ def nc10d_run_claimed(channel: int, program: int, users: int) -> int:
 
 @njit(nogil=True)
 def nc10d_finish_submission(channel: int, descriptor: int) -> None:
-    """Publish the end of a submission and wake the threads that wait for it."""
+    """Publish a submission's end and wake the waiting threads."""
     rank_block = load(channel + at.C_RANK_BLOCK)
     now = atomics.nc10d_now()
     # Before FINISHED: afterwards the gate's memory may be gone with the descriptor.
@@ -147,7 +147,7 @@ def nc10d_advance_ring(channel: int) -> int:
 @njit(nogil=True)
 def nc10d_cancel_wakeup(channel: int) -> None:
     """Take back nc10d_request_wakeup: this thread looks at the counter itself."""
-    # That saves the peer a system call. Other threads of this rank (wait_any) may wait for a link's
+    # That saves the peer a system call. This rank's other threads (wait_any) may wait for a link's
     # counter too; a gate, which several channels may wait for, keeps the bit.
     if load(channel + at.C_BLOCKED_ON) == load(channel + at.C_RANK):  # a gate: see nc10d_wait_gate
         return
@@ -155,8 +155,8 @@ def nc10d_cancel_wakeup(channel: int) -> None:
     bit, others = load(channel + at.C_BELL_BIT), load(channel + at.C_RANK_BLOCK) + at.P_LINK_WAITERS
     if load_acquire(sleepers) & bit != 0 and load_acquire(others) == 0:
         # Clear, then look again: a thread that begins to wait counts itself (P_LINK_WAITERS) before
-        # it sets the bit. If such a thread came between, the bit just cleared may be that thread's:
-        # set the bit again, and wake the thread so that it looks anew.
+        # setting the bit. If such a thread came between, the bit just cleared may be that thread's:
+        # set the bit again, and wake the thread for another look.
         atomics.keep_bits(sleepers, ~bit)
         if load_acquire(others) != 0:
             atomics.set_bits(sleepers, bit)
@@ -173,20 +173,20 @@ def nc10d_request_wakeup(channel: int, sleepy: bool) -> bool:
     # the exchange in nc10d_publish is. So the peer sees the bit, or this thread sees the value.
     counter = load(channel + at.C_BLOCKED_AT)
     atomics.set_bits(counter + at.LINE_SLEEPERS, load(channel + at.C_BELL_BIT))
-    if sleepy:  # arming is a system call: a thread that looks again soon saves it
+    if sleepy:  # arming is a system call: a thread that looks again soon saves the call
         waiting.nc10d_arm_sockets(channel)
     return load_acquire(counter) >= load(channel + at.C_BLOCKED_FOR)
 
 
 @njit(nogil=True)
 def nc10d_bell_value(channel: int) -> int:
-    """Return the value of this rank's doorbell."""
+    """Return this rank's doorbell value."""
     return atomics.load_acquire_32(load(load(channel + at.C_RANK_BLOCK) + at.P_BELL))
 
 
 @njit(nogil=True)
 def nc10d_pass_wakeup_on(channel: int, bell: int) -> None:
-    """Wake this rank's sleepers if its doorbell has been rung since it had the value `bell`."""
+    """Wake this rank's sleepers if the doorbell has been rung since its value was `bell`."""
     if nc10d_bell_value(channel) != bell:
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
 
@@ -262,7 +262,7 @@ def nc10d_advance_briefly(channel: int, sleepy: bool, waits: int) -> int:
     if not waiting.nc10d_try_lock(channel):
         return at.BUSY
     # Remembered to find out whether anything moves: a worker that moved something looks again
-    # before it sleeps.
+    # before sleeping.
     head = load(channel + at.C_HEAD)
     step = load(channel + at.C_PC)
     unmatched = load(channel + at.C_UNMATCHED)
@@ -285,11 +285,11 @@ def nc10d_advance_briefly(channel: int, sleepy: bool, waits: int) -> int:
         if not moved and deadline != 0 and atomics.nc10d_now() > deadline:
             answer = at.LATE
     # A full fence between letting go and looking at the ring: a thread that appended meanwhile
-    # found the channel locked and left its submission to this thread.
+    # found the channel locked and left the submission to this thread.
     atomics.exchange(channel + at.C_LOCK, 0)
     moved = moved or (answer == at.IDLE and nc10d_has_work(channel))
     if unexpected:
-        # Only Python can move an unexpected message aside: wake its waiting or watching thread.
+        # Only Python can move an unexpected message aside: wake the waiting or watching thread.
         waiting.nc10d_wake_own(load(channel + at.C_RANK_BLOCK))
         atomics.nc10d_write_event(load(load(channel + at.C_RANK_BLOCK) + at.P_EVENT_FD))
     if answer < 0:

@@ -1,9 +1,9 @@
 """Calls from a user's compiled code: find the prepared call for an array's address, and run it.
 
 A user's compiled function knows addresses and sizes, and holds no GIL. `_raw_call` looks for a
-block that nc10d.numba has published for such a call. A published block never changes, so that it
-is read without a lock. Whatever the engine does not end goes to `S_SLOW`, a C function that takes
-the GIL and calls Python.
+block that nc10d.numba has published for such a call. A published block never changes, and is read
+without a lock. Whatever the engine does not end goes to `S_SLOW`, a C function that takes the GIL
+and calls Python.
 
     words of the state        words of a block                words of a request to S_SLOW
     S_TABLE  first blocks     B_NEXT     next block, or 0     the arguments of `_raw_call`, from
@@ -11,7 +11,7 @@ the GIL and calls Python.
                               B_CHANNEL, B_PROGRAM            the engine's answer
                               B_DIRECT   word: 1 or 0
 
-B_PROGRAM is a program, or the descriptor of a message. B_DIRECT is the address of a word of the
+B_PROGRAM is a program, or the descriptor of a message. B_DIRECT is the address of a word in the
 group, which is 0 while calls must take the ordinary way (an observer, an open block).
 """
 
@@ -37,7 +37,7 @@ S_TABLE, S_SLOW = range(0, 16, 8)
 B_NEXT, B_KEY, B_COUNT, B_RANK, B_CHANNEL, B_PROGRAM, B_DIRECT = range(0, 56, 8)
 REQUEST_WORDS = 7  # key, count, rank, tag, data, block, answer
 BUCKETS = 1024
-MESSAGES = 1 << 20  # set in the keys of messages
+MESSAGES = 1 << 20  # set in messages' keys
 NO_THREAD = 1  # the answer in a thread that Python does not know
 _made: dict[str, Any] = {}
 
@@ -50,7 +50,7 @@ def request_on_stack(b: Builder) -> Value:
 
 @njit(nogil=True)
 def nc10d_bucket(key: int, count: int, rank: int) -> int:
-    """Return the number of the bucket of a call."""
+    """Return the number of a call's bucket."""
     return ((key + 31 * count + 977 * rank) * 0x9E3779B1 >> 12) & (BUCKETS - 1)
 
 
@@ -73,7 +73,7 @@ def nc10d_find_block(state: int, key: int, count: int, rank: int) -> int:
 
 @njit(nogil=True)
 def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
-    """Run the call of a block on an array at an address; `users` is a word for the table."""
+    """Run a block's call on an array at an address; `users` is a word for the table."""
     if load_acquire(load(block + B_DIRECT)) == 0:
         return at.BUSY
     if key & MESSAGES != 0:
@@ -87,7 +87,7 @@ def nc10d_raw_run(block: int, key: int, tag: int, data: int, users: int) -> int:
 
 
 def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) -> int:
-    """Make a call; 0, NO_THREAD, or the address of the exception that it has raised."""
+    """Make a call; 0, NO_THREAD, or the address of the raised exception."""
     if thread_state() == 0:
         return NO_THREAD
     answer, users = at.BUSY, atomics.scratch()
@@ -108,6 +108,6 @@ def _raw_call(state: int, key: int, count: int, rank: int, tag: int, data: int) 
 
 
 def raw_call_address() -> int:
-    """Return the address of `_raw_call`; may block to compile it."""
+    """Return the address of `_raw_call`; may block to compile."""
     signature = types.int64(*(types.int64,) * 6)
     return address_of(_made, "raw_call", lambda: compiled_callback(signature)(_raw_call))

@@ -7,12 +7,12 @@
     append, reorder, replace the ring        C_SUBMITTING
     take from the head                       C_LOCK
 
-A full ring is replaced by a ring of twice the length and stays allocated: another thread may still
-read it. At that moment places C_HEAD to C_TAIL - 1 hold the same descriptors in both; afterwards
-only the new ring changes.
+A full ring is replaced by a ring with twice the length and stays allocated: another thread may
+still read it. At that moment places C_HEAD to C_TAIL - 1 hold the same descriptors in both;
+afterwards only the new ring changes.
 
-Submissions run in the order of the ring, but for receives. Messages of one tag arrive in order, as
-MPI's do: the first posted receive with the tag of the message at a link's head gets it.
+Submissions run in ring order, but for receives. Messages with one tag arrive in order, as MPI's do:
+the first posted receive with the tag gets the message at a link's head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nc10d.kernels.cache import entry_points, on_demand
 @njit(nogil=True)
 def nc10d_ring_word(channel: int, place: int) -> int:
     """Return the address of place `place`, counted over all descriptors ever appended."""
-    # Acquire: a replaced ring is visible with all of its descriptors.
+    # Acquire: a replaced ring is visible with all descriptors.
     ring = load_acquire(channel + at.C_RING)
     return ring + 8 + 8 * (place & load(ring))
 
@@ -53,7 +53,7 @@ def nc10d_append(channel: int, descriptor: int) -> int:
     """Append a descriptor to the ring, without waking a thread.
 
     Returns DONE; BUSY if the ring is full; NEW_SITE, with nothing done, for the first call from a
-    line of the user's program.
+    line in the user's program.
     """
     site = nc10d_site(channel)
     if site == at.NEW_SITE:
@@ -92,7 +92,7 @@ def nc10d_match_head(channel: int) -> int:
         store(channel + at.C_BLOCKED_FOR, target)
         store(channel + at.C_BLOCKED_ON, 0)
         return at.IDLE if head == tail else at.BLOCKED
-    # The acquire of the counter makes the header visible. It stays until the message is taken.
+    # The counter's acquire makes the header visible. The header stays until the message is taken.
     header = load(channel + at.C_CELL) + at.CELL_HEADER
     tag = load(header)
     store(channel + at.C_MESSAGE_TAG, tag)
@@ -112,7 +112,7 @@ def nc10d_match_head(channel: int) -> int:
     if place > head:
         # An appending thread may replace the ring by a longer one at the same time.
         nc10d_lock_ring(channel)
-        while place > head:  # the other receives keep their order behind it
+        while place > head:  # the other receives keep their order behind this one
             store(nc10d_ring_word(channel, place), load(nc10d_ring_word(channel, place - 1)))
             place -= 1
         store(nc10d_ring_word(channel, head), found)
@@ -124,7 +124,7 @@ def nc10d_match_head(channel: int) -> int:
 
 @on_demand("int64(int64, int64)")
 def _lengthen(channel: int, ring: int) -> int:
-    """Replace the ring by a longer one; BUSY if it is as long already."""
+    """Replace the ring by a longer one; BUSY if as long already."""
     nc10d_lock_ring(channel)
     longer = load(ring) > load(load(channel + at.C_RING))
     if longer:

@@ -1,10 +1,10 @@
 """Call sites: find the line of the user's program that made a call, in some tens of ns.
 
-The function that entered the engine is the innermost frame of its thread. Code objects of nc10d,
-of the standard library and of torch are in the table as SITE_OURS, and so is what
-stands for one in frames of C code; the first frame with another code object is the user's. Its
-current instruction is looked up in a table from instructions to texts ("train.py:41"), which
-call_sites.py fills. A thread reads only its own frames, which stand still while it is in here.
+The function that entered the engine is the thread's innermost frame. Code objects from nc10d, the
+standard library and torch are in the table as SITE_OURS, and so is what stands for one in frames of
+C code; the first frame with another code object is the user's. That frame's current instruction is
+looked up in a table from instructions to texts ("train.py:41"), which call_sites.py fills. A thread
+reads only its own frames, which stand still meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ thread_state = types.ExternalFunction("PyGILState_GetThisThreadState", types.int
 
 @njit(nogil=True)
 def nc10d_look_up(table: int, key: int) -> int:
-    """Return the entry of a table of sites for an address, or 0."""
+    """Return the entry for an address in a table of sites, or 0."""
     slot = ((key >> 4) * 0x9E3779B1 >> 12) & (at.SITE_SLOTS - 1)
     while True:
         place = table + at.SITE_KEYS + 16 * slot
@@ -42,7 +42,7 @@ def nc10d_look_up(table: int, key: int) -> int:
 
 @njit(nogil=True)
 def nc10d_site(channel: int) -> int:
-    """Return the address of the text of the caller's line; 0 if none, NEW_SITE if unseen."""
+    """Return the address of the caller's line as text; 0 if none, NEW_SITE if unseen."""
     table = load(channel + at.C_SITES)
     if table == 0:
         return 0

@@ -21,7 +21,7 @@ from nc10d.backend.cpu.native.step_kinds import StepKind
 from nc10d.kernels.cache import address_of, compiled_callback
 
 ADDRESS: npt.NDArray[np.int64] = np.zeros(1, np.int64)
-"""The address of `_advance_slow_step`, 0 until it is compiled."""
+"""The address of `_advance_slow_step`, 0 until compiled."""
 _made: dict[str, Any] = {}
 
 
@@ -61,7 +61,7 @@ def nc10d_copy_lines(flat: int, strided: int, shape: int, packing: bool) -> None
                 move(element, flat, item)
             flat += item
             element += step
-        # Like an odometer: the end of a dimension moves the dimension before it.
+        # Like an odometer: the end of a dimension moves the dimension before.
         d = last - 1
         while d >= 0:
             strided += load(strides + 8 * d)
@@ -78,9 +78,9 @@ def nc10d_copy_lines(flat: int, strided: int, shape: int, packing: bool) -> None
 
 @njit(nogil=True)
 def nc10d_agree_on_rounds(channel: int, step: int, parity: int) -> int:
-    """Compare announced with awaited sizes; compute C_AGREED, the number of rounds.
+    """Compare announced with awaited sizes; compute C_AGREED, the round count.
 
-    Every rank compares the sizes of all pairs: no rank writes to an array if any pair disagrees.
+    Every rank compares all pairs' sizes: no rank writes to an array if any pair disagrees.
     """
     size = load(channel + at.C_SIZE)
     table = channel - load(step + packed.SRC) + parity
@@ -100,7 +100,7 @@ def nc10d_agree_on_rounds(channel: int, step: int, parity: int) -> int:
 
 @njit(nogil=True)
 def nc10d_branch_if_flagged(channel: int, step: int, segment: int) -> int:
-    """Wait for all ranks, compare fingerprints, and branch if any rank has set its flag."""
+    """Wait for all ranks, compare fingerprints, and branch if any rank has set a flag."""
     target = load(channel + at.C_TICKS) + load(step + packed.TICK)
     answer = nc10d_wait_all(channel, step, segment, target)
     if answer != at.DONE:
@@ -166,7 +166,7 @@ def _advance_slow_step(channel: int) -> int:
 
 
 def prepare() -> None:
-    """Compile `_advance_slow_step` once; blocks for seconds if it is not on disk yet."""
+    """Compile `_advance_slow_step` once; blocks for seconds if not on disk yet."""
     ADDRESS[0] = address_of(
         _made, "slow", lambda: compiled_callback("int64(int64)")(_advance_slow_step)
     )

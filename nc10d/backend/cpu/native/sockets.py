@@ -38,7 +38,7 @@ QUIET = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EAGAIN, EINTR = errno.EAGAIN, errno.EINTR
 CTL_ADD, CTL_MOD, ONESHOT = 1, 3, int(select.EPOLLONESHOT)  # linux/eventpoll.h
 EVENTS = 64
-# Most bytes of a call, so that no direction starves the other. Smaller bursts cost more: a further
+# Most bytes in a call, so that no direction starves the other. Smaller bursts cost more: a further
 # call takes longer than bytes that have left the L2 cache.
 BURST = 1024 * 1024
 
@@ -119,7 +119,7 @@ def nc10d_watch(epoll: int, wire: int, want: int, ready: int) -> None:
 @njit(nogil=True)
 def nc10d_poll(channel: int, timeout_ms: int) -> bool:
     """Sleep until a wire that a channel waits for is ready; False after the timeout."""
-    # For a thread that waits for nothing else: the kernel wakes it directly, not the poller thread.
+    # For a thread that waits for nothing else: the kernel wakes it directly, not the poller.
     streams = load(channel + at.C_STREAMS)
     waiting, table = load(streams + at.S_WAITING), load(streams + at.S_POLL)
     count = load(streams + at.S_COUNT)
@@ -156,7 +156,7 @@ def nc10d_report_ready(rank_block: int, wire: int) -> None:
 
 @njit(nogil=True)
 def nc10d_count_up(rank_block: int, ready: int) -> None:
-    """Raise a ready counter and wake the ranks that sleep on it; 0 is no counter."""
+    """Raise a ready counter and wake the ranks that sleep there; 0 is no counter."""
     if ready != 0:
         atomics.add(ready, 1)
         if load_acquire(ready + at.LINE_SLEEPERS) != 0:
@@ -165,7 +165,7 @@ def nc10d_count_up(rank_block: int, ready: int) -> None:
 
 @on_demand("int64(int64, int64, int64, int64)")
 def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
-    """Run the loop of the poller thread; it ends on P_STOP."""
+    """Run the poller thread's loop, which ends on P_STOP."""
     while load_acquire(rank_block + at.P_STOP) == 0:
         count = _epoll_wait(np.int32(epoll), events, np.int32(EVENTS), np.int32(slice_ms))
         for i in range(count):
@@ -180,7 +180,7 @@ def _poll(rank_block: int, epoll: int, events: int, slice_ms: int) -> int:
 
 @on_demand("int64(int64, int64, int64, int64)")
 def _add_to_epoll(epoll: int, fd: int, events: int, data: int) -> int:
-    """Register a descriptor; `data` is its wire's block."""
+    """Register a descriptor; `data` is the wire's block."""
     nc10d_control_epoll(epoll, CTL_ADD, fd, events, data)
     return 0
 

@@ -1,7 +1,7 @@
-"""A packed step: where its fields are, and the addresses that its operands mean now.
+"""A packed step: where its fields are, and the addresses that operands mean now.
 
-linker.py packs a step into words; an operand is a selector, an offset and a stride. A field has the
-name that it has in `Step`. Fields that no kind uses together share a word.
+linker.py packs a step into words; an operand is a selector, an offset and a stride. A field's name
+is the same as in `Step`. Fields that no kind uses together share a word.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from numba import njit
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import call_kernel, load, move, store
 
-# In bytes from a step's start, where its kind is.
+# In bytes from a step's start, where the kind is.
 NBYTES = 8
 TICK = WRITABLE = 16
 DST, SRC, OWN, ALSO = 24, 48, 72, 96
 KERNEL = REPEAT = RECORD = 120  # RECORD: address of the call's record
 LAST = FREE_AT = 128
-ARG = ACCESS = PIECE = FINGERPRINT = 136  # the call's, with the flag of an ENTER
+ARG = ACCESS = PIECE = FINGERPRINT = 136  # the call's, with an ENTER's flag
 TOTAL = OFFSET = 144
 PEER = SKIP = BACK = ROWS = MOST = FLAG = STAGED = 152  # STAGED: 1 if the result goes to peers
-BOTH = COPIER = 160  # COPIER: address of the function that copies, 0 for the C library's
+BOTH = COPIER = 160  # COPIER: address of the copy function, 0 for the C library's
 STEP = 168
 NO_OPERAND = 1 << 40
 
@@ -35,7 +35,7 @@ def nc10d_operand(channel: int, users: int, step: int, parity: int, segment: int
 
 @njit(nogil=True)
 def nc10d_length(step: int, segment: int) -> int:
-    """Return the bytes of this segment: `nbytes`, or the rest of the total."""
+    """Return this segment's bytes: `nbytes`, or the rest of the total."""
     nbytes = load(step + NBYTES)
     total = load(step + TOTAL)
     if total != 0:
@@ -58,7 +58,7 @@ def nc10d_copy(copy: int, dst: int, src: int, nbytes: int) -> None:
 def nc10d_block_on(
     channel: int, step: int, segment: int, counter: int, target: int, peer: int
 ) -> int:
-    """Record the step to go on with and the counter that it waits for; return BLOCKED."""
+    """Record the step to go on with and the awaited counter; return BLOCKED."""
     store(channel + at.C_PC, step)
     store(channel + at.C_SEGMENT, segment)
     store(channel + at.C_BLOCKED_AT, counter)

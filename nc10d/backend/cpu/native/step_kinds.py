@@ -4,7 +4,7 @@ import enum
 
 
 class StepKind(enum.IntEnum):
-    """The kinds of steps, in the order of the modules that carry them out."""
+    """The kinds of steps, in the order of the modules that run them."""
 
     # interpreter.py
     END = 0
@@ -22,7 +22,7 @@ class StepKind(enum.IntEnum):
     LOOP_AGREED = enum.auto()
     LOOP = enum.auto()
     WRITE_HEADER = enum.auto()
-    # slow_steps.py: the interpreter calls it for AGREE up to FLOW
+    # slow_steps.py: called by the interpreter for AGREE up to FLOW
     AGREE = enum.auto()
     PACK = enum.auto()
     UNPACK = enum.auto()
@@ -36,7 +36,7 @@ class StepKind(enum.IntEnum):
     FETCH = enum.auto()
     FOLD_EXPOSED = enum.auto()
     FILL_EXPOSED = enum.auto()
-    # tcp_streams.py: the interpreter calls it from FLOW on
+    # tcp_streams.py: called by the interpreter from FLOW on
     FLOW = enum.auto()
     GIVE = enum.auto()
     TAKE = enum.auto()

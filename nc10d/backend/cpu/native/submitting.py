@@ -22,7 +22,7 @@ from nc10d.backend.cpu.native.ring import nc10d_append
 CENTURIES = 9e9
 """Seconds whose nanoseconds are an int64."""
 LOOKS = 4
-"""How often a launching thread advances the channel before it leaves the rest to the worker."""
+"""How often a launching thread advances the channel before leaving the rest to the worker."""
 CLOSELY_NS = 20_000
 """The longest time between two launches that follow each other closely."""
 

@@ -1,9 +1,9 @@
 """Steps that cross to other hosts: transfers, and checks of received headers.
 
 A FLOW step drives the rows behind it (GIVE to a wire, TAKE from a wire) together, as far as their
-sockets go. The step is done when all rows are, so no order of ranks can deadlock on full sockets. A
-PUSH row need not be done: a later row continues the transfer. A wire moves bytes in the order of
-its programs: the socket is the FIFO and the flow control.
+sockets go. The step is done when all rows are, so no rank order can deadlock on full sockets. A
+PUSH row need not be done: a later row continues the transfer. A wire moves bytes in program order:
+the socket is the FIFO and the flow control.
 
     a FLOW         S_COUNT, table          counters
     moves          being rebuilt           S_MOVED grows
@@ -44,7 +44,7 @@ buffers fill meanwhile, and the processes that fill them may need the core."""
 
 @njit(nogil=True)
 def nc10d_check_header(channel: int, step: int, header: int) -> int:
-    """Compare the call in a header of another host with this rank's call; DONE or MISMATCH."""
+    """Compare the call in another host's header with this rank's call; DONE or MISMATCH."""
     fingerprint = load(step + packed.FINGERPRINT)
     if load(header) == load(channel + at.C_OPS) and load(header + 8) == fingerprint:
         return at.DONE
@@ -60,7 +60,7 @@ def nc10d_flow(channel: int, users: int, step: int, parity: int, segment: int) -
     wires = load(streams + at.S_WIRES)
     last = step + packed.STEP * load(step + packed.ROWS)
     while True:
-        # Read before the sockets are tried: a socket that gets ready later counts it up.
+        # Read before the sockets are tried: a socket that gets ready later raises the counter.
         target = load_acquire(load(streams + at.S_READY)) + 1
         store(streams + at.S_COUNT, 0)  # the wires to wait for are collected anew
         moved, left, coming, peer = 0, 0, 0, 0
@@ -98,7 +98,7 @@ def nc10d_bytes_left(row: int, segment: int, wire: int) -> int:
 
 @njit(nogil=True)
 def nc10d_bytes_to_come(row: int, segment: int, wire: int) -> int:
-    """Return the bytes that a row has not moved yet, those of later segments included."""
+    """Return the bytes that a row has not moved yet, later segments included."""
     nbytes = load(row + packed.NBYTES)
     later = max(load(row + packed.TOTAL), nbytes) - segment * nbytes - nc10d_length(row, segment)
     return later + nc10d_bytes_left(row, segment, wire)
@@ -106,7 +106,7 @@ def nc10d_bytes_to_come(row: int, segment: int, wire: int) -> int:
 
 @njit(nogil=True)
 def nc10d_move_row(channel: int, users: int, row: int, parity: int, segment: int, wire: int) -> int:
-    """Move the bytes of a row that its socket takes; return their number, or LOST."""
+    """Move the bytes of a row that the socket takes; return how many, or LOST."""
     if nc10d_bytes_left(row, segment, wire) == 0:
         return 0
     kind = load(row)
@@ -127,7 +127,7 @@ def nc10d_move_row(channel: int, users: int, row: int, parity: int, segment: int
 
 @njit(nogil=True)
 def nc10d_record_loss(channel: int, wire: int, answer: int) -> int:
-    """Record the wire that has failed and its errno; return LOST."""
+    """Record the failed wire and the errno; return LOST."""
     store(load(channel + at.C_STREAMS) + at.S_ERROR, -1 - answer)
     store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
     return at.LOST
@@ -135,12 +135,12 @@ def nc10d_record_loss(channel: int, wire: int, answer: int) -> int:
 
 @njit(nogil=True)
 def nc10d_rewind(wires: int, step: int, last: int) -> None:
-    """Make the wires of a FLOW ready for the next one."""
+    """Make a FLOW's wires ready for the next one."""
     row = step
     while row < last:
         row += packed.STEP
         if load(row) == StepKind.PUSH:
-            continue  # its progress belongs to the row that goes on with it
+            continue  # the progress belongs to the row that goes on
         wire = load(wires + 8 * load(row + packed.PEER))
         store(wire + (at.W_TAKEN if load(row) == StepKind.TAKE else at.W_SENT), 0)
 
@@ -193,7 +193,7 @@ def _pull(channel: int) -> int:
             store(channel + at.C_BLOCKED_ON, ~load(wire + at.W_RANK))
             return at.BLOCKED
     store(wire + at.W_TAKEN, 0)
-    # Copied to where a sender of this host would have put the header: nc10d_match_head reads there.
+    # Copied to where a sender on this host would have put the header: nc10d_match_head reads there.
     cell = load(channel + at.C_CELL)
     atomics.move(cell + at.CELL_HEADER, header, at.LINK_HEADER_BYTES)
     atomics.move(cell + at.CELL_SITE, header + at.LINK_HEADER_BYTES, at.SITE_BYTES)
@@ -257,10 +257,10 @@ FUNCTIONS: dict[int, Any] = {
     at.S_SLEEP: _sleep,
     at.S_ARM: _arm,
 }
-"""Functions that the engine calls by address, so that jobs of one host need not compile them.
+"""Functions that the engine calls by address, so that jobs on one host need not compile them.
 
 Each takes a channel. `_step` carries out the step at C_PC: DONE, BLOCKED or a failure. `_pull`
 takes the header of a wire's next message: DONE, BLOCKED or LOST. `_linger` pauses between two looks
-at sockets: 0 when it is time to sleep. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED.
-`_arm` has the poller thread watch the sockets.
+at sockets: 0 when a sleep is due. `_sleep` sleeps until S_UNTIL: DONE, ABORTED or BLOCKED. `_arm`
+has the poller thread watch the sockets.
 """

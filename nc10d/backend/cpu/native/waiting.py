@@ -8,7 +8,7 @@
     5. sleep unless the bell has changed
 
 Invariant: a change between 4 and 5 changes the bell's value, so the futex does not sleep. No wait
-is longer than a slice: Python looks at deadlines, signals and the liveness of peers in between.
+is longer than a slice: Python looks at deadlines, signals and peers' liveness in between.
 
 Not done, because calls were no faster: longer spins; a second spin for a peer that has entered the
 call; a worker that sleeps at once when another thread advances the channel.
@@ -23,11 +23,11 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import load, load_acquire, store
 
 SLICE_NS = 50_000_000
-"""The longest that an entry point waits before it returns to Python."""
+"""The longest that an entry point waits before returning to Python."""
 SHORTEST_SPIN = 8
 SOON_NS = 5_000  # about as long as the longest spin takes
 LONG_NS = 1_000_000
-"""Longest time of yielding: where other threads want the core, a yield may last for 4 ms."""
+"""Longest time for yielding: where other threads want the core, a yield may last for 4 ms."""
 
 
 @njit(nogil=True)
@@ -92,7 +92,7 @@ def nc10d_spin_blocked(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_yield(channel: int, counter: int, target: int, most: int) -> bool:
-    """Yield the core, `most` times, until a counter has come to `target`; False if it has not."""
+    """Yield the core, `most` times, until a counter has come to `target`; False if not."""
     # Where other threads want the core, each yield is long; then sleeping is better and no slower.
     if load_acquire(counter) >= target:
         return True
@@ -149,7 +149,7 @@ def nc10d_await_socket(channel: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_linger(channel: int) -> bool:
-    """Pause between two looks at sockets; False when it is time to sleep."""
+    """Pause between two looks at sockets; False when a sleep is due."""
     return atomics.call_address(load(load(channel + at.C_STREAMS) + at.S_LINGER), channel) != 0
 
 
@@ -161,7 +161,7 @@ def nc10d_group_failed(channel: int) -> bool:
 
 @njit(nogil=True)
 def nc10d_has_come(channel: int) -> bool:
-    """Return whether the counter that blocks a channel has come to its value."""
+    """Return whether the counter that blocks a channel has come to the awaited value."""
     return load_acquire(load(channel + at.C_BLOCKED_AT)) >= load(channel + at.C_BLOCKED_FOR)
 
 
@@ -172,12 +172,12 @@ def nc10d_sleep_for_either(one: int, other: int, until: int) -> int:
     Both channels are the same for a thread that waits for one.
     """
     rank_block = load(one + at.C_RANK_BLOCK)
-    # Counted first: a thread of this process that changes something wakes only counted sleepers.
+    # Counted first: a thread in this process that changes something wakes only counted sleepers.
     atomics.add(rank_block + at.P_SLEEPING, 1)
     answer = at.BLOCKED
     while answer == at.BLOCKED:
-        # The bell's value is read before the looks below: a ring after any of them changes it, and
-        # the futex returns at once. The bit is set anew each time, since a post takes it away.
+        # The bell's value is read before the looks below: a later ring changes the value, and the
+        # futex returns at once. The bit is set anew each time, since a post takes the bit away.
         bell = atomics.load_acquire_32(load(rank_block + at.P_BELL))
         for channel in (one, other):
             sleepers = load(channel + at.C_BLOCKED_AT) + at.LINE_SLEEPERS
@@ -208,14 +208,14 @@ def nc10d_await_counter(channel: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_transfer_count(channel: int) -> int:
-    """Return a number that changes whenever a transfer of a channel's streams makes progress."""
+    """Return a number that changes whenever a transfer on a channel's streams makes progress."""
     streams = load(channel + at.C_STREAMS)
     return load(streams + at.S_MOVED) if streams != 0 else 0
 
 
 @njit(nogil=True)
 def nc10d_drive(channel: int, slice_ns: int) -> int:
-    """Advance the running program until it is done, failed, or the slice is over (BLOCKED)."""
+    """Advance the running program until done, failed, or the slice is over (BLOCKED)."""
     until = 0
     waits = 0
     while True:
@@ -231,7 +231,7 @@ def nc10d_drive(channel: int, slice_ns: int) -> int:
                 until = now + slice_ns
             elif now >= until:
                 return at.BLOCKED
-        # The counter of a socket grows only while the socket is armed: a look runs the step again.
+        # A socket's counter grows only while the socket is armed: a look runs the step again.
         if nc10d_waits_for_socket(channel):
             if nc10d_linger(channel):
                 continue

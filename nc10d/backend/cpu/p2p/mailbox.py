@@ -1,4 +1,4 @@
-"""Sending and receiving for a rank of a group: post, match and probe messages."""
+"""Sending and receiving for a rank in a group: post, match and probe messages."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from nc10d.work import Work
 
 End = TypeVar("End")
 _SHORT = 0.001
-"""Seconds for which a thread waits behind a message that it has moved aside."""
+"""Seconds for which a thread waits behind a message that has been moved aside."""
 _LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredReceive:
-    """A receive that the caller of `launch` starts once the operations before it have ended."""
+    """A receive that the caller of `launch` starts once the earlier operations have ended."""
 
     dependencies: MessageDependencies
     start: Callable[[], Work]
 
 
 class Mailbox:
-    """Posts sends and receives of a rank; their Works wait through `waiter`."""
+    """Posts a rank's sends and receives; their Works wait through `waiter`."""
 
     def __init__(self, group: Group, waiter: WorkWaiter, cache: PreparedCache) -> None:
         self._group, self._links = group, group.links
@@ -64,7 +64,7 @@ class Mailbox:
     def launch(
         self, op: Send | Recv, deadline: Deadline, dependencies: MessageDependencies = INDEPENDENT
     ) -> Work | DeferredReceive:
-        """Post a message or a receive, and return its Work."""
+        """Post a message or a receive, and return the Work."""
         # A receive with dependencies is deferred if the engine can't carry it out: a receive that
         # stands in a queue (receive_queues.py), or whose message is in the unexpected queue.
         if isinstance(op, Send):
@@ -76,7 +76,7 @@ class Mailbox:
             return self._receive_from(inbox, op, op.peer, deadline, dependencies)
 
     def _end(self, find: Callable[[int], End], peer: int) -> End:
-        """Return an end of a link to or from a rank; raises the failure if the group has failed."""
+        """Return an end of a link to or from a rank; raises the group's failure, if any."""
         try:
             return find(peer)
         except LinksStopped:
@@ -148,7 +148,7 @@ class Mailbox:
     def _deliver(
         self, op: Recv, peer: int, buffer: Buffer, early: UnexpectedMessage, deadline: Deadline
     ) -> Work:
-        """Receive a message that was taken aside; it may still be on its way."""
+        """Receive a message that was taken aside; the message may still be on its way."""
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
             sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
             wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
@@ -173,7 +173,7 @@ class Mailbox:
     def _receive_in_order(
         self, op: Recv, deadline: Deadline, dependencies: MessageDependencies
     ) -> Work | DeferredReceive:
-        """Post a receive to the queue of its tag: from any source, or behind such a receive."""
+        """Post a receive to the tag's queue: from any source, or behind such a receive."""
         pending = PendingReceive(op, deadline, dependencies)
         with self._queues.lock:
             self._queues.join(pending)
@@ -195,7 +195,7 @@ class Mailbox:
         return DeferredReceive(dependencies, start)
 
     def _advance(self, tag: int) -> None:
-        """Post what the queue of a tag can post, and let prepared receives pass if none is left."""
+        """Post what a tag's queue can post, and let prepared receives pass if none is left."""
         with self._queues.lock:
             self._queues.advance(tag, self._post)
             wanted = bool(self._queues)
@@ -212,7 +212,7 @@ class Mailbox:
         return self._all_inboxes
 
     def _post(self, pending: PendingReceive) -> Work | None:
-        """Post the first receive of a queue to a link; None if no message has come for it."""
+        """Post a queue's first receive to a link; None if no message has come."""
         op, deadline = pending.op, pending.deadline
         for peer, inbox in zip(self._others, self._inboxes(), strict=True):
             if op.peer not in (None, peer):
@@ -235,7 +235,7 @@ class Mailbox:
         # The caller holds the inbox.
         channel = inbox.channel
         before = None
-        while not inbox.receiving:  # else the head is being received; messages behind it can wait
+        while not inbox.receiving:  # else the head is being received; messages behind can wait
             # Messages with other tags are moved aside, as long as there is one at the head.
             oldest = channel.oldest()
             state = len(inbox.unexpected), oldest is None
@@ -289,9 +289,9 @@ class Mailbox:
     def _next_words(self, tag: int) -> tuple[list[tuple[int, int]], MessageDependencies]:
         """Return the words that let a queue advance, of gates or next messages; see QueuedReceive.
 
-        There are none once all gates are open, until the thread of the batch has seen that.
+        There are none once all gates are open, until the batch's thread has seen that.
         """
-        # The batch may end meanwhile: its gates stay as long as these dependencies.
+        # The batch may end meanwhile: the gates stay as long as these dependencies.
         waiting = self._queues.dependencies(tag)
         if not waiting:
             return self._announced(), waiting
@@ -306,10 +306,10 @@ class Mailbox:
         return [*map(unexpected.next_message, waiting)]
 
     def await_gate(self, gate: int, seconds: float) -> bool:
-        """Wait for `seconds`, or until a gate of a batch opens; return whether it has opened.
+        """Wait for `seconds`, or until a batch's gate opens; return whether the gate has opened.
 
-        Messages that block the receives of the batch are moved aside; behind one there may be
-        another, so the wait is short then.
+        Messages that block the batch's receives are moved aside; behind one there may be another,
+        so the wait is short then.
         """
         moved = False
         for inbox in self._links.inboxes():
@@ -320,7 +320,7 @@ class Mailbox:
         return self.await_words([(gate, 1)], min(seconds, _SHORT) if moved else seconds)
 
     def await_words(self, rows: Sequence[tuple[int, int]], seconds: float) -> bool:
-        """Wait for `seconds`, or until the word of any (address, value) reaches its value."""
+        """Wait for `seconds`, or until the word of any (address, value) reaches that value."""
         table = np.array(rows, np.int64)
         context = self._group.context
         slice_ns = max(1, int(seconds * 1e9))

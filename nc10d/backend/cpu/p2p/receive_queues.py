@@ -1,7 +1,7 @@
 """Receives from any source, and the order in which receives take messages.
 
-Of two receives that fit a message, the earlier receive takes the message, as in MPI. A link keeps
-this order for receives from a named rank. A receive from any source has no link until a message has
+If two receives fit a message, the earlier receive takes the message, as in MPI. A link keeps this
+order for receives from a named rank. A receive from any source has no link until a message has
 come. Until then the receive stands in a queue, and so do later receives with the same tag.
 
     receive                                        is posted to a link
@@ -9,10 +9,10 @@ come. Until then the receive stands in a queue, and so do later receives with th
     from a rank, in a queue                        when it is the first of the queue
     from any source                                when it is the first, and a rank has sent for it
 
-So a queue stays while its first receive is from any source, or waits for earlier operations of a
-batch. A queue advances when a receive joins, when a thread waits for or tests one of the receives,
-and when a thread probes. A prepared receive would bypass the queues. So while there is a queue,
-`Inbox.in_order` sends prepared receives to the Mailbox.
+So a queue stays while its first receive is from any source, or waits for a batch's earlier
+operations. A queue advances when a receive joins, when a thread waits for or tests one of the
+receives, and when a thread probes. A prepared receive would bypass the queues. So while there is a
+queue, `Inbox.in_order` sends prepared receives to the Mailbox.
 
 A queue keeps receives, not Works. So a dropped Work leaves the receive posted, and a dropped group
 leaves without garbage collection.
@@ -33,32 +33,32 @@ from nc10d.ops import Recv
 from nc10d.work import Work
 
 PAUSE = 0.05
-"""Seconds between two looks of a thread that waits for a message from any rank."""
+"""Seconds between two looks by a thread that waits for a message from any rank."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingReceive:
-    """A receive in a queue; as it leaves, the receive has a `work` or an `error`."""
+    """A receive in a queue; when leaving, the receive has a `work` or an `error`."""
 
     op: Recv
     deadline: Deadline
     dependencies: MessageDependencies
-    """The operations of the batch that must end first; INDEPENDENT once they have ended."""
+    """The batch's operations that must end first; INDEPENDENT once they have ended."""
     work: Work | None = None
     error: Exception | None = None
 
     @property
     def left(self) -> bool:
-        """Whether the receive has left its queue, or is about to."""
+        """Whether the receive has left the queue, or is about to."""
         return self.work is not None or self.error is not None
 
 
 class ReceiveQueues:
-    """The queues of a group, by tag; any thread may call."""
+    """A group's queues, by tag; any thread may call."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held while a queue changes, and by a thread that must find it unchanged."""
+        """Held while a queue changes, and by a thread that must find the queue unchanged."""
         self._queues: dict[int, deque[PendingReceive]] = {}
 
     def __contains__(self, tag: int) -> bool:
@@ -72,18 +72,18 @@ class ReceiveQueues:
         return list(self._queues)
 
     def dependencies(self, tag: int) -> MessageDependencies:
-        """Return those of the first receive of a queue."""
+        """Return those of a queue's first receive."""
         with self.lock:
             queue = self._queues.get(tag)
             return queue[0].dependencies if queue else INDEPENDENT
 
     def join(self, pending: PendingReceive) -> None:
-        """Append a receive to the queue of its tag."""
+        """Append a receive to the tag's queue."""
         with self.lock:
             self._queues.setdefault(pending.op.tag, deque()).append(pending)
 
     def advance(self, tag: int, post: Callable[[PendingReceive], Work | None]) -> None:
-        """Post the receives of a queue in order, up to the first for which `post` returns None."""
+        """Post a queue's receives in order, up to the first for which `post` returns None."""
         with self.lock:
             queue = self._queues.get(tag)
             while queue:
@@ -92,12 +92,12 @@ class ReceiveQueues:
                     try:
                         first.work = post(first)
                     except Exception as error:  # noqa: BLE001  (the Work raises it)
-                        # A traceback would keep this frame, and so all of the group.
+                        # A traceback would keep this frame, and so the whole group.
                         first.error = error.with_traceback(None)
                 if not first.left:
                     return
                 queue.popleft()
-            # Last of all: a thread that finds no queue posts its receive behind all of these.
+            # Last of all: a thread that finds no queue posts a receive behind all of these.
             self._queues.pop(tag, None)
 
     def clear(self) -> None:
@@ -106,7 +106,7 @@ class ReceiveQueues:
 
 
 class QueuedReceive(Work):
-    """The Work of a receive that was posted to a queue."""
+    """The Work for a receive that was posted to a queue."""
 
     __slots__ = (
         *("_advance", "_await", "_awaited", "_health", "_next_words", "_peers", "_pending"),
@@ -123,11 +123,11 @@ class QueuedReceive(Work):
         next_words: Callable[[int], tuple[Sequence[tuple[int, int]], object]],
         await_words: Callable[[Sequence[tuple[int, int]], float], object],
     ) -> None:
-        """`advance` advances the queue of a tag. The message comes from one of `peers`.
+        """`advance` advances a tag's queue. The message comes from one of `peers`.
 
-        `next_words(tag)` returns (address, value) rows and what keeps the memory of the words.
-        `await_words(rows, seconds)` blocks until any word reaches its value: then the queue may
-        advance.
+        `next_words(tag)` returns (address, value) rows and what keeps the words' memory.
+        `await_words(rows, seconds)` blocks until any word reaches the given value: then the queue
+        may advance.
         """
         super().__init__((pending.op,))
         self._waiter, self._health = waiter, health
@@ -137,7 +137,7 @@ class QueuedReceive(Work):
 
     @property
     def deadline(self) -> Deadline:
-        """The deadline of the receive."""
+        """The receive's deadline."""
         return self._pending.deadline
 
     def _poll(self) -> None:
@@ -156,13 +156,13 @@ class QueuedReceive(Work):
             self._finish(pending.error)
 
     def _leave_queue(self, deadline: Deadline) -> None:
-        """Advance the queue until this receive has left it, has failed, or `deadline`."""
+        """Advance the queue until this receive has left, has failed, or `deadline`."""
         pending, health = self._pending, self._health
         until = deadline if deadline.at < self.deadline.at else self.deadline
         words: Sequence[tuple[int, int]] | None = None
         while not pending.left:
             # Asked before matching, so that messages sent before the failure are found. A closed
-            # group matches none: its memory may be gone.
+            # group matches none: the memory may be gone.
             failing, failure = health.failing(), health.failure() if health.closed else None
             if failure is None and self.deadline.expired():
                 failure = health.fail_timeout(self.ops, None, self.deadline.limit)

@@ -16,7 +16,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.links import Header, Inbox, Links, UnexpectedMessage, sender_site
 from nc10d.base.run_to_end import import_to_end
 
-# Where a link's words have the address of its sender's counter: of two ranks, the sender is 0.
+# Where a link's words have the address of the sender's counter: of the two ranks, the sender is 0.
 _SENT = at.C_TABLES // 8 + at.TABLE_COUNTERS * 2
 
 
@@ -53,14 +53,14 @@ def is_remote(channel: Channel) -> bool:
 def arrived(channel: Channel) -> bool:
     """Return whether a link's next message has arrived, or has begun to."""
     if is_remote(channel):
-        # Imported late: it compiles functions that a job on a single host does without.
+        # Imported late: the module compiles functions that a job on a single host does without.
         import_to_end("nc10d.backend.cpu.native.sockets").peek(channel.address)
     sent = int(channel.words[_SENT])
     return bool(entry_points.load_word(sent) >= channel.get(at.C_TICKS) + 1)
 
 
 def head(channel: Channel) -> Header:
-    """Return the header of the message at a link's head; it has arrived."""
+    """Return the header of the message at a link's head, which has arrived."""
     first = channel.get(at.C_CELL) + at.CELL_HEADER
     tag, nbytes, dtype = (int(entry_points.load_word(first + 8 * i)) for i in range(3))
     return tag, nbytes, dtype

@@ -29,9 +29,9 @@ from nc10d.kernels import copy
 
 Bytes = npt.NDArray[np.uint8]
 Address = Callable[[Kernel], int]
-"""The function that returns the address of a kernel."""
+"""The function that returns a kernel's address."""
 ABROAD = {kind for kind in StepKind if kind > StepKind.FLOW} - {StepKind.CALL_HEADER}
-"""Steps whose peer is any rank of the group; that of other steps is a rank of this host."""
+"""Steps whose peer is any rank in the group; other steps' peer is a local rank."""
 SLOW_STEPS = {kind for kind in StepKind if StepKind.AGREE <= kind < StepKind.FLOW}
 """Steps that slow_steps.py carries out."""
 CALLS = (StepKind.ENTER, StepKind.CALL_HEADER, StepKind.CHECK_HEADER)
@@ -64,13 +64,13 @@ class Linked:
 
 
 class Scratch:
-    """Memory for the programs of a channel in turn, which grows; a linked program keeps its own."""
+    """Memory for a channel's programs in turn, which grows; a linked program keeps its own."""
 
     def __init__(self) -> None:
         self._room: Bytes = np.zeros(0, np.uint8)
 
     def room(self, nbytes: int) -> Bytes:
-        """Return memory for at least `nbytes`, from the start of a cache line on."""
+        """Return memory for at least `nbytes`, from a cache line's start on."""
         if nbytes > self._room.size:
             most = max(nbytes, 2 * self._room.size)
             room = np.zeros(most + LINE, np.uint8)
@@ -86,9 +86,9 @@ def link(
     kernel_address: Address,
     scratch: Callable[[int], Bytes] | None = None,
 ) -> Linked:
-    """Pack a program for a channel of `size` ranks whose tables start `table` bytes into it."""
-    # `scratch` returns memory for the intermediate results of a program that crosses hosts. May
-    # block to compile kernels and slow-path steps.
+    """Pack a program for a channel with `size` ranks whose tables start at byte `table`."""
+    # `scratch` returns memory for intermediate results in a program that crosses hosts. May block
+    # to compile kernels and slow-path steps.
     check(program, size)
     if any(step.kind in SLOW_STEPS for step in program.steps):
         slow_steps.prepare()
@@ -112,7 +112,7 @@ def link(
 
 def check(program: Program, size: int) -> None:
     """Assert that no step points outside its tables or its round, which would crash the process."""
-    later = False  # a program's first round must not read from the round before it
+    later = False  # a program's first round must not read from an earlier round
     for index, step in enumerate(program.steps):
         assert 0 <= step.peer < size or step.kind in ABROAD, (program.call, index, step)
         assert step.nbytes >= 0, (program.call, index, step)
@@ -164,10 +164,10 @@ def copiers(program: Program) -> list[int]:
 
 
 def _copier(step: Step, in_all: int) -> int:
-    """Return the copy function of a step if `in_all` bytes go into its user array."""
+    """Return a step's copy function if `in_all` bytes go into its user array."""
     if step.kind not in COPIES:
         return 0
-    if step.kind is StepKind.FOLD_STAGED:  # it copies from the L1 cache
+    if step.kind is StepKind.FOLD_STAGED:  # that step copies from the L1 cache
         in_all = 0
     elif step.kind is StepKind.FILL_EXPOSED:
         in_all = step.nbytes
@@ -177,7 +177,7 @@ def _copier(step: Step, in_all: int) -> int:
 
 
 def _moved(steps: Sequence[Step]) -> int:
-    """Return the bytes that the steps move at most, those of all branches together."""
+    """Return the bytes that the steps move at most, all branches together."""
     moved = 0
     for step, times in zip(steps, _times(steps), strict=True):
         moved += min(step.nbytes * times, step.total or MANY)
@@ -201,12 +201,12 @@ ROWS = {
     Space.EARLIER: offsets.TABLE_OTHER,
     Space.SCRATCH: offsets.TABLE_ZEROS,  # a word that is 0: the offset is an address
 }
-"""The row of the channel's tables for each kind of memory."""
+"""The row in the channel's tables for each kind of memory."""
 
 
 def _selector(at: At, size: int, table: int) -> int:
-    # Users' arrays have selectors from the front of their table. Shared places have negative
-    # selectors, into the channel's tables: staging buffers, inline slots, and the other slot's.
+    # Users' arrays have selectors from their table's front. Shared places have negative selectors,
+    # into the channel's tables: staging buffers, inline slots, and the other slot's.
     if at.space is Space.NONE:
         return packed.NO_OPERAND
     if at.space is Space.USER:
@@ -217,7 +217,7 @@ def _selector(at: At, size: int, table: int) -> int:
 def _pack(
     step: Step, record: int, fingerprint: int, size: int, table: int, address: Address, copier: int
 ) -> list[int]:
-    """Return the words of a packed step (step_format.py)."""
+    """Return a packed step's words (step_format.py)."""
     operands = []
     for at in (step.dst, step.src, step.own, step.also):
         operands += [_selector(at, size, table), at.offset, at.stride]
@@ -228,9 +228,9 @@ def _pack(
         fingerprint |= step.flag << offsets.FLAG_BIT
     else:
         record = fingerprint = 0
-    arg = 0 if isinstance(step.arg, float) else step.arg  # `link` stores the address of a float
+    arg = 0 if isinstance(step.arg, float) else step.arg  # `link` stores a float's address
     staged = step.kind is StepKind.FOLD_STAGED and step.dst.space in SHARED
-    # Of the fields that share a word, a step has one.
+    # A step has one of the fields that share a word.
     return [
         step.kind,
         step.nbytes,

@@ -4,17 +4,17 @@ An algorithm is a pure function that returns steps; the simulator runs them in P
 runs the same steps natively after `link` has packed them into integers. Nothing here touches
 shared memory.
 
-How ranks keep in step: every rank of a group has a counter that only grows. A round of a program
+How ranks keep in step: every rank of a group has a counter that only grows. A program's round
 spends `ticks` (phases); every rank's version of a program spends the same ticks, so programs mix
-freely and need no protocol of their own. `signal(t)` sets this rank's counter to (ticks spent so
-far + t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer has
-two slots, as its inline payload has, which alternate from round to round. A round's `free` is the
-first tick (counted from the round's start) at which every peer has left the round for sure, and
-`free()` waits for that before the same slot is used again. A rank that reads from the round before
+freely and need no further protocol. `signal(t)` sets this rank's counter to (ticks spent so far +
+t); `wait(peer, t)` waits until the peer's counter has come there. A rank's staging buffer has two
+slots, as its inline payload has, which alternate from round to round. A round's `free` is the first
+tick (counted from the round's start) at which every peer has left the round for sure, and `free()`
+waits for that before the same slot is used again. A rank that reads from the round before
 (`earlier`) has left that round when the reads of this round are done.
 
-`end_round` and `loop` can repeat the steps before them. An iteration is called a segment; an
-operand moves on by its stride from segment to segment.
+`end_round` and `loop` can repeat earlier steps. An iteration is called a segment; an operand moves
+on by its stride from segment to segment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.native.step_kinds import StepKind as StepKind
 
 LINE = 64
-"""Bytes of a cache line: chunks are cut at its multiples, so that ranks never share one."""
+"""The bytes in a cache line: chunks are cut at multiples, so that ranks never share a line."""
 
 
 def line_up(nbytes: int) -> int:
@@ -41,7 +41,7 @@ def line_down(nbytes: int) -> int:
 
 
 class Space(enum.IntEnum):
-    """The memory of an operand; EARLIER is the slot of the round before, CELL a link's."""
+    """An operand's memory; EARLIER is the slot from the round before, CELL a link's."""
 
     NONE = 0
     USER = 1
@@ -53,16 +53,16 @@ class Space(enum.IntEnum):
 
 
 SHARED = (Space.STAGING, Space.INLINE, Space.EARLIER, Space.CELL)
-"""Memory that peers of this host can read."""
+"""Memory that local peers can read."""
 INLINE_BYTES = 16
-"""Most bytes of a payload that travels in the cache line of the counter itself."""
+"""Most bytes in a payload that travels in the counter's own cache line."""
 GATE_BYTES = 16
-"""Bytes of a gate: a word that is 0 or 1, and the mask of ranks that sleep on it."""
+"""Bytes in a gate: a word that is 0 or 1, and the mask of ranks that sleep on the gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An address: (space, index of array or rank) + offset + segment * stride, in bytes."""
+    """An address: (space, array or rank index) + offset + segment * stride, in bytes."""
 
     space: Space
     index: int
@@ -79,17 +79,17 @@ def moved(at: At, offset: int, stride: int | None = None) -> At:
 
 
 def user(index: int, offset: int = 0, stride: int = 0) -> At:
-    """Point into array number `index` of the call."""
+    """Point into the call's array number `index`."""
     return At(Space.USER, index, offset, stride)
 
 
 def staging(rank: int, offset: int = 0, stride: int = 0) -> At:
-    """Point into the current slot of a rank's staging buffer."""
+    """Point into the current slot in a rank's staging buffer."""
     return At(Space.STAGING, rank, offset, stride)
 
 
 def earlier(rank: int, offset: int = 0, stride: int = 0) -> At:
-    """Point into the slot of a rank's staging buffer that the round before used."""
+    """Point into the slot in a rank's staging buffer that the round before used."""
     return At(Space.EARLIER, rank, offset, stride)
 
 
@@ -99,12 +99,12 @@ def scratch(offset: int, stride: int = 0) -> At:
 
 
 def cell() -> At:
-    """Point to the data of a link's current cell."""
+    """Point to the data in a link's current cell."""
     return At(Space.CELL, 0)
 
 
 def inline(rank: int) -> At:
-    """Point to the current inline slot of a rank."""
+    """Point to a rank's current inline slot."""
     return At(Space.INLINE, rank)
 
 
@@ -121,7 +121,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """The kernels of a reduction: a pairwise kernel, and a last map for averages."""
+    """The kernels for a reduction: a pairwise kernel, and a last map for averages."""
 
     pair: Kernel
     last: Kernel | None = None
@@ -167,7 +167,7 @@ Steps = Sequence[Step]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The steps of a rank and the call that they carry out; a launch brings `users` arrays."""
+    """A rank's steps and the call that they carry out; a launch brings `users` arrays."""
 
     call: CallInfo
     steps: tuple[Step, ...]

@@ -21,15 +21,15 @@ from nc10d.backend.cpu.program.program import (
 )
 
 HEADER_BYTES = 192
-"""Bytes of a call's header: sequence number, fingerprint, and the call as text."""
+"""Bytes in a call's header: sequence number, fingerprint, and the call as text."""
 SIZES_BYTES = 16
-"""Bytes of the sizes for a rank: what it is sent, and what is awaited from it."""
+"""Bytes in the sizes for a rank: the bytes sent there, and those awaited from that rank."""
 MESSAGE_BYTES = 88
-"""Bytes of a message's header: its tag, size and dtype, and the line that sends it."""
+"""Bytes in a message's header: tag, size and dtype, and the line that sends the message."""
 
 
 def copy(dst: At, src: At, nbytes: int, total: int = 0) -> Step:
-    """dst[:nbytes] = src[:nbytes]; with `total`, at most the bytes of it left in this segment."""
+    """dst[:nbytes] = src[:nbytes]; with `total`, at most those left in this segment."""
     return Step(StepKind.COPY, nbytes, dst=dst, src=src, total=total)
 
 
@@ -41,12 +41,11 @@ def apply(dst: At, src: At, nbytes: int, kernel: Kernel, arg: float = 0, total: 
 def fold_staged(
     dst: At, src: At, own: At, nbytes: int, how: Combine, also: At = NOWHERE, total: int = 0
 ) -> Step:
-    """dst = contributions of all ranks folded in rank order.
+    """dst = all ranks' contributions folded in rank order.
 
-    `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` the
-    place of this rank's; `also` is a second destination, written while the result is in the cache.
-    A result for the staging buffer is written at the end of the fold; until then `dst` is
-    unchanged.
+    `src` is the place of a contribution in every rank's staging buffer (or inline slot), `own` that
+    of this rank's; `also` is a second destination, written while the result is in the cache. A
+    result for the staging buffer is written when the fold ends; until then `dst` is unchanged.
     """
     return Step(
         StepKind.FOLD_STAGED,
@@ -63,17 +62,17 @@ def fold_staged(
 
 
 def signal(tick: int) -> Step:
-    """Set this rank's counter to `tick` of this round, visible to all ranks."""
+    """Set this rank's counter to this round's `tick`, visible to all ranks."""
     return Step(StepKind.SIGNAL, tick=tick)
 
 
 def wait(peer: int, tick: int) -> Step:
-    """Wait until a peer's counter has reached `tick` of this round."""
+    """Wait until a peer's counter has reached this round's `tick`."""
     return Step(StepKind.WAIT, tick=tick, peer=peer)
 
 
 def wait_all(tick: int) -> Step:
-    """Wait until every peer's counter has reached `tick` of this round."""
+    """Wait until every peer's counter has reached this round's `tick`."""
     return Step(StepKind.WAIT_ALL, tick=tick)
 
 
@@ -108,7 +107,7 @@ def jump(steps: int) -> Step:
 def expose(
     rank: int, src: At, access: int = 0, flag: bool = True, writable: int = 0, offset: int = 0
 ) -> Step:
-    """Expose an array of this rank to the peers, until they signal that they have read it.
+    """Expose this rank's array to the peers, until they signal that they have read it.
 
     Goes before signal(1). If the array is not registered, peers have the kernel copy it, provided
     that the group has that `access`: READS or WRITES (0: never). If the array can't be read, this
@@ -133,7 +132,7 @@ def branch_if_unreadable(rank: int, steps: int) -> Step:
 
 
 def fetch(dst: At, peer: int, offset: int, nbytes: int) -> Step:
-    """dst := `nbytes` from `offset` on of the array that a peer has exposed."""
+    """dst := `nbytes` from `offset` on in the array that a peer has exposed."""
     # Bytes that this rank has exposed for writes are left out: the peer has written them already.
     return Step(StepKind.FETCH, nbytes, dst=dst, src=staging(peer), offset=offset, peer=peer)
 
@@ -151,9 +150,9 @@ def fold_exposed(
 ) -> Step:
     """dst := the bytes from `offset` on of every rank's exposed array, folded in rank order.
 
-    `own` is this rank's array, which dst may be. It must be if `writable`: peers have exposed the
-    first `writable` bytes of their arrays for writes and get the result there too. At most `most`
-    bytes are folded at a time; `room` has twice as many.
+    `own` is this rank's array, which dst may be. It must be if `writable`: peers have exposed their
+    arrays' first `writable` bytes for writes and get the result there too. At most `most` bytes are
+    folded at a time; `room` has twice as many.
     """
     assert not writable or dst == own, (dst, own)
     return Step(
@@ -174,7 +173,7 @@ def fold_exposed(
 
 
 def gate(words: int, number: int) -> Step:
-    """Wait until gate `number` of user array `words` is open; gates are private to a rank."""
+    """Wait until gate `number` in user array `words` is open; gates are private to a rank."""
     return Step(StepKind.GATE, dst=user(words, GATE_BYTES * number))
 
 
@@ -184,26 +183,26 @@ def open_gate(words: int, number: int) -> Step:
 
 
 def agree(piece: int, offset: int) -> Step:
-    """Compare the sizes of all pairs of ranks; compute the number of rounds of the exchange."""
+    """Compare the sizes of all pairs of ranks; compute how many rounds the exchange has."""
     # At `offset` every staging buffer has two int64 per rank: the bytes that its owner sends to
-    # that rank, and the bytes that it awaits. `piece` bytes travel per pair and round.
+    # that rank, and the awaited bytes. `piece` bytes travel per pair and round.
     return Step(StepKind.AGREE, src=staging(0, offset), piece=piece)
 
 
 def single_round(before: Sequence[Step] = (), after: Sequence[Step] = ()) -> list[Step]:
-    """Return a program of a single round: enter, run `before`, meet all ranks, run `after`."""
+    """Return a single-round program: enter, run `before`, meet all ranks, run `after`."""
     return [free(), enter(), *before, signal(1), meet_all(), *after, end_round(1, 2)]
 
 
 def alone(steps: Sequence[Step] = ()) -> list[Step]:
-    """Return the program of a group of a single rank, which runs `steps`."""
+    """Return the program for a group with a single rank, which runs `steps`."""
     return [free(), enter(), *steps, end_round(1, 2)]
 
 
 def end_round(ticks: int, free_at: int, repeat: int = 1, body: int = 0) -> Step:
     """End a round; run the last `body` steps `repeat` times in all, one segment further each."""
     # `free_at` is the tick, counted from the round's start, that a peer signals only after leaving
-    # the round. A `free_at` beyond `ticks` is a signal of a later round.
+    # the round. A `free_at` beyond `ticks` is a later round's signal.
     return Step(StepKind.ROUND, tick=ticks, free_at=free_at, repeat=repeat, back=body)
 
 
@@ -215,8 +214,8 @@ def write_header() -> Step:
 def pack(flat: int, strided: int, shape: int) -> Step:
     """User array `flat`, contiguous, := user array `strided`, laid out as in `shape`.
 
-    `shape` is the number of a user array of words: bytes of an element, number of dimensions, then
-    sizes, strides in bytes, and as many words again for the engine.
+    `shape` is the number of a user array of words: item bytes, number of dimensions, then sizes,
+    strides in bytes, and as many words again for the engine.
     """
     return Step(StepKind.PACK, dst=user(flat), src=user(strided), own=user(shape))
 
@@ -227,27 +226,27 @@ def unpack(strided: int, flat: int, shape: int) -> Step:
 
 
 def loop_agreed(ticks: int, free_at: int, body: int) -> Step:
-    """Like end_round, but repeats for the number of rounds of the last `agree`."""
+    """Like end_round, but repeats for as many rounds as the last `agree` found."""
     return Step(StepKind.LOOP_AGREED, tick=ticks, free_at=free_at, back=body)
 
 
 def give(peer: int, src: At, nbytes: int) -> Step:
-    """Send bytes to a rank of another host; a row of a `flow`."""
+    """Send bytes to a rank on another host; a row in a `flow`."""
     return Step(StepKind.GIVE, nbytes, src=src, peer=peer)
 
 
 def take(peer: int, dst: At, nbytes: int) -> Step:
-    """Receive bytes from a rank of another host; a row of a `flow`."""
+    """Receive bytes from a rank on another host; a row in a `flow`."""
     return Step(StepKind.TAKE, nbytes, dst=dst, peer=peer)
 
 
 def push(peer: int, src: At, nbytes: int) -> Step:
-    """Send as much as fits into the socket; a later push or give of the same bytes continues."""
+    """Send as much as fits into the socket; a later push or give for the same bytes continues."""
     return Step(StepKind.PUSH, nbytes, src=src, peer=peer)
 
 
 def send_header() -> Step:
-    """Send a message's header; a row of a `flow`."""
+    """Send a message's header; a row in a `flow`."""
     return Step(StepKind.SEND_HEADER, MESSAGE_BYTES)
 
 
@@ -261,7 +260,7 @@ def flow(rows: Iterable[Step]) -> list[Step]:
 
 
 def call_header(dst: At) -> Step:
-    """dst := the header of this call."""
+    """dst := this call's header."""
     return Step(StepKind.CALL_HEADER, HEADER_BYTES, dst=dst)
 
 
@@ -271,7 +270,7 @@ def check_header(src: At, peer: int) -> Step:
 
 
 def check_sizes(src: At, own: At, peer: int) -> Step:
-    """Compare the two sizes of a rank of another host, as in `agree`, with this rank's own."""
+    """Compare the two sizes from a rank on another host, as in `agree`, with this rank's own."""
     return Step(StepKind.CHECK_SIZES, SIZES_BYTES, src=src, own=own, peer=peer)
 
 

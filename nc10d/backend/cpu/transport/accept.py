@@ -1,15 +1,15 @@
-"""The acceptor: a rank's handshakes with the ranks of other hosts, all at once in an event loop.
+"""The acceptor: a rank's handshakes with the ranks on other hosts, all at once in an event loop.
 
-| state of a handshake | next |
+| a handshake's state | next |
 |---|---|
 | connecting (calls only) | greeted, when the socket is connected: the hello is sent |
-| greeted | finished or failed, as each answer of the other side arrives |
-| finished | its socket is in `made`; a second connection for the same purpose is closed |
+| greeted | finished or failed, as each answer from the other side arrives |
+| finished | the socket is in `made`; a second connection for the same purpose is closed |
 | failed: a call | `turn` raises ConnectionError: the rank that was called is at fault |
 | failed: an accepted connection | closed; a stranger must not harm the ranks |
 
 Invariant: no handshake blocks another, so neither a slow rank nor a stranger delays the others. A
-stranger is closed at its first wrong byte or after UNPROVEN_SECONDS. At most MOST_STRANGERS
+stranger is closed at the first wrong byte or after UNPROVEN_SECONDS. At most MOST_STRANGERS
 accepted connections are unproven at a time; beyond that the oldest is closed.
 """
 
@@ -48,7 +48,7 @@ class PendingHandshake:
 
 
 class Acceptor:
-    """Calls ranks, and accepts connections of the `awaited` ranks on a listening socket."""
+    """Calls ranks, and accepts connections from the `awaited` ranks on a listening socket."""
 
     # `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
     # proves with `key` to belong to the job; the introduction must match `me` and `group`.
@@ -104,7 +104,7 @@ class Acceptor:
         """Return `made`; close unfinished connections, and all if one is missing or not `keep`."""
         # Failed calls and strangers are still registered; finished connections are not.
         unfinished = [key.data.wire for key in self._selector.get_map().values() if key.data]
-        # An incomplete set is of no use to the caller, which raises: its sockets must not leak.
+        # An incomplete set does not help the caller, which raises: the sockets must not leak.
         if not keep or self._calling or self._awaited:
             unfinished += self.made.values()
         for wire in unfinished:
@@ -117,7 +117,7 @@ class Acceptor:
         for _ in range(_BATCH):
             try:
                 wire, _ = self._listener.accept()
-            except raised_here(OSError):  # no connection waits, or its caller has gone meanwhile
+            except raised_here(OSError):  # no connection waits, or the caller has gone meanwhile
                 return
             self._await_hello(wire)
 
@@ -139,7 +139,7 @@ class Acceptor:
         except raised_here(BlockingIOError):
             return
         except raised_here(OSError, BadHandshake) as error:
-            # A wrong answer to a call is an error of the job; a wrong caller may be anybody.
+            # A wrong answer to a call is an error in the job; a wrong caller may be anybody.
             if isinstance(handshake.side, HandshakeCaller):
                 raise _refused(handshake, error) from error
             self._cut_off(handshake)
@@ -158,7 +158,7 @@ class Acceptor:
             handshake.greeted = True
             self._selector.modify(wire, selectors.EVENT_READ, handshake)
             return
-        # Never more than the handshake wants: the bytes behind it belong to the connection's user.
+        # Never more than the handshake wants: later bytes belong to the connection's user.
         data = wire.recv(side.wants)
         if not data:
             raise ConnectionResetError("it closed the connection")
@@ -166,7 +166,7 @@ class Acceptor:
         wire.sendall(side.feed(data))
 
     def _finish(self, handshake: PendingHandshake) -> None:
-        # Before the socket is handed out: its next bytes belong to the group's channels.
+        # Before the socket is handed out: the next bytes belong to the group's channels.
         self._selector.unregister(handshake.wire)
         side = handshake.side
         if isinstance(side, HandshakeAnswerer):

@@ -1,7 +1,7 @@
 """Sockets between hosts: this rank's address there, and congestion control.
 
 NC10D_SOCKET_ADDRESS gives the address itself. NC10D_SOCKET_IFNAME names an interface, whose address
-is taken. By default it is the address from which this host reaches the job's store.
+is taken. The default is the address from which this host reaches the job's store.
 
 Congestion control is not BBR, unless the user asks for BBR, which paces data by a measured rate. A
 collective sends in bursts between pauses, which such a rate does not describe:
@@ -24,7 +24,7 @@ from nc10d.errors import RendezvousError
 from nc10d.store.base import Store
 
 _GET_ADDRESS = 0x8915  # linux/sockios.h: SIOCGIFADDR
-_GLOBAL_SCOPE = "00"  # net/if_inet6: an address that is valid beyond its link
+_GLOBAL_SCOPE = "00"  # net/if_inet6: an address that is valid beyond the link
 
 VARIABLE = "NC10D_TCP_CONGESTION"
 PACED = "bbr"
@@ -43,7 +43,7 @@ def own_address(store: Store) -> str:
 
 
 def of_interface(name: str) -> str:
-    """Return an interface's address, IPv4 if it has any; RendezvousError if it has none."""
+    """Return an interface's address, IPv4 if there is one; RendezvousError if there is none."""
     found = _ipv4(name) or _ipv6(name)
     if found is None:
         names = ", ".join(name for _, name in socket.if_nameindex())
@@ -78,7 +78,7 @@ def _server(store: Store) -> tuple[str, int]:
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     host, port = getattr(store, "host", None), getattr(store, "port", None)
-    # A file or hash store has no server: all of its ranks are on this machine.
+    # A file or hash store has no server: all ranks are on this machine.
     return (str(host), int(port)) if host and port else ("127.0.0.1", 1)
 
 
@@ -118,7 +118,7 @@ def tcp_socket(address: str) -> socket.socket:
 
 
 def control(wire: socket.socket) -> str:
-    """Return the name of a TCP socket's congestion control; empty if it is unknown."""
+    """Return the name of a TCP socket's congestion control; empty if unknown."""
     try:
         name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     except raised_here(OSError):  # a kernel without the option

@@ -1,6 +1,6 @@
-"""Connections between the ranks of a group on different hosts; made once, when the group forms.
+"""Connections between a group's ranks on different hosts; made once, when the group forms.
 
-Each rank listens on a port of its own address, and publishes address, port and a secret: in the
+Each rank listens on a port at its own address, and publishes address, port and a secret: in the
 store, or over control connections where survivors form a new group. Of two ranks the higher
 connects, once for each purpose. Both prove to each other (auth/handshake.py) that they know the
 secret of the rank that is called and the job's token, if there is one. Afterwards the ports are
@@ -35,12 +35,12 @@ _BACKLOG = 4096
 _SECRET_BYTES = 32
 
 PeerSockets = dict[int, list[socket.socket]]
-"""The sockets to each rank of another host, by purpose."""
+"""The sockets to each rank on another host, by purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointExchange:
-    """How a rank of a group publishes its endpoint, and finds the endpoints of the other ranks."""
+    """How a rank in a group publishes its endpoint, and finds the other ranks' endpoints."""
 
     # `exchange` carries them, `address` is where `rank` listens, `name` is the group's. `terms` is
     # a text that both ends of a connection must hold for true.
@@ -52,7 +52,7 @@ class EndpointExchange:
     terms: str = ""
 
     def key(self, peer: int) -> str:
-        """Return the key of a rank's endpoint."""
+        """Return the key for a rank's endpoint."""
         return f"endpoint/{self.name}/{peer}"
 
 
@@ -65,7 +65,7 @@ class Endpoint:
     secret: str
 
     def key(self) -> bytes:
-        """Return the key of handshakes with this endpoint."""
+        """Return the key for handshakes with this endpoint."""
         return hmac.digest(job_token() or b"", bytes.fromhex(self.secret), "sha256")
 
 
@@ -78,7 +78,7 @@ def connect(
 ) -> PeerSockets:
     """Connect to the ranks `peers`, which call this with the same exchange and name.
 
-    Blocks until all are connected. `check` is called meanwhile; it may raise to end the wait.
+    Blocks until all are connected. `check` is called meanwhile; `check` may raise to end the wait.
     RendezvousError if a rank does not come before the deadline, or can't be reached. AuthError if
     the job has no token and other machines can reach this rank's address.
     """
@@ -173,7 +173,7 @@ def _read_endpoints(
 
 
 def _endpoint(value: Any) -> Endpoint:
-    """Return an endpoint from its JSON; ValueError or TypeError if it is malformed."""
+    """Return an endpoint from its JSON; ValueError or TypeError if malformed."""
     address, port, secret = value
     if not isinstance(address, str) or len(bytes.fromhex(secret)) != _SECRET_BYTES:
         raise ValueError("no endpoint")

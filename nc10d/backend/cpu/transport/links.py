@@ -1,10 +1,10 @@
-"""Point-to-point links: each direction between two ranks has a link of its own, made at first use.
+"""Point-to-point links: each direction between two ranks has its own link, made at first use.
 
 On a host, the rank that needs a link first allocates the link in its own arena, and stores the
-location in the sender's area. If both ends do so at once, the first wins and the other frees its
+location in the sender's area. If both ends do so at once, the first wins and the other frees that
 memory.
 
-Messages of one sender arrive in order. A receive takes the first message with the same tag. An
+One sender's messages arrive in order. A receive takes the first message with the same tag. An
 unexpected message (without a matching receive) would block later messages. A rank that waits for a
 later message therefore moves the unexpected one into the inbox's queue, for a later receive.
 """
@@ -44,7 +44,7 @@ BY_SENDER, BY_RECEIVER = 1, 2
 
 
 Header = tuple[int, int, int]
-"""Tag, bytes and code of the dtype of a message."""
+"""A message's tag, bytes and dtype code."""
 
 
 class LinksStopped(Exception):
@@ -63,12 +63,12 @@ class UnexpectedMessage:
 
 
 def sender_site(channel: Channel) -> str:
-    """Return the source line that sent the message at a link's head; "" if it is unknown."""
+    """Return the source line that sent the message at a link's head; "" if unknown."""
     return text_in(channel.get(at.C_CELL) + at.CELL_SITE)
 
 
 class Inbox:
-    """The receiving end of the link from a sender, and its queue of unexpected messages."""
+    """The receiving end of the link from a sender, and the queue of unexpected messages."""
 
     # A thread holds the inbox with `with inbox.lock, inbox`; not reentrant.
 
@@ -91,7 +91,7 @@ class Inbox:
 
     @property
     def receiving(self) -> bool:
-        """Whether a receive runs in its caller's thread, not in the channel's ring."""
+        """Whether a receive runs in the caller's thread, not in the channel's ring."""
         return self.channel.get(at.C_RECEIVING) != 0
 
     def take_unexpected(self, tag: int) -> UnexpectedMessage | None:
@@ -114,16 +114,16 @@ class Inbox:
         return next(((kept.tag, kept.data.size, kept.dtype) for kept in found), None)
 
     def _guard(self, holders: int) -> None:
-        # The word counts the holder, the queued messages, and `in_order`: while it is not 0, no
-        # thread may receive directly. It is recomputed on every call, so that a call interrupted by
-        # Ctrl-C is repaired by the next holder. The swap is a full fence: either a thread that
-        # begins a direct receive sees this word, or this thread sees that receive.
+        # The word counts the holder, the queued messages, and `in_order`: while the word is not 0,
+        # no thread may receive directly. The word is recomputed on every call, so that a call
+        # interrupted by Ctrl-C is repaired by the next holder. The swap is a full fence: either a
+        # thread that begins a direct receive sees this word, or this thread sees that receive.
         before = self.channel.get(at.C_GUARD)
         after = holders + len(self.unexpected) + self.in_order
         entry_points.compare_and_swap(self.channel.address + at.C_GUARD, before, after)
 
     def unmatched(self) -> Header | None:
-        """Return (tag, bytes, dtype) of the message at the link's head if no receive matches it."""
+        """Return (tag, bytes, dtype) of the message at the link's head if no receive matches."""
         # The caller holds the inbox, so no receive is posted meanwhile. But an earlier receive may
         # match and end during this call; then the link has another head, and the result is None.
         channel = self.channel
@@ -146,7 +146,7 @@ class Inbox:
 
 
 class Links:
-    """All links of a rank in a group."""
+    """All of a rank's links in a group."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Links:
         free: Callable[[int], None],
         remote: RemoteGroup | None = None,
     ) -> None:
-        """`allocate` and `free` manage memory of this rank's arena, by offset."""
+        """`allocate` and `free` manage memory in this rank's arena, by offset."""
         self._memory = memory
         self._make_channel = channels.make
         self._allocate, self._free = allocate, free
@@ -172,7 +172,7 @@ class Links:
         self._stopped = False
 
     def to(self, peer: int) -> Channel:
-        """Return the sending end of the link to a rank; LinksStopped if it can't be made."""
+        """Return the sending end of the link to a rank; LinksStopped if none can be made."""
         with self._lock:
             found = self._out.get(peer)
             if found is None:
@@ -180,7 +180,7 @@ class Links:
             return found
 
     def inbox(self, peer: int) -> Inbox:
-        """Return the receiving end of the link from a rank; LinksStopped if it can't be made."""
+        """Return the receiving end of the link from a rank; LinksStopped if none can be made."""
         with self._lock:
             found = self._in.get(peer)
             if found is None:
@@ -234,7 +234,7 @@ class Links:
         return next((peer for peer, end in ends if end is channel), None)
 
     def used(self, rank: int) -> list[str]:
-        """Return, as texts, the links on which a rank of this host (an index) passed messages."""
+        """Return, as texts, the links on which a local rank (an index) passed messages."""
         numbers = self._memory.group_ranks
         sent = [("to", rank, peer, at.LINK_SENT) for peer in range(len(numbers))]
         received = [("from", peer, rank, at.LINK_TAKEN) for peer in range(len(numbers))]
@@ -245,7 +245,7 @@ class Links:
         ]
 
     def _connect(self, sender: int, receiver: int) -> Channel:
-        # A link made after `stop` would never be stopped, and could touch arrays of failed calls.
+        # A link made after `stop` would never be stopped, and could touch failed calls' arrays.
         if self._stopped:
             raise LinksStopped
         peer = receiver if sender == self._memory.group_rank else sender
@@ -280,7 +280,7 @@ class Links:
         )
 
     def _start(self, sender: int, receiver: int) -> int:
-        """Return the address of a link on this host, by indices; 0 if it is not made yet."""
+        """Return the address of a link on this host, by indices; 0 if not made yet."""
         location = int(entry_points.load_word(self._memory.links_word(sender, receiver)))
         # Offsets are multiples of 4 at least, so the two lowest bits are free for the owner.
         owner = sender if location & 3 == BY_SENDER else receiver

@@ -1,7 +1,7 @@
 """Wires to other hosts as the engine uses them, and the thread that waits for all of them.
 
 The engine runs without the GIL and uses plain sockets. When it blocks, the poller's thread waits in
-epoll for all wires of the process, and wakes the channels that wait for a ready wire.
+epoll for all the process's wires, and wakes the channels that wait for a ready wire.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE_WORDS = PAGE // 8
 
 @dataclass(slots=True)
 class HostSocket:
-    """A socket to a rank; `address` is the block of words by which the engine knows it."""
+    """A socket to a rank; `address` is the block of words by which the engine knows the socket."""
 
     rank: int
     sock: socket.socket
@@ -38,7 +38,7 @@ class HostSocket:
 
 
 class Streams:
-    """The wires of a channel, by rank, and the block on which its programs wait."""
+    """A channel's wires, by rank, and the block on which programs wait."""
 
     def __init__(self, poller: Poller, wires: Mapping[int, HostSocket], size: int) -> None:
         self.wires = wires
@@ -77,13 +77,13 @@ class Streams:
 
 
 class Poller:
-    """All wires of a process, and the thread that polls them."""
+    """All of a process's wires, and the thread that polls them."""
 
     # Blocks are never freed: the thread may still read the block of a wire that has been closed.
 
     def __init__(self, rank_block: int) -> None:
         self._rank_block = rank_block
-        # An epoll instance for all groups: a single thread sleeps for every wire of the process.
+        # An epoll instance for all groups: a single thread sleeps for every wire in the process.
         self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         sockets.add_to_epoll(self.epoll.fileno(), self._wake, select.EPOLLIN, 0)
@@ -106,7 +106,7 @@ class Poller:
             return int(plain.address(self._pages[-1][start:]))
 
     def wire(self, rank: int, sock: socket.socket) -> HostSocket:
-        """Make a wire of a connected, non-blocking socket."""
+        """Make a wire from a connected, non-blocking socket."""
         address = self.block()
         words = _words(address)
         words[at.W_FD // 8], words[at.W_RANK // 8] = sock.fileno(), rank
@@ -116,7 +116,7 @@ class Poller:
         return HostSocket(rank, sock, address)
 
     def streams(self, wires: Mapping[int, HostSocket], size: int) -> Streams:
-        """Return the streams of a channel; ranks are below `size`."""
+        """Return a channel's streams; ranks are below `size`."""
         return Streams(self, wires, size)
 
     def close(self) -> None:

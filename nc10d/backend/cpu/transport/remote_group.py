@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from nc10d.backend.cpu.transport.poller import Poller, Streams
 
 COLLECTIVES, MESSAGES, PURPOSES = 0, 1, 2
-"""The two connections of a group to each rank of another host, and their number."""
+"""A group's two connections to each rank on another host, and their number."""
 _CONTROL = "control connections"
 
 
 class RemoteGroup:
-    """The connections of a rank in a group, by peer."""
+    """A rank's connections in a group, by peer."""
 
     # Each remote rank has a connection for collectives and another for messages: a message that
     # waits for its receiver must not block a collective.
@@ -50,9 +50,9 @@ class RemoteGroup:
         return rank in self._messages
 
     def message_end(self, peer: int, area: int, *, sending: bool) -> ChannelSpec:
-        """Return the spec of this rank's end of the message link to, or from, `peer`."""
-        # The header of the next message from a remote peer is written to private memory; a peer of
-        # this host would write it to the link's shared memory.
+        """Return the spec for this rank's end of the message link to, or from, `peer`."""
+        # The header of the next message from a remote peer is written to private memory; a local
+        # peer would write the header to the link's shared memory.
         streams = self._poller.streams({0: self._messages[peer]}, 1)
         inbox: Words = np.zeros(at.AWAY_BYTES // 8, np.int64)
         # Kept alive here: the channel holds only their addresses.
@@ -70,7 +70,7 @@ class RemoteGroup:
         )
 
     def error(self, channel: Channel) -> str:
-        """Return the reason why a connection of a channel has failed, as text."""
+        """Return why a channel's connection has failed, as text."""
         streams = (streams for streams, _ in self._message_streams)
         by_address = {s.address: s for s in (self.streams, *streams)}
         return by_address[channel.spec.streams].error()
@@ -91,10 +91,10 @@ class RemoteGroup:
 
 
 class RemoteHosts:
-    """The other hosts as the process of rank `number` reaches them."""
+    """The other hosts as rank `number`'s process reaches them."""
 
     # `topology` is the job's; `rank_block` is the address of the words that the engine and all
-    # threads of this rank share.
+    # of this rank's threads share.
 
     def __init__(self, number: int, topology: Topology, rank_block: int, store: Store) -> None:
         self._number, self._topology, self._rank_block = number, topology, rank_block
@@ -104,7 +104,7 @@ class RemoteHosts:
 
     @property
     def poller(self) -> Poller:
-        """The poller of all connections; its thread starts with the first group that needs it."""
+        """The poller of all connections; the thread starts with the first group that needs it."""
         with self._lock:
             if self._poller is None:
                 # Imported late: it compiles functions that a job on a single host does without.
@@ -113,9 +113,9 @@ class RemoteHosts:
             return self._poller
 
     def connect(self, store: Store, deadline: Deadline) -> dict[int, socket.socket]:
-        """Make the control connections to all ranks of other hosts; blocks until all are made."""
+        """Make the control connections to all ranks on other hosts; blocks until all are made."""
         peers = self._topology.remote_ranks(self._number)
-        # Ranks that have read other hosts of each other in the store don't connect.
+        # Ranks that have read other hosts for each other in the store don't connect.
         terms = f" {self._topology.hosts}"
         endpoints = EndpointExchange(store, self.address, _CONTROL, self._number, terms)
         sockets = connect(endpoints, peers, 1, deadline, lambda: None)
@@ -128,7 +128,7 @@ class RemoteHosts:
 
     def disown(self) -> None:
         """Close a forked child's copies of the descriptors."""
-        # Another thread of the parent may have held the lock at the time of the fork.
+        # Another thread in the parent may have held the lock during the fork.
         self._lock = threading.Lock()
         if self._poller is not None:
             self._poller.disown()

@@ -1,1 +1,1 @@
-"""The NCCL library through ctypes: header table, configuration, and a compiled loop of calls."""
+"""The NCCL library through ctypes: header table, configuration, and a compiled loop over calls."""

@@ -1,10 +1,10 @@
-"""Entering a launch: compiled code numbers and logs the call, and compares it with those of peers.
+"""Entering a launch: compiled code numbers and logs the call, and compares it with peers' calls.
 
-A rank first puts the call onto its board (backend.shared_board), then looks at the boards of its
-local peers. So of two ranks that make different calls under a number, the later one sees it, and it
-has not entered the communicator yet. A rank that is CALLS or more launches ahead of another is not
-compared with it meanwhile. A slot of a board has the number and the chain of the call, a hash of
-this call and all calls before.
+A rank first puts the call onto its board (backend.shared_board), then looks at its local peers'
+boards. So if two ranks make different calls under a number, the later rank sees the difference,
+before it enters the communicator. Ranks that are CALLS or more launches apart are not compared
+meanwhile. A board's slot has the call's number and chain, a hash over this call and all calls
+before.
 """
 
 from nc10d.backend.cpu.native import offsets as at
@@ -21,28 +21,28 @@ from nc10d.backend.cpu.native.sites import nc10d_site
 from nc10d.kernels.cache import compiled_callback
 
 CALLS, RECORDS = 512, 64
-"""How many of a rank's latest calls its peers compare, and how many they find as text."""
-BOARD_NUMBER, BOARD_CALLS = 0, 64  # the number of the latest call; the calls
+"""How many of a rank's latest calls peers compare, and how many they find as text."""
+BOARD_NUMBER, BOARD_CALLS = 0, 64  # the latest call's number; the calls
 BOARD_RECORDS = BOARD_CALLS + 16 * CALLS
 BOARD_BYTES = BOARD_RECORDS + at.RECORD_BYTES * RECORDS
 NEW_SITE, DIFFERS = 99, 100
-"""Answers: 0, NEW_SITE (nothing has happened), or DIFFERS + the index of a peer. None is a code of
+"""Answers: 0, NEW_SITE (nothing has happened), or DIFFERS + a peer's index. None is a code from
 NCCL, and all are less than native.SCALE."""
 
-# A caller: a rank's launches of collectives, or of messages. The word of the table of sites lies
-# where `nc10d_site` expects it in a channel.
+# A caller: a rank's launches of collectives, or of messages. The word for the table of sites lies
+# where `nc10d_site` expects that word in a channel.
 CALLER_SITES = at.C_SITES
 (
-    CALLER_NOTE,  # address of the record of the latest call
+    CALLER_NOTE,  # address of the latest call's record
     CALLER_BOARD,  # address of this rank's board, 0 without peers to compare with
     CALLER_LOG,  # address of the log
     CALLER_NEXT,  # address of the number of the log's entries so far
-    CALLER_LABEL,  # the label of its entries
+    CALLER_LABEL,  # the entries' label
     CALLER_NUMBER,  # launches so far
     CALLER_CHAIN,
-    CALLER_STAMP,  # the stamp of the latest entry
+    CALLER_STAMP,  # the latest entry's stamp
     CALLER_PEERS,
-    CALLER_PEER,  # for each peer: address of the word with its board's place, base of its arena
+    CALLER_PEER,  # for each peer: address of the word with the board's place, the arena's base
 ) = range(CALLER_SITES + 8, CALLER_SITES + 11 * 8, 8)
 
 # A call: its fingerprint, then its text.
@@ -51,7 +51,7 @@ CALL_TEXT = 8
 
 @compiled_callback("int64(int64, int64)")
 def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
-    """Number, record and log a call, and compare it with those of peers; see NEW_SITE."""
+    """Number, record and log a call, and compare it with peers' calls; see NEW_SITE."""
     site = nc10d_site(caller)
     if site == at.NEW_SITE:
         return NEW_SITE
@@ -66,7 +66,7 @@ def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
     place = load(load(caller + CALLER_NEXT))
     store(load(caller + CALLER_NEXT), place + 1)
     entry = load(caller + CALLER_LOG) + at.LOG_BYTES * (place & (at.LOG_SLOTS - 1))
-    store_release(entry + at.E_STAMP, 0)  # a reader that catches it half written discards it
+    store_release(entry + at.E_STAMP, 0)  # a reader that catches a half-written entry discards it
     store(entry + at.E_LABEL, load(caller + CALLER_LABEL))
     store(entry + at.E_SEQ, number)
     store(entry + at.E_BEGUN, now)

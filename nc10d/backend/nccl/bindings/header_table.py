@@ -13,7 +13,7 @@ Version = tuple[int, int, int]
 
 
 class Function(NamedTuple):
-    """A function: result and arguments in letters, the release it came with, its C prototype."""
+    """A function: result and arguments in letters, the release that brought it, the C prototype."""
 
     result: str
     arguments: str
@@ -22,7 +22,7 @@ class Function(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of ncclConfig_t: its type in letters, and the release that it came with."""
+    """A field of ncclConfig_t: the type in letters, and the release that brought the field."""
 
     name: str
     kind: str

@@ -1,11 +1,11 @@
 """libnccl by ctypes: found, loaded, and called by the header table; failed calls raise.
 
-The library is that of NC10D_NCCL_LIBRARY, else that of the wheel nvidia-nccl-cu12 or -cu13, else
-the system's libnccl.so.2. A function that is newer than the loaded release raises
-UnsupportedPlatform, which names its first release. Functions are looked up at their first use.
+The library is NC10D_NCCL_LIBRARY's, else that in the wheel nvidia-nccl-cu12 or -cu13, else the
+system's libnccl.so.2. A function that is newer than the loaded release raises UnsupportedPlatform,
+which names the function's first release. Functions are looked up at first use.
 
-AMD's RCCL (named by NC10D_NCCL_LIBRARY) loads by the same table and tells its version; it has the
-functions of the table that it exports by the same name. Nothing more is known of it: nc10d has no
+AMD's RCCL (named by NC10D_NCCL_LIBRARY) loads by the same table and tells its version; those
+functions exist that RCCL exports under the table's names. Nothing more is known: nc10d has no
 driver for AMD's devices.
 """
 
@@ -33,13 +33,13 @@ _HOW = (
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId: the same on all ranks of a communicator; passed by value."""
+    """ncclUniqueId: the same on all of a communicator's ranks; passed by value."""
 
     _fields_ = (("internal", ctypes.c_char * CONSTANTS["NCCL_UNIQUE_ID_BYTES"]),)
 
 
 class SimInfo(ctypes.Structure):
-    """ncclSimInfo_t: the estimate of ncclGroupSimulateEnd, in microseconds."""
+    """ncclSimInfo_t: the estimate by ncclGroupSimulateEnd, in microseconds."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -54,7 +54,7 @@ SIM_MAGIC = 0x74685283
 
 
 class WaitSignalDesc(ctypes.Structure):
-    """ncclWaitSignalDesc_t: how many signals to wait for, and of which rank."""
+    """ncclWaitSignalDesc_t: how many signals to wait for, and from which rank."""
 
     _fields_ = tuple((name, ctypes.c_int) for name in ("opCnt", "peer", "sigIdx", "ctx"))
 
@@ -91,7 +91,7 @@ class Library:
         return "RCCL" if hasattr(self._dll, "ncclAllToAllv") else "NCCL"
 
     def has(self, name: str) -> bool:
-        """Return whether this release has a function of the table."""
+        """Return whether this release has a function in the table."""
         return FUNCTIONS[name].since <= self.version and hasattr(self._dll, name)
 
     def require(self, since: Version, call_name: str) -> None:
@@ -102,7 +102,7 @@ class Library:
             raise UnsupportedPlatform(f"{message} ({self.path})")
 
     def function(self, name: str) -> Any:
-        """Return a function of the table as ctypes calls it; UnsupportedPlatform if too new."""
+        """Return a function in the table as ctypes calls it; UnsupportedPlatform if too new."""
         found = self._functions.get(name)
         if found is None:
             self.require(FUNCTIONS[name].since, name)
@@ -139,14 +139,14 @@ class Library:
             raise NCCLError(f"{call_name}: {self.describe(code)}", code=code)
 
     def describe(self, code: int) -> str:
-        """Return NCCL's text for a failed result, and its last error message."""
+        """Return NCCL's text for a failed result, and NCCL's last error message."""
         # NCCL keeps the last message even when later calls succeed.
         text = self.function("ncclGetErrorString")(code).decode(errors="replace")
         last = (self.function("ncclGetLastError")(None) or b"").decode(errors="replace").strip()
         return f"{text} ({last})" if last else text
 
     def unique_id(self) -> bytes:
-        """Return the 128 bytes that the ranks of a new communicator need; starts a listener."""
+        """Return the 128 bytes that a new communicator's ranks need; starts a listener."""
         made = UniqueId()
         self.call("ncclGetUniqueId", ctypes.byref(made))
         return bytes(made)
@@ -166,26 +166,26 @@ def version_of(code: int) -> Version:
 
 
 def version_code(version: Version) -> int:
-    """Return the NCCL_VERSION_CODE of a release after 2.8."""
+    """Return the NCCL_VERSION_CODE for a release after 2.8."""
     major, minor, patch = version
     return 10_000 * major + 100 * minor + patch
 
 
 def dotted(version: Version) -> str:
-    """Return a version as text, without a patch of 0: "2.27" is the first of its line."""
+    """Return a version as text, without a patch of 0: "2.27" is the first in its line."""
     return ".".join(map(str, version if version[2] else version[:2]))
 
 
 @functools.cache
 def config_type(version: Version) -> type[ctypes.Structure]:
-    """Return ncclConfig_t in the form of a release, without later fields."""
+    """Return ncclConfig_t in a release's form, without later fields."""
     fields = [(f.name, CTYPES[f.kind]) for f in CONFIG if f.since <= version]
     return type("ncclConfig_t", (ctypes.Structure,), {"_fields_": fields})
 
 
 @functools.cache
 def library() -> Library:
-    """Return the libnccl of this process, loaded at the first call."""
+    """Return this process's libnccl, loaded at the first call."""
     return Library(find_library())
 
 

@@ -1,10 +1,10 @@
 """The compiled loop: makes C calls in order, read from a table, without the GIL.
 
-A row is WORDS integers: the address of a C function, its number of arguments, a mark, and up to
-eight arguments. All are passed as 64 bits: the System V and the ARM ABI give each of the first
-eight integers a register or a slot of that size, of which the callee reads its declared width.
-After an error the mark of its row decides: in a GROUPED row the loop skips to the row that ENDS
-the group, and runs that row; it runs no later row.
+A row is WORDS integers: a C function's address, the number of arguments, a mark, and up to eight
+arguments. All are passed as 64 bits: the System V and the ARM ABI give each of the first eight
+integers a register or a slot with that size, and the callee reads the declared width. After an
+error the row's mark decides: in a GROUPED row the loop skips to the row that ENDS the group, and
+runs that row, but no later row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nc10d.kernels.simd import I64, Builder, Value, emits
 WORDS = 11
 PLAIN, GROUPED, ENDS = 0, 1, 2
 IN_PROGRESS = 7
-"""ncclInProgress: no error, but rows after the end of the group have to wait for it."""
+"""ncclInProgress: no error, but rows after the group's end have to wait for that end."""
 SCALE = 1000
 """An answer is SCALE * (row + 1) + code for an error, -row to continue there later, else 0."""
 NO_CONTEXT = 1 << 30
-"""In an answer in place of row + 1: the device's context could not be made current."""
+"""In an answer, instead of row + 1: the device's context could not be made current."""
 
 _ROW = 8 * WORDS
 
@@ -49,7 +49,7 @@ _call6, _call7, _call8 = map(_caller, (6, 7, 8))
 
 @njit(nogil=True)
 def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
-    """Make the call of the row at an address; return its result."""
+    """Make the call in the row at an address; return the result."""
     function, count, arguments = load(row), load(row + 8), row + 24
     if count == 7:
         return _call7(function, arguments)
@@ -68,7 +68,7 @@ def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
-    """Make the calls of rows first..count-1 of a table; see SCALE for the returned answer."""
+    """Make the calls in rows first..count-1 of a table; see SCALE for the returned answer."""
     waiting = False
     index = first
     while index < count:
@@ -94,12 +94,12 @@ def nc10d_nccl_rows(table, first, count):  # type: ignore[no-untyped-def]
 
 @compiled("int64(int64, int64, int64, int64, int64, int64, int64)")
 def nc10d_nccl_run(table, first, count, device, current, ended, end):  # type: ignore[no-untyped-def]
-    """Make the calls of rows first..count-1 with a device's context as the thread's current one.
+    """Make the calls in rows first..count-1 with a device's context as the thread's current one.
 
     `device` is the address of two rows, which make the context current, and restore the former
-    context. The default streams are those of the current context. The parts that differ between
-    launches are written to the table first: the stream `current`, and the event `ended`, which row
-    `end` records and the next row waits for.
+    context. The default streams are the current context's. The parts that differ between launches
+    are written to the table first: the stream `current`, and the event `ended`, which row `end`
+    records and the next row waits for.
     """
     last = table + end * _ROW
     store(table + _ROW + 32, current)
@@ -150,9 +150,9 @@ def nc10d_nccl_sort(keys, order, count):  # type: ignore[no-untyped-def]
 
 @compiled("int64(int64, int64, int64, int64, int64)")
 def nc10d_nccl_uniform(places, table, count, itemsize, elements):  # type: ignore[no-untyped-def]
-    """Fill in addresses and counts of arrays in `count` otherwise equal rows.
+    """Fill in arrays' addresses and counts in `count` otherwise equal rows.
 
-    `places` is the address of `count` addresses, as many counts, and as many words of scratch.
+    `places` is the address where `count` addresses, as many counts, and as many scratch words lie.
     Returns whether the arrays have elements, are aligned, and share no memory; if not, the rows are
     unusable.
     """

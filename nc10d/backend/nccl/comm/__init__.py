@@ -1,1 +1,1 @@
-"""Communicators of NCCL: made within a deadline, each with a stream of its own."""
+"""NCCL's communicators: made within a deadline, each with its own stream."""

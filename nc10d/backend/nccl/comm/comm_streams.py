@@ -1,10 +1,10 @@
-"""Communicators with a stream each: for a group's collectives, and for each of its links.
+"""Communicators with a stream each: for a group's collectives, and for each link.
 
 A link is a direction between two ranks for a tag. A communicator executes in order; because links
-have communicators of their own, messages overtake collectives and each other, and both ranks may
-send first. A communicator is formed at its first use, on a thread of its own: other ranks may come
-to it later, after operations that this rank has to do first. Launches meanwhile are deferred until
-it is formed.
+have their own communicators, messages overtake collectives and each other, and both ranks may send
+first. A communicator is formed at its first use, on its own thread: other ranks may arrive later,
+after operations that this rank has to do first. Launches meanwhile are deferred until the
+communicator is formed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 
 COLLECTIVES = "all"
-"""The name of the communicator of a group's collectives."""
+"""The name of the communicator for a group's collectives."""
 WINDOWS = "windows"
-"""The name of the communicator of a group's one-sided operations, which wait for peers' signals."""
-_OLD = "old"  # in the store: a communicator grows, and which ranks it has
+"""The name of the communicator for a group's one-sided operations, which wait for signals."""
+_OLD = "old"  # in the store: a communicator grows, and which ranks that one has
 _GO = "go"
 
 
@@ -47,9 +47,9 @@ class Parent(NamedTuple):
 
 
 class NcclGroup(NamedTuple):
-    """A group as the parts of the backend know it."""
+    """A group as the backend's parts know it."""
 
-    # `fail` fails the group with an error, and `check` raises its failure. The next three are those
+    # `fail` fails the group with an error, and `check` raises the failure. The next three are those
     # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None.
 
     name: str
@@ -77,7 +77,7 @@ class CommStream:
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
         self.launched = 0
-        self.settled = Event()  # it has been formed, or never will be
+        self.settled = Event()  # the communicator has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
 
@@ -94,10 +94,10 @@ class CommStream:
 
 
 class CommStreams:
-    """The communicators of a group on its device."""
+    """A group's communicators on its device."""
 
     # `formed` is called when a communicator is formed, the group's `fail` with the error if it
-    # can't be, both on the thread that forms it.
+    # can't be formed, both on the thread that forms it.
 
     def __init__(self, group: NcclGroup, pool: EventPool, formed: Callable[[], None]) -> None:
         self._group = group
@@ -113,8 +113,8 @@ class CommStreams:
     def settled(self) -> list[CommStream]:
         """Return the formed communicators by name, once no communicator is forming any more.
 
-        The names' order is the same on all ranks. No operation is in flight, so the ranks of a
-        communicator have all formed it, or are about to.
+        The names' order is the same on all ranks. No operation is in flight, so a communicator's
+        ranks have all formed it, or are about to.
         """
         each = sorted(self.all(), key=lambda comm_stream: comm_stream.name)
         for comm_stream in each:
@@ -122,7 +122,7 @@ class CommStreams:
         return [comm_stream for comm_stream in each if comm_stream.comm is not None]
 
     def find(self, name: str) -> CommStream | None:
-        """Return a communicator by name, None if it was not used yet."""
+        """Return a communicator by name, None if not used yet."""
         return self._comm_streams.get(name)
 
     def of(self, op: Op, deadline: Deadline) -> CommStream:
@@ -138,7 +138,7 @@ class CommStreams:
         return self.get(f"{src}-{dst}-{tag}", int(dst == self._group.rank), 2, deadline)
 
     def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
-        """Return a communicator by name; begins to form it if it is new."""
+        """Return a communicator by name; begins to form a new one."""
         comm_stream = self._comm_streams.get(name)
         if comm_stream is None:
             stream = Stream(self._pool.device, self._group.options.high_priority)
@@ -151,7 +151,7 @@ class CommStreams:
         return comm_stream
 
     def _form_communicator(self, comm_stream: CommStream, deadline: Deadline) -> None:
-        """Form a communicator, on a thread of its own; an error fails the group."""
+        """Form a communicator, on its own thread; an error fails the group."""
         try:
             comm = self._communicator(comm_stream, deadline)
         except DistError as error:
@@ -189,8 +189,7 @@ class CommStreams:
 
     def abort(self) -> None:
         """Abort all communicators and the operations on them; blocks until NCCL has done so."""
-        # A communicator that is being formed is aborted when it is formed. Deferred launches are
-        # dropped.
+        # A communicator that is being formed is aborted once formed. Deferred launches are dropped.
         self._ended = True
         for comm in self._communicators():
             comm.abort()

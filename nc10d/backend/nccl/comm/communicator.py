@@ -1,11 +1,11 @@
-"""A communicator of NCCL as an object: made within a deadline, used under its lock, ended once.
+"""NCCL's communicator as an object: made within a deadline, used under its lock, ended once.
 
 All ranks call `Communicator.create` with the same unique id, after all have arrived (see
-comm_streams): NCCL itself waits for a missing rank for ever. So a blocking init runs on a thread of
-its own, which is abandoned at the deadline; a nonblocking init is polled.
+comm_streams): NCCL itself waits for a missing rank for ever. So a blocking init runs on its own
+thread, which is abandoned at the deadline; a nonblocking init is polled.
 
 A single thread at a time may be in NCCL with a communicator: every call holds its `lock`. Only
-`abort` goes ahead without it, because it has to free a thread that is stuck.
+`abort` goes ahead without the lock, because an abort has to free a thread that is stuck.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Communicator:
         config: NCCLConfig | None,
         parent: Communicator | None,
     ) -> Communicator:
-        """Make rank `rank` of a communicator with new ranks beside those of `parent` (2.29.2).
+        """Make rank `rank` in a communicator with new ranks beside those of `parent` (2.29.2).
 
         Rank 0 has made the id by its parent's `growth_id`. The parent's ranks keep their numbers;
         a new rank has no parent. Nothing is in flight on the parent, which can be closed then.
@@ -127,7 +127,7 @@ class Communicator:
         return made
 
     def call_with_all(self, name: str, deadline: Deadline, *arguments: object) -> None:
-        """Make a call that waits for the same call of all ranks, who have met for it before.
+        """Make a call that waits for the same call on all ranks, which have met before.
 
         CollectiveTimeout at the deadline.
         """
@@ -147,7 +147,7 @@ class Communicator:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the communicator has not ended yet."""
         return self._handle is not None
 
     def call(self, name: str, *arguments: object) -> int:
@@ -156,7 +156,7 @@ class Communicator:
             return self.library.call(name, self.handle, *arguments)
 
     def async_error(self) -> int:
-        """Return the ncclResult_t of asynchronous work: SUCCESS, IN_PROGRESS, or an error."""
+        """Return the ncclResult_t for asynchronous work: SUCCESS, IN_PROGRESS, or an error."""
         state = ctypes.c_int()
         self.call("ncclCommGetAsyncError", ctypes.byref(state))
         return state.value
@@ -180,7 +180,7 @@ class Communicator:
 
     def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
         """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value."""
-        # Made once for each factor and type; it ends with the communicator.
+        # Made once for each factor and type; the operator ends with the communicator.
         key = factor.hex(), datatype  # -0.0 equals 0.0
         found = self._premul_ops.get(key)
         if found is None:
@@ -201,7 +201,7 @@ class Communicator:
         return Registration(self, int(made.value or 0))
 
     def window(self, address: int, nbytes: int, deadline: Deadline) -> Registration:
-        """Register memory as a window of all ranks, who have met for it (NCCL 2.27).
+        """Register memory as a window of all ranks, which have met before (NCCL 2.27).
 
         UnsupportedPlatform on all ranks if the machine has no symmetric memory.
         """
@@ -209,7 +209,7 @@ class Communicator:
         symmetric = CONSTANTS["NCCL_WIN_COLL_SYMMETRIC"]
         place = ctypes.byref(made)
         self.call_with_all("ncclCommWindowRegister", deadline, address, nbytes, place, symmetric)
-        if not made.value:  # NCCL's answer where a communicator lacks it
+        if not made.value:  # NCCL's answer where a communicator lacks symmetric memory
             raise UnsupportedPlatform(
                 "NCCL has no symmetric memory between these ranks: it needs devices that reach "
                 "each other's memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE"
@@ -231,9 +231,9 @@ class Communicator:
                     self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
-        """Destroy it now, aborting its operations; idempotent, from any thread."""
-        # Waits at most a second for a thread that is inside NCCL with it: if that thread is stuck,
-        # only the abort frees it.
+        """Destroy the communicator now, aborting its operations; idempotent, from any thread."""
+        # Waits at most a second for a thread that is inside NCCL with this communicator: if that
+        # thread is stuck, only the abort frees it.
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
         try:
             handle, self._handle = self._handle, None
@@ -256,7 +256,7 @@ class Registration:
         self.handle: int | None = handle
 
     def close(self) -> None:
-        """Deregister; idempotent. The end of the communicator has deregistered it too."""
+        """Deregister; idempotent. The communicator's end deregisters too."""
         handle, self.handle = self.handle, None
         if handle is not None and self._communicator.alive:
             self._communicator.call(self._undo, handle)
@@ -270,7 +270,7 @@ def mem_alloc(library: Library, nbytes: int) -> int:
 
 
 def mem_free(library: Library, address: int) -> None:
-    """Free memory of `mem_alloc`."""
+    """Free memory from `mem_alloc`."""
     library.call("ncclMemFree", address)
 
 

@@ -1,9 +1,9 @@
-"""A user's choices for a group on NCCL, and the configuration of communicators among them.
+"""A user's choices for a group on NCCL, and communicators' configuration among them.
 
 NCCL reads as many bytes of the struct as both sides know and fills in every field that is newer
-than the `version` in it (parseCommConfig in NCCL's init.cc). Two releases put a new field into
-former padding, so size and version must match: both are those of the older of the library and
-the table.
+than the struct's `version` (parseCommConfig in NCCL's init.cc). Two releases put a new field into
+former padding, so size and version must match: both are the older side's, the library's or the
+table's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nc10d.backend.nccl.bindings.library import Library, config_type, version_co
 UNDEFINED = -(2**31)
 """NCCL_CONFIG_UNDEF_INT: the library's own choice."""
 NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
-"""The first of these that is set determines whether communicators are nonblocking ("1")."""
+"""The first that is set determines whether communicators are nonblocking ("1")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
     A group with a field that is newer than the loaded release is refused (UnsupportedPlatform), and
-    so is a value of another type (TypeError). NCCL's documentation of ncclConfig_t explains each.
+    so is a value of another type (TypeError). NCCL's documentation on ncclConfig_t explains each.
     """
 
     blocking: int | None = None
@@ -55,15 +55,15 @@ class NCCLConfig:
     nvls_host_mode: int | None = None
 
 
-# The library's own fields (size, magic, version) come first in the struct; the others are in the
-# order of NCCLConfig.
+# The library's own fields (size, magic, version) come first in the struct; the others are in
+# NCCLConfig's order.
 C_NAMES = tuple(member.name for member in CONFIG[3:])
 _SINCE = {member.name: member.since for member in CONFIG}
 
 
 def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
-    """Return `config` as a struct of `library`; UnsupportedPlatform for a field that is too new."""
-    # The older of the library's release and the table's.
+    """Return `config` as `library`'s struct; UnsupportedPlatform for a field that is too new."""
+    # The older release, the library's or the table's.
     release = min(library.version, HEADER_VERSION)
     struct: Any = config_type(release)()
     struct.size = ctypes.sizeof(struct)
@@ -88,14 +88,14 @@ def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
 class NcclOptions:
     """`pg_options` of a group on NCCL.
 
-    `config` applies to every communicator of the group. With `high_priority`, operations run on
-    streams of the device's highest priority. With `timing`, `Work.duration` is the time on the
+    `config` applies to every communicator in the group. With `high_priority`, operations run on
+    streams with the device's highest priority. With `timing`, `Work.duration` is the time on the
     device, in seconds.
 
-    With `grow_from`, a group whose ranks are the first ranks of the new one, the new group's
-    communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks of that group give
-    it, and new ranks do not. It has been used, has nothing in flight (ValueError), and is of no use
-    afterwards but to be destroyed.
+    With `grow_from`, a group whose ranks are the new group's first ranks, the new group's
+    communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks in that group pass
+    `grow_from`, and new ranks do not. The old group has been used, has nothing in flight
+    (ValueError), and can only be destroyed afterwards.
     """
 
     config: NCCLConfig = field(default_factory=NCCLConfig)

@@ -1,8 +1,8 @@
 """A group's launches on its device, as this rank and its peers see them: numbers, log, comparison.
 
-Compiled code enters a launch (bindings.entering). This module owns the memory that it writes, makes
-the error where ranks' calls differ, and compares with ranks of other hosts, a few times a second
-while operations are pending.
+Compiled code enters a launch (bindings.entering). This module owns the memory that such code
+writes, makes the error where ranks' calls differ, and compares with ranks on other hosts, a few
+times a second while operations are pending.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COLLECTIVE, MESSAGE = 0, 1
 """Labels of the log's entries."""
 _KEY = "device"
 STAMP = entering.CALLER_STAMP // 8
-"""The place in a Caller's words of the stamp of the latest entry in the log."""
+"""Where a Caller's words have the stamp of the log's latest entry."""
 _ENDED, _WORDS, _MASK = at.E_ENDED // 8, at.LOG_BYTES // 8, at.LOG_SLOTS - 1
 
 
 class Caller:
-    """One kind of launches of a group, for compiled code at `address`."""
+    """One kind of a group's launches, for compiled code at `address`."""
 
     def __init__(
         self, label: int, note: int, log: CallLog, entries: int, board: SharedBoard | None
@@ -58,14 +58,14 @@ class Caller:
 
     @property
     def number(self) -> int:
-        """The number of launches so far."""
+        """The launch count so far."""
         return self.words[entering.CALLER_NUMBER // 8]
 
 
 class CallBoard:
-    """The calls of a group on this rank: of `collectives`, and of launches of `messages` alone."""
+    """A group's calls on this rank: `collectives`, and launches of `messages` alone."""
 
-    # Used under the lock of the launches, unless a line says that any thread may call.
+    # Used under the launches' lock, unless a line says that any thread may call.
 
     def __init__(self, group: NcclGroup) -> None:
         self._group = group
@@ -89,9 +89,9 @@ class CallBoard:
             raise self.mismatch(answer)
 
     def ended(self, stamp: int) -> None:
-        """Record that the launch of an entry has ended; any thread may call."""
+        """Record that an entry's launch has ended; any thread may call."""
         row = _WORDS * ((stamp - 1) & _MASK)
-        if self._log_words[row + at.E_STAMP // 8] == stamp:  # else a later launch has its place
+        if self._log_words[row + at.E_STAMP // 8] == stamp:  # else a later launch has that place
             self._log_words[row + _ENDED] = monotonic_ns()
 
     def logged(self) -> list[LogEntry]:
@@ -99,7 +99,7 @@ class CallBoard:
         return self._log.read((COLLECTIVE, MESSAGE))
 
     def progress(self) -> dict[int, int]:
-        """Return the latest collective of this rank and of its local peers; any thread may call."""
+        """Return this rank's and the local peers' latest collective; any thread may call."""
         found = {self._group.rank: self.collectives.number}
         for peer in () if self._board is None else self._board.peers:
             place = _word(peer.word)
@@ -107,7 +107,7 @@ class CallBoard:
         return found
 
     def mismatch(self, answer: int) -> CollectiveMismatch:
-        """Return the error for the peer whose call differs, by the answer of compiled code."""
+        """Return the error for the peer whose call differs, by compiled code's answer."""
         assert self._board is not None, "only a board's calls are compared"
         peer = self._board.peers[answer - entering.DIFFERS]
         number = self.collectives.number
@@ -129,7 +129,7 @@ class CallBoard:
         )
 
     def compare_hosts(self) -> CollectiveMismatch | None:
-        """Tell ranks of other hosts the latest call, and compare theirs; any thread may call."""
+        """Tell ranks on other hosts the latest call, and compare theirs; any thread may call."""
         board, messages = self._board, self._group.messages()
         if board is None or messages is None or not board.partners:
             return None
@@ -161,14 +161,14 @@ def _word(address: int) -> int:
 
 
 def _slot(board: int, number: int) -> int | None:
-    """Return the chain of a call on a board, None if it is not there (any more)."""
+    """Return a call's chain on a board, None if not there (any more)."""
     place = board + entering.BOARD_CALLS + 16 * (number % entering.CALLS)
     chain = _word(place + 8)
     return chain if _word(place) == number else None
 
 
 def _called(board: int, number: int) -> str:
-    """Return a call on a board with its line; "" if it is not there (any more)."""
+    """Return a call on a board with its line; "" if not there (any more)."""
     place = board + entering.BOARD_RECORDS + at.RECORD_BYTES * (number % entering.RECORDS)
     if _word(place) != number:
         return ""

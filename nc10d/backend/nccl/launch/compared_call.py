@@ -24,12 +24,12 @@ class CallText:
 
 @lru_cache(256)
 def text_of_all_reduces(dtype: str, op: str, counts: tuple[int, ...]) -> CallText:
-    """Return the text of a block of all_reduces by their counts, without its operations."""
+    """Return the text for a block of all_reduces by their counts, without operations."""
     return CallText(block_of([CallInfo("all_reduce", dtype, count, op) for count in counts]))
 
 
 def compared(batch: Sequence[ops.Op]) -> CallInfo:
-    """Return a launch as a call: its collectives, or its messages if it has no collective."""
+    """Return a launch as a call: its collectives, or its messages if there is no collective."""
     collectives = [op for op in batch if not isinstance(op, (ops.Send, ops.Recv))]
-    # A list is other calls of NCCL than an array.
+    # NCCL has other calls for a list than for an array.
     return block_of([call_of(op, lists_differ=True) for op in collectives or batch])

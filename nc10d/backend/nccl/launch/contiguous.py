@@ -1,8 +1,8 @@
-"""Strided arrays: NCCL gets contiguous copies of them, made and written back on its stream.
+"""Strided arrays: NCCL gets contiguous copies, made and written back on NCCL's stream.
 
 Contract: elements go in C order, as with every backend, for any strides on this rank or another.
-The copies are rows of a launch table: part of the order on the device, and of graphs. A copy of the
-driver's takes rows of the same width and pitch, so an array may need several; ValueError for more
+The copies are rows in a launch table: part of the order on the device, and of graphs. A driver's
+copy takes rows with the same width and pitch, so an array may need several; ValueError for more
 than MOST.
 """
 
@@ -22,12 +22,12 @@ from nc10d.ops import Array, Op
 from nc10d.ops.facts import name_of
 
 MOST = 4096
-"""Copies of an array; queueing more would cost more than a kernel of the caller's."""
+"""Copies of an array; queueing more would cost more than a kernel by the caller."""
 _FARTHEST = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH of all devices
 
 
 class Piece(NamedTuple):
-    """`height` rows of `width` bytes: offset and pitch in an array, and in its copy, in bytes."""
+    """`height` rows of `width` bytes: offset and pitch in an array, and in the copy, in bytes."""
 
     at: int
     pitch: int
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A dimension: its length, and its strides in the array and the copy, in bytes."""
+    """A dimension: the length, and the strides in the array and the copy, in bytes."""
 
     length: int
     step: int
@@ -46,7 +46,7 @@ class _Side(NamedTuple):
 
 
 def pieces(x: Buffer) -> Iterator[Piece]:
-    """Cut an array into pieces of a copy in C order; the first element is at 0 in both."""
+    """Cut an array into pieces for a copy in C order; the first element is at 0 in both."""
     if not x.count:
         return
     width, sides = _sides(x)
@@ -62,7 +62,7 @@ def pieces(x: Buffer) -> Iterator[Piece]:
 
 
 def piece_count(x: Buffer) -> int:
-    """Return the number of pieces of an array."""
+    """Return how many pieces an array has."""
     if not x.count:
         return 0
     width, sides = _sides(x)
@@ -94,15 +94,15 @@ def _fits(side: _Side, width: int) -> bool:
 
 
 Row = tuple[int, int]
-"""A copy by the driver, without its stream: the function, and the address of its argument."""
+"""A copy by the driver, without its stream: the function, and the argument's address."""
 
 
 class ContiguousCopies:
-    """A launch on contiguous arrays: `ops` has copies in the place of strided arrays."""
+    """A launch on contiguous arrays: `ops` has copies in place of strided arrays."""
 
     # `before` and `behind` return the calls that make the copies and write them back, for
-    # operations by their places. `kept` must live as long as the launch. It never refers to the
-    # caller's arrays.
+    # operations by their places. `kept` must live as long as the launch. The object never refers to
+    # the caller's arrays.
 
     def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
         self._rank = rank

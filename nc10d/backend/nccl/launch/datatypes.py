@@ -1,6 +1,6 @@
 """Element types and reductions as NCCL has them. Pure.
 
-Operations that only move data move bytes. A reduction uses a type of NCCL's: the array's own,
+Operations that only move data move bytes. A reduction uses one of NCCL's types: the array's own,
 several elements of another type (a complex number as two floats), or another type that gives the
 same bits (a bool as uint8, whose maximum is "or").
 """
@@ -50,7 +50,7 @@ _OF_TRUTH = {"BOR": _OPS["ncclMax"], "BAND": _OPS["ncclMin"]}
 
 
 class NcclReduction(NamedTuple):
-    """A reduction in NCCL's terms: type, elements per element of the array, operator."""
+    """A reduction in NCCL's terms: type, elements per array element, operator."""
 
     # `op` is None for PREMUL_SUM, whose operator each communicator makes; the factor has the type
     # `scalar`.
@@ -68,7 +68,7 @@ def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
     if dtype.family is ElementKind.BOOL and step.of_truth in _OF_TRUTH:
         return NcclReduction(_TYPES["ncclUint8"], 1, _OF_TRUTH[step.of_truth], dtype)
     half = _HALVES.get(dtype)
-    if half is not None and step.name == "SUM":  # of complex numbers: the sums of their parts
+    if half is not None and step.name == "SUM":  # complex numbers: the sums of their parts
         return NcclReduction(_NATIVE[half], 2, OPERATORS[name], half)
     if dtype in _NATIVE and name in OPERATORS:
         return NcclReduction(_NATIVE[dtype], 1, OPERATORS[name], dtype)

@@ -1,9 +1,9 @@
-"""The cache of launches, which are found again by the identity of their arrays.
+"""The cache of launches, which are found again by their arrays' identity.
 
-A cached launch is found only while each array is the same object, at the same address and of the
-same size and type (an array that can't change is not compared again). It refers to arrays weakly,
-so that it does not keep them alive. After an array is freed, another object may get its id; the
-cached launch is not found any more.
+A cached launch is found only while each array is the same object, at the same address, with the
+same size and type (an array that can't change is not compared again). References to arrays are
+weak, so that the cache does not keep arrays alive. After an array is freed, another object may get
+its id; the cached launch is not found any more.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Key = tuple[Any, ...]
 
 
 class CachedLaunch:
-    """A launch's communicators, and its table of calls once they are formed."""
+    """A launch's communicators, and the table of calls once they are formed."""
 
-    # `receives` is true if it has receives, whose senders are the launch's result; `blocks` if it
-    # has a barrier, for which the host waits too. `messages` are peer and tag of its sends, and of
-    # its receives; None without any. `default_stream` is the current stream for its
-    # first array unless the user chooses a stream; None: it has to be looked up.
+    # `receives` is true if the launch has receives, whose senders are the result; `blocks` if there
+    # is a barrier, for which the host waits too. `messages` are peer and tag of the sends, and of
+    # the receives; None without any. `default_stream` is the current stream for the first array
+    # unless the user chooses a stream; None: to be looked up.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
@@ -75,7 +75,7 @@ class CachedLaunch:
         return not self._freed and (not self._descriptions or self._unchanged())
 
     def is_for(self, arrays: Sequence[object]) -> bool:
-        """Return whether these are the same objects; all of them are alive."""
+        """Return whether these are the same objects; all are alive."""
         if type(arrays) is not list:
             return list(map(id, arrays)) == self._ids.tolist()
         ids, count = self._ids.buffer_info()
@@ -94,19 +94,19 @@ Description = tuple[Any, ...]
 
 
 def _description(x: object) -> Description:
-    """Return the properties of an array on which a launch table depends."""
+    """Return the array properties on which a launch table depends."""
     found = as_buffer(x)
     return found.address, found.shape, found.strides, found.dtype, found.writable
 
 
 class LaunchCache:
-    """The latest cached launches; used under the lock of the launches."""
+    """The latest cached launches; used under the launches' lock."""
 
     def __init__(self) -> None:
         self._known: dict[Key, CachedLaunch] = {}
 
     def find(self, key: Key | None, batch: Sequence[ops.Op]) -> CachedLaunch | None:
-        """Return the cached launch of operations with a key if it is still valid."""
+        """Return the cached launch for operations with a key, if still valid."""
         found = None if key is None else self._known.get(key)
         if found is None or key is None:
             return None
@@ -133,8 +133,8 @@ class LaunchCache:
 
 
 def key_of(batch: Sequence[ops.Op]) -> Key | None:
-    """Return the key of a launch, None if it is not cached."""
-    # The key of a block of all_reduces has its first and last array only; `find` compares all.
+    """Return a launch's key, None if launches like it are not cached."""
+    # The key for a block of all_reduces has the first and last array only; `find` compares all.
     if isinstance(batch, ops.AllReduces):
         arrays = batch.arrays
         return batch.op, len(arrays), id(arrays[0]), id(arrays[-1])
@@ -143,7 +143,7 @@ def key_of(batch: Sequence[ops.Op]) -> Key | None:
 
 
 def _signature(op: ops.Op) -> Key | None:
-    """Return the key of an operation; None for lists of arrays, which are not cached."""
+    """Return an operation's key; None for lists of arrays, which are not cached."""
     extra, x, y = facts_of(op).split(op)
     if type(x) is tuple or type(y) is tuple:
         return None

@@ -8,7 +8,7 @@
     wait for it on the current stream          only if the call is synchronous
 
 The compiled loop sets the current stream and `ended`, which differ from launch to launch. NCCL
-has no order inside a group, so operations of a block that share memory are in different groups.
+has no order inside a group, so a block's operations that share memory are in different groups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Row = tuple[int, ...]
 
 
 class Placed(NamedTuple):
-    """A call, the communicator that it is for, and the place of its operation in the launch."""
+    """A call, the communicator that runs it, and the operation's place in the launch."""
 
     comm_stream: CommStream
     call: Call
@@ -47,9 +47,9 @@ class Placed(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of a launch by handle; `begun` is 0 without timing, `joint` a stream or 0."""
+    """A launch's events by handle; `begun` is 0 without timing, `joint` a stream or 0."""
 
-    # A launch ends on the stream `joint` if it has several communicators, else on its own stream.
+    # A launch with several communicators ends on the stream `joint`, else on its own stream.
 
     before: int
     begun: int
@@ -57,11 +57,11 @@ class Events(NamedTuple):
 
 
 class LaunchTable:
-    """The rows of one launch, at `address`; run under the locks of its communicators."""
+    """The rows of one launch, at `address`; run under the communicators' locks."""
 
-    # Row `ended` records the event by which the launch ends. The last row, after it, makes the
-    # current stream wait for that event. A deferred launch has been entered by its `caller` and has
-    # its event `before`: it runs from row AFTER_EVENT.
+    # Row `ended` records the event by which the launch ends. The last row then makes the current
+    # stream wait for that event. A deferred launch has been entered by its `caller` and has the
+    # event `before`: such a launch runs from row AFTER_EVENT.
 
     __slots__ = (
         *("_keep", "_rows", "address", "begun", "caller"),
@@ -77,9 +77,9 @@ class LaunchTable:
         caller: Caller,
         keep: tuple[CallText, object],
     ) -> None:
-        """Lay out the rows of `body`, and those around them, for formed `comm_streams`.
+        """Lay out `body`'s rows, and those around them, for formed `comm_streams`.
 
-        `keep` is the memory that its calls use: the text of the call, and more.
+        `keep` is the memory that the calls use: the call's text, and more.
         """
         self._keep = keep
         self.caller = caller
@@ -108,7 +108,7 @@ class LaunchTable:
         self.address = self._rows.buffer_info()[0]
 
     def entering(self, answer: int) -> int:
-        """Return the answer of the row that enters the launch, 0 if a later row has failed."""
+        """Return the answer from the row that enters the launch, 0 if a later row has failed."""
         number, code = divmod(answer, SCALE)
         return code if number == 1 else 0
 
@@ -139,7 +139,7 @@ class DeviceContext:
 
 
 class _Locks:
-    """The locks of several communicators, held together."""
+    """Several communicators' locks, held together."""
 
     def __init__(self, locks: Sequence[threading.RLock]) -> None:
         self._locks = locks
@@ -154,7 +154,7 @@ class _Locks:
 
 
 class TableRows:
-    """The rows of a table that is being built."""
+    """The rows in a table that is being built."""
 
     def __init__(self, library: Library) -> None:
         self.words = array("q")
@@ -204,11 +204,11 @@ class TableRows:
 
 
 Body = Callable[[TableRows], None]
-"""A function that adds the calls of a launch's operations."""
+"""A function that adds the calls for a launch's operations."""
 
 
 class Grouped(NamedTuple):
-    """Calls of a group, and the copies before and after them for each communicator, in order."""
+    """A group's calls, and the copies before and after them for each communicator, in order."""
 
     placed: Sequence[Placed]
     before: Sequence[Sequence[Row]]
@@ -244,9 +244,9 @@ def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iter
 
 def in_groups(ops: Sequence[Op]) -> list[list[int]]:
     """Return the places of a block's operations, in groups without shared memory."""
-    # An operation begins a new group if it shares memory with an operation of the present group,
-    # and either writes it. All ranks must compute the same groups: a program whose arrays overlap
-    # on some ranks only is wrong.
+    # An operation begins a new group if it shares memory with an operation in the present group,
+    # and either writes there. All ranks must compute the same groups: a program whose arrays
+    # overlap on some ranks only is wrong.
     together = [list(range(len(ops)))]
     if len(ops) < 2:
         return together
@@ -262,11 +262,11 @@ def in_groups(ops: Sequence[Op]) -> list[list[int]]:
 
 
 def _uses(op: Op) -> list[tuple[Buffer, bool]]:
-    """Return the memory that an operation uses, and whether it writes it on some rank."""
+    """Return the memory that an operation uses, and whether some rank writes there."""
     return [(as_buffer(x), written) for x, written in touched(op)]
 
 
 def _clash(some: Sequence[tuple[Buffer, bool]], others: Sequence[tuple[Buffer, bool]]) -> bool:
-    """Return whether an array of `some` overlaps an array of `others`, and either is written."""
+    """Return whether an array in `some` overlaps an array in `others`, and either is written."""
     # Only elements count, not the gaps between them, which may differ between ranks.
     return any((a[1] or b[1]) and overlap(a[0], b[0]) for a in some for b in others)

@@ -1,11 +1,11 @@
-"""An operation as calls of NCCL. Pure: it reads addresses and sizes and calls nothing.
+"""An operation as NCCL's calls. Pure: this module reads addresses and sizes and calls nothing.
 
-A Call is a function's name and its arguments without the last two, communicator and stream, which
-end all operations of NCCL. An operation that NCCL lacks is several calls in a group. The choice of
+A Call is a function's name and arguments without the last two, communicator and stream, which end
+all of NCCL's operations. An operation that NCCL lacks is several calls in a group. The choice of
 calls must not depend on facts that only a single rank knows, because every rank must make the same
 calls. So a list of arrays is always a call per rank, even if the arrays are adjacent. Gathers and
 scatters are messages, whose sizes may differ, unless the operation is `even` on all ranks:
-ncclGather and ncclScatter need contiguous parts of equal size.
+ncclGather and ncclScatter need contiguous parts with equal sizes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The facts beside the operation on which its calls depend."""
+    """The facts beside the operation on which the calls depend."""
 
     # `has(name)` returns whether this NCCL has a function; all ranks must have the same release.
-    # `premul_op` returns the operator of a PREMUL_SUM by factor, NCCL's type and nc10d's. `scratch`
-    # is the address of 4 bytes of device memory for barriers. Without `fp8`, this NCCL or this
-    # device reduces no 8-bit floats.
+    # `premul_op` returns the operator for a PREMUL_SUM by factor, NCCL's type and nc10d's.
+    # `scratch` is the address of 4 bytes on the device for barriers. Without `fp8`, this NCCL or
+    # this device reduces no 8-bit floats.
 
     rank: int
     size: int
@@ -45,14 +45,14 @@ class CallContext:
 
 
 def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
-    """Return the calls of a validated operation; calls that would move nothing are left out."""
+    """Return the calls for a validated operation; calls that would move nothing are left out."""
     # TypeError or ValueError for operations, arrays and reductions that NCCL can't take.
     if type(op) not in CALLS:
         raise TypeError(f"NCCL has no {name_of(op)}: the CPU's backend has it, on host memory")
     return [call for call in CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
 
 
-# The index of the count of elements in a call of each function.
+# The index of the element count among each function's arguments.
 _COUNT = {
     name: 2 if name in ("ncclSend", "ncclRecv") else 3
     for name in (
@@ -80,7 +80,7 @@ def _flats(op: ops.Op, arrays: Arrays) -> list[Buffer]:
 
 
 def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
-    """Return count, type and operator of a reduction of `x`."""
+    """Return count, type and operator for a reduction of `x`."""
     how: ops.ReduceOp = op.op
     if x.dtype in FP8 and not place.fp8:
         raise TypeError(f"{name_of(op)}: {x.dtype.label} needs {FP8_NEEDS}")
@@ -142,7 +142,7 @@ def _all_to_all(op: ops.AllToAll, place: CallContext) -> Iterator[Call]:
 
 
 Span = tuple[int, int]
-"""An address and a number of bytes."""
+"""An address and a byte count."""
 
 
 def _spans(buffers: Sequence[Buffer]) -> list[Span]:
@@ -199,7 +199,7 @@ def _chunks(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
 
 def _send(op: ops.Send, place: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
-    yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is its rank 0
+    yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is rank 0 there
 
 
 def _recv(op: ops.Recv, place: CallContext) -> Iterator[Call]:

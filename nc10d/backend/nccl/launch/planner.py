@@ -47,7 +47,7 @@ Words: TypeAlias = "array[int]"
 
 
 class LaunchPlanner:
-    """Makes the launch tables of a group on its device; used under the lock of the launches."""
+    """Makes a group's launch tables on its device; used under the launches' lock."""
 
     def __init__(self, group: NcclGroup, pool: EventPool, comm_streams: CommStreams) -> None:
         self.device = pool.device
@@ -64,7 +64,7 @@ class LaunchPlanner:
         self._fp8 = _reduces_fp8(group.library, self.device)
 
     def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
-        """Return the cached launch of operations; makes it if it is not in the cache.
+        """Return the cached launch for operations; makes a launch that is not in the cache.
 
         ValueError and TypeError for operations that NCCL can't run.
         """
@@ -77,7 +77,7 @@ class LaunchPlanner:
         return cached
 
     def _uniform_launch(self, ops: Sequence[Op], key: Key | None) -> CachedLaunch | None:
-        """Make the launch of a valid block of uniform all_reduces; None for any other launch."""
+        """Make the launch for a valid block of uniform all_reduces; None for any other launch."""
         main = self._comm_streams.find(COLLECTIVES)
         if type(ops) is not AllReduces or key is None or main is None or main.comm is None:
             return None
@@ -156,7 +156,7 @@ class LaunchPlanner:
         return self._table_for(ops, copies, comm_streams, deadline, before, calls)
 
     def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
-        """Return the caller of a launch: peers compare launches with a collective."""
+        """Return a launch's caller: peers compare launches with a collective."""
         compared = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
         return self.board.collectives if compared else self.board.messages
 
@@ -199,7 +199,7 @@ class LaunchPlanner:
         )
 
     def _premul_op(self, factor: float, datatype: int, dtype: DType) -> int:
-        """Return the operator of a PREMUL_SUM, whose factor NCCL reads in the array's type."""
+        """Return the operator for a PREMUL_SUM, whose factor NCCL reads in the array's type."""
         main = self._comm_streams.find(COLLECTIVES)
         assert main is not None
         value = np.array(factor).astype(dtype.numpy)
@@ -218,9 +218,9 @@ def uniform_rows(
 ) -> Words | None:
     """Return a row of ncclAllReduce for each array; `ends`: function, communicator, stream.
 
-    The arrays must be on the device, of the same dtype that NCCL reduces, writable, contiguous,
-    aligned, not empty, and without shared memory. None for any other block, also for mistakes,
-    which the general path handles.
+    The arrays must be on the device, with the same dtype, one that NCCL reduces, writable,
+    contiguous, aligned, not empty, and without shared memory. None for any other block, also for
+    mistakes, which the general path handles.
     """
     if len(ops) < 2 or ops.op.factor is not None:
         return None
@@ -240,7 +240,7 @@ def uniform_rows(
 
 
 def _look_at(arrays: Sequence[Array], device: int) -> tuple[DType, Words] | None:
-    """Return the dtype, and words of addresses, counts, scratch; None unless arrays are alike."""
+    """Return the dtype, and words with addresses, counts, scratch; None unless arrays are alike."""
     addresses, counts, dtypes, contiguous, writable, kinds = zip(
         *map(_look, map(as_buffer, arrays)), strict=True
     )
