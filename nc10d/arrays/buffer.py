@@ -179,7 +179,7 @@ def _resolver_for(x: object) -> Resolver:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
     if isinstance(x, np.ndarray):
-        # Owned by `x` itself, whose attributes may be its own.
+        # Owned by `x` itself: a subclass may redefine attributes.
         return lambda x: replace(_resolve_numpy(np.asarray(x)), owner=x)
     family = _family(x)
     if family is not None:
